@@ -1,0 +1,69 @@
+# Everything goes through .venv, so that nothing depends on what the machine has installed.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+RUN    ?= runs/quickstart
+ARGS   ?=
+
+# CAPT_DATA may name a folder of the user's own text; without it the docstrings of the installed packages are the corpus.
+TEXT   := $(if $(CAPT_DATA),$(if $(wildcard $(CAPT_DATA)/corpus),$(CAPT_DATA)/corpus,$(CAPT_DATA)))
+FILES  := $(if $(TEXT),$(wildcard $(TEXT)/*.txt $(TEXT)/*.txt.gz $(TEXT)/*.jsonl $(TEXT)/*.jsonl.gz $(TEXT)/*.parquet))
+comma  := ,
+space  := $(subst ,, )
+DATA   := $(if $(FILES),data.files=[$(subst $(space),$(comma),$(strip $(FILES)))])
+
+.PHONY: install quickstart test test-gpu check format docs bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make install     .venv with everything pinned"
+	@echo "make quickstart  the whole job at small size: train on 2 processes, resume, export, query, report"
+	@echo "make test        everything that runs without a GPU"
+	@echo "make test-gpu    what needs a CUDA GPU"
+	@echo "make check       ruff, mypy"
+	@echo "make docs        build the documentation, warnings are errors"
+	@echo "make bench       the benchmarks behind docs/benchmarks"
+
+install: $(VENV)/.installed
+
+# torch goes first and by exact pin: left to a resolver it becomes another release with gigabytes of CUDA packages.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[onnx,dev,docs]"
+	touch $@
+
+quickstart: install
+	rm -rf $(RUN)
+	$(BIN)/capt pretrain capt_tiny --nproc 2 run.dir=$(RUN) schedule.stop_after=150 $(DATA) $(ARGS) || test $$? -eq 75
+	$(BIN)/capt resume $(RUN) schedule.stop_after=null
+	$(BIN)/capt convert $(RUN) $(RUN)/export/hf --to hf
+	$(BIN)/capt convert $(RUN) $(RUN)/export/sentence-transformers --to sentence-transformers
+	$(BIN)/capt neighbors $(RUN)/export/sentence-transformers --run $(RUN) \
+	    "return the maximum value" "open a file for reading" "raise an error if the input is wrong"
+	$(BIN)/capt report $(RUN) --out $(RUN)/report
+	@echo "report: $(RUN)/report/report.html   Hugging Face model: $(RUN)/export/hf"
+
+test: install
+	$(BIN)/python -m pytest -m "not gpu"
+
+test-gpu: install
+	$(BIN)/python -m pytest -m gpu
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: install
+	$(BIN)/mkdocs build --strict
+
+bench: install
+	$(BIN)/capt bench --out docs/benchmarks
+
+clean:
+	rm -rf build site *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""The ``capt`` command line, and how it starts a job: on this host, on several, or on a Slurm cluster."""

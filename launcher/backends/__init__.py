@@ -1,0 +1,25 @@
+"""The ways to start a job's processes. A backend is a module with two functions, listed in ``BACKENDS``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Protocol, cast
+
+from launcher.plan import Launch, Plan
+
+BACKENDS = ("local", "deepspeed", "torchrun", "slurm")
+
+
+class Backend(Protocol):
+    """What every backend module offers."""
+
+    def plan(self, launch: Launch) -> Plan:
+        """Work out and check a launch without starting anything. Raises ``ConfigError``."""
+
+    def start(self, launch: Launch, plan: Plan) -> int:
+        """Carry the plan out and return the job's exit code (0, 1, 2 or 75)."""
+
+
+def backend(name: str) -> Backend:
+    """The backend module of that name."""
+    return cast(Backend, importlib.import_module(f"launcher.backends.{name}"))

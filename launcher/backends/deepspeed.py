@@ -1,0 +1,135 @@
+"""Several hosts through ``deepspeed --hostfile``, which starts one process a slot over pdsh and ssh.
+
+What DeepSpeed does silently is said or prevented here: without a hostfile it runs on this host only; with one host
+in it, it runs on this host whatever the name (hence ``--force_multi``); it quotes nothing but spaces for the remote
+shell; its first ssh may stop for a question; its SIGTERM handler kills every DeepSpeed job of the user on those hosts.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from launcher import environment
+from launcher.backends.single import run_launcher
+from launcher.hostfile import Host, read_hostfile
+from launcher.plan import Command, Launch, Plan
+from tokenizer.errors import ConfigError
+
+_DEFAULT_PORT = 29500
+_PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
+# DeepSpeed sends these on by itself, whatever they hold (deepspeed.launcher.runner.EXPORT_ENVS and NCCL).
+_SENT_BY_DEEPSPEED = ("MLFLOW", "MV2", "NCCL", "PYTHON", "UCX")
+# A host that asks a question, does not answer or disappears is an error within seconds instead of a wait for ever.
+_SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
+
+
+def plan(launch: Launch) -> Plan:
+    """The ``deepspeed`` command, and the environment file it reads.
+
+    Raises:
+        ConfigError: the hostfile is missing or wrong; ``--nproc`` is given (the slots say it); something cannot pass
+            through a remote shell.
+    """
+    options = launch.options
+    if options.hostfile is None:
+        raise ConfigError("--launcher deepspeed needs --hostfile FILE; for this host alone use --launcher local")
+    if options.nproc is not None:
+        raise ConfigError(
+            f"--nproc does not go with --hostfile: the slots in {options.hostfile} say how many ranks run"
+        )
+    hosts = read_hostfile(options.hostfile)
+    inherited = environment.inherited()
+    travels = environment.travelling(inherited, (Path.home(), Path()))
+    unquoted = {
+        "working folder": str(Path.cwd()),
+        "Python": sys.executable,
+        "PYTHONPATH": travels.get("PYTHONPATH", "/"),
+    }
+    for what, text in unquoted.items():
+        if not _PLAIN.fullmatch(text):
+            raise ConfigError(f"{what} {text!r} goes unquoted through a remote shell and holds a special character")
+    env_file = (launch.run_dir / "launch.env").resolve()
+    port = options.master_port or _DEFAULT_PORT
+    argv = (
+        str(Path(sys.executable).with_name("deepspeed")),
+        *("--hostfile", str(options.hostfile.resolve())),
+        *("--master_addr", options.master_addr or hosts[0].name),
+        *("--master_port", str(port)),
+        *("--force_multi", "--no_ssh_check", "--module", launch.module),
+        *map(remote_word, launch.arguments),
+    )
+    ssh = f"{inherited.get('PDSH_SSH_ARGS_APPEND', '')} {_SSH_OPTIONS}".strip()  # ssh takes the first: the user's wins
+    # PYTHONPATH travels without the file, because DeepSpeed puts the working folder before it.
+    lines = [f"{name}={value.replace('%', '%%')}" for name, value in travels.items() if name != "PYTHONPATH"]
+    return Plan(
+        "deepspeed",
+        hosts,
+        (Command(argv, {"DS_ENV_FILE": str(env_file), "PDSH_SSH_ARGS_APPEND": ssh}),),
+        files={env_file: "".join(f"{line}\n" for line in lines)},
+        travels=travels,
+        master_port=port,
+    )
+
+
+def start(launch: Launch, plan: Plan) -> int:
+    """Run the job on all hosts; SIGTERM, SIGUSR1 and Ctrl-C reach every rank.
+
+    Raises:
+        ConfigError: ``deepspeed`` or ``pdsh`` is not installed.
+    """
+    (command,) = plan.commands
+    if not Path(command.argv[0]).is_file():
+        raise ConfigError(f"there is no {command.argv[0]}; install deepspeed into this Python environment")
+    if shutil.which("pdsh") is None:
+        raise ConfigError("pdsh is not installed (Debian and Ubuntu: apt-get install pdsh); --hostfile needs it")
+    inherited = {
+        name: value
+        for name, value in environment.inherited().items()
+        if name in plan.travels or not name.startswith(_SENT_BY_DEEPSPEED)
+    }
+    ssh = command.env["PDSH_SSH_ARGS_APPEND"]
+
+    def signal_ranks(number: signal.Signals) -> None:
+        subprocess.run(
+            signal_command(plan.hosts, plan.master_port or _DEFAULT_PORT, number),
+            env={**inherited, "PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": ssh},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+
+    return run_launcher(command, inherited, launch.run_dir, signal_ranks=signal_ranks)
+
+
+def remote_word(word: str) -> str:
+    """Quote one argument so that it arrives as it is through DeepSpeed, pdsh and a remote shell.
+
+    DeepSpeed puts a word that holds a space between double quotes and escapes double quotes in it; other words it
+    leaves alone. pdsh replaces ``%h``, ``%n`` and ``%u``.
+
+    Raises:
+        ConfigError: the word holds a line break or another control character.
+    """
+    if not word.isprintable():
+        raise ConfigError(f"argument {word!r} holds a control character and cannot be sent to another host")
+    word = word.replace("%", "%%")
+    if " " in word:
+        return re.sub(r"([\\$`])", r"\\\1", word)
+    return shlex.quote(word)
+
+
+def signal_command(hosts: tuple[Host, ...], port: int, number: signal.Signals) -> list[str]:
+    """The command that signals the ranks of this job on every host, and no other job's.
+
+    The ranks are the children of DeepSpeed's node launcher, of which there is one a host and master port; the shells
+    that carry its command line or this one do not begin with ``python -u -m``.
+    """
+    pattern = f"^[^ ]+ -u -m deepspeed.launcher.launch .*--master_port={port} "
+    remote = f'pkill -{number.name.removeprefix("SIG")} -P "$(pgrep -d, -f "{pattern}")"'
+    return ["pdsh", "-f", "1024", "-w", ",".join(host.name for host in hosts), remote]

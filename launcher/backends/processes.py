@@ -1,0 +1,85 @@
+"""Child processes that receive our signals and never outlive us."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def start(argv: Sequence[str], env: Mapping[str, str], *, on_parent_death: signal.Signals) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own (a terminal's Ctrl-C reaches only us, and we pass it on).
+
+    Linux sends it ``on_parent_death`` when this process dies, however it dies.
+    """
+    parent = os.getpid()
+
+    def before_exec() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, on_parent_death)
+        if os.getppid() != parent:  # we died before prctl took hold
+            os._exit(1)
+
+    return subprocess.Popen(list(argv), env=dict(env), start_new_session=True, preexec_fn=before_exec)
+
+
+def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Signal a process, not what it started; nothing happens when it has ended."""
+    if process.returncode is None:  # not reaped: the pid is still its own
+        os.kill(process.pid, number)
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL a process and all that it started."""
+    if process.returncode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def ended(process: subprocess.Popen[bytes]) -> bool:
+    """True when a process has ended; what it started and left behind is killed before its pid is given back."""
+    if process.returncode is not None:
+        return True
+    if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        return False
+    kill_group(process)
+    process.wait()
+    return True
+
+
+@contextmanager
+def stop_signals(stop: Callable[[signal.Signals], None], kill: Callable[[], None]) -> Iterator[None]:
+    """While active, SIGTERM, SIGUSR1, SIGHUP and Ctrl-C call ``stop``; a second Ctrl-C calls ``kill``.
+
+    ``stop`` gets the signal to pass on: SIGUSR1 as it is, SIGTERM for the others, because the job's answer to both is
+    to save and to exit with 75, while Python's answer to SIGINT is a stack trace on every rank.
+    """
+    interrupts = 0
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupts
+        interrupts += number == signal.SIGINT
+        if interrupts > 1:
+            log.warning("second Ctrl-C: stopping at once, without a checkpoint")
+            kill()
+            return
+        log.warning("%s: asking the job to save and stop (Ctrl-C twice: at once)", signal.Signals(number).name)
+        stop(signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM)
+
+    handled = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup asked for it to be ignored
+        handled.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handler) for number in handled}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

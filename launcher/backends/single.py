@@ -1,0 +1,55 @@
+"""Run one foreign launcher (``deepspeed``, ``torchrun``) in the foreground and find out how its job really ended."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from launcher import runfolder
+from launcher.backends import processes
+from launcher.plan import Command
+from launcher.runfolder import StatusWatch
+
+log = logging.getLogger(__name__)
+
+
+def run_launcher(
+    command: Command,
+    env: Mapping[str, str],
+    run_dir: Path,
+    *,
+    signal_ranks: Callable[[signal.Signals], None] | None = None,
+) -> int:
+    """Start ``command``, pass signals on, wait for it, and return the job's exit code (see ``StatusWatch``).
+
+    Args:
+        command: the launcher and its arguments.
+        env: the environment it inherits.
+        run_dir: the run folder, where the job says how it ended.
+        signal_ranks: sends a signal to every rank, wherever it runs; without it the launcher passes signals on itself.
+    """
+    watch = StatusWatch.begin(run_dir)
+    # SIGTERM, not SIGKILL: these launchers take their ranks down with them only if they may run a handler.
+    child = processes.start(command.argv, {**env, **command.env}, on_parent_death=signal.SIGTERM)
+
+    def stop(number: signal.Signals) -> None:
+        if signal_ranks:
+            signal_ranks(number)
+        else:
+            processes.send(child, number)
+
+    def kill() -> None:
+        if signal_ranks:
+            signal_ranks(signal.SIGKILL)
+        processes.kill_group(child)
+
+    with processes.stop_signals(stop, kill):
+        code = child.wait()
+        if code < 0 and signal_ranks:  # the launcher itself was killed: its ranks would run on unseen
+            signal_ranks(signal.SIGKILL)
+    result = watch.exit_code(code)
+    if code == 0 and result == runfolder.FAILED:
+        log.error("%s ended with 0, but the job did not end (state: %s)", Path(command.argv[0]).name, watch.state())
+    return result

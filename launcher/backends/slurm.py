@@ -1,0 +1,129 @@
+"""A Slurm batch script: one task a rank, saved before the time limit, queued again until the job is done."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from launcher.cluster import SlurmCluster, load_cluster
+from launcher.hostfile import Host
+from launcher.plan import Command, Launch, Plan
+from launcher.runfolder import STOPPED
+from tokenizer.errors import ConfigError
+
+# %j is the job id. srun --wait bounds how long ranks outlive the first one that ends.
+_SCRIPT = """\
+#!/bin/bash
+{directives}
+
+set -uo pipefail
+cd {here} || exit 1
+{setup}
+MASTER_ADDR={master_addr}
+MASTER_PORT={master_port}
+export MASTER_ADDR MASTER_PORT WORLD_SIZE={world} LOCAL_WORLD_SIZE={local_world}
+
+job=({arguments})
+# Queued again, the job continues its run.
+if [[ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 && -f {config} ]]; then
+  job=({resume})
+fi
+
+# shellcheck disable=SC2016 # each task expands its own rank
+srun --wait=120{cpus} bash -c 'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID"; exec "$@"' rank \\
+  {python} -m {module} "${{job[@]}}"
+code=$?
+{requeue}
+exit "$code"
+"""
+_REQUEUE = f"""\
+if [[ "$code" -eq {STOPPED} ]]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi"""
+
+
+def plan(launch: Launch) -> Plan:
+    """The batch script as a file of the run folder, and the ``sbatch`` command.
+
+    Raises:
+        ConfigError: ``--hostfile`` or ``--nproc`` is given, or the cluster file is wrong.
+    """
+    options = launch.options
+    if options.hostfile is not None or options.nproc is not None:
+        given = "--hostfile" if options.hostfile else "--nproc"
+        raise ConfigError(f"{given} does not go with --launcher slurm: nodes and ranks stand in the --cluster file")
+    cluster = load_cluster(options.cluster or Path("slurm"))
+    script = (launch.run_dir / "job.sbatch").resolve()
+    hosts = tuple(Host(f"node-{index}", cluster.ranks_per_node) for index in range(cluster.nodes))
+    return Plan("slurm", hosts, (Command(("sbatch", str(script))),), files={script: render(launch, cluster)})
+
+
+def start(launch: Launch, plan: Plan) -> int:
+    """Submit the script; returns as soon as Slurm has queued it.
+
+    Raises:
+        ConfigError: there is no ``sbatch`` here.
+    """
+    (command,) = plan.commands
+    if shutil.which("sbatch") is None:
+        raise ConfigError("there is no sbatch here; run this on a login node, or add --dry-run to see the script")
+    (launch.run_dir / "log").mkdir(parents=True, exist_ok=True)
+    return 0 if subprocess.run(command.argv, check=False).returncode == 0 else 1
+
+
+def render(launch: Launch, cluster: SlurmCluster) -> str:
+    """The batch script of a job on a cluster."""
+    run_dir = launch.run_dir.resolve()
+    config = run_dir / "config.yaml"
+    # A job that stops at schedule.stop_after would stop there again each time it is queued.
+    requeue = cluster.requeue and launch.job.schedule.stop_after is None
+    host = 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
+    return _SCRIPT.format(
+        directives="\n".join(f"#SBATCH {line}" for line in _directives(cluster, run_dir, requeue)),
+        here=shlex.quote(str(Path.cwd())),
+        setup="".join(f"{line}\n" for line in cluster.setup),
+        master_addr=shlex.quote(launch.options.master_addr) if launch.options.master_addr else f"$({host})",
+        master_port=launch.options.master_port or "$((20000 + SLURM_JOB_ID % 10000))",
+        world=cluster.nodes * cluster.ranks_per_node,
+        local_world=cluster.ranks_per_node,
+        arguments=shlex.join(launch.arguments),
+        config=shlex.quote(str(config)),
+        resume=shlex.join([str(config), f"run.dir={run_dir}", "--resume"]),
+        python=shlex.quote(sys.executable),
+        module=launch.module,
+        # since Slurm 22.05 srun does not take this from the batch job
+        cpus=f" --cpus-per-task={cluster.cpus_per_rank}" if cluster.cpus_per_rank else "",
+        requeue=_REQUEUE if requeue else "",
+    )
+
+
+def _directives(cluster: SlurmCluster, run_dir: Path, requeue: bool) -> list[str]:
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", run_dir.name)
+    settings = {
+        "job-name": f"capt-{name}",
+        "nodes": cluster.nodes,
+        "ntasks-per-node": cluster.ranks_per_node,
+        "cpus-per-task": cluster.cpus_per_rank,
+        "gpus-per-node": cluster.gpus_per_node,
+        "time": cluster.time,
+        "partition": cluster.partition,
+        "account": cluster.account,
+        "qos": cluster.qos,
+        "constraint": cluster.constraint,
+        "output": f'"{_checked(run_dir)}/log/slurm-%j.log"',
+        "open-mode": "append",
+        "signal": f"USR1@{cluster.save_before_end}",
+    }
+    return [f"--{key}={value}" for key, value in settings.items() if value] + ["--requeue"] * requeue
+
+
+def _checked(run_dir: Path) -> Path:
+    if re.search(r'["\\%]|[^ -~]', str(run_dir)):
+        raise ConfigError(
+            f"run.dir {run_dir}: Slurm's --output takes no quote, backslash, percent sign or control character"
+        )
+    return run_dir

@@ -1,0 +1,68 @@
+"""``torchrun``: all ranks of this host, or the commands to run by hand (or by a scheduler) on several."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from launcher import environment
+from launcher.backends.single import run_launcher
+from launcher.hostfile import Host, read_hostfile
+from launcher.plan import Command, Launch, Plan
+from tokenizer.errors import ConfigError
+
+_DEFAULT_PORT = 29500
+
+
+def plan(launch: Launch) -> Plan:
+    """One ``torchrun`` command a host.
+
+    Raises:
+        ConfigError: the hostfile is wrong, or its hosts differ in their slots.
+    """
+    options = launch.options
+    if options.hostfile is None:
+        hosts: tuple[Host, ...] = (Host("localhost", options.nproc or max(1, len(environment.visible_gpus()))),)
+    elif options.nproc is not None:
+        raise ConfigError(
+            f"--nproc does not go with --hostfile: the slots in {options.hostfile} say how many ranks run"
+        )
+    else:
+        hosts = read_hostfile(options.hostfile)
+    if len({host.slots for host in hosts}) > 1:
+        raise ConfigError(f"torchrun needs the same slots on every host of {options.hostfile}")
+    port = options.master_port or _DEFAULT_PORT
+    commands = tuple(
+        Command(
+            (
+                str(Path(sys.executable).with_name("torchrun")),
+                *("--nnodes", str(len(hosts))),
+                *("--node-rank", str(index)),
+                *("--nproc-per-node", str(host.slots)),
+                *("--master-addr", options.master_addr or (hosts[0].name if len(hosts) > 1 else "127.0.0.1")),
+                *("--master-port", str(port)),
+                *("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"),
+                *("-m", launch.module, *launch.arguments),
+            ),
+            host=host.name if len(hosts) > 1 else None,
+        )
+        for index, host in enumerate(hosts)
+    )
+    return Plan("torchrun", hosts, commands, master_port=port)
+
+
+def start(launch: Launch, plan: Plan) -> int:
+    """Run the job on this host.
+
+    Raises:
+        ConfigError: the plan spans several hosts, or torchrun is not installed.
+    """
+    if len(plan.commands) > 1:
+        raise ConfigError(
+            "torchrun starts processes on its own host only: run the commands that --dry-run shows on each host, "
+            "or use --launcher deepspeed"
+        )
+    (command,) = plan.commands
+    if not Path(command.argv[0]).is_file():
+        raise ConfigError(f"there is no {command.argv[0]}; install torch into this Python environment")
+    return run_launcher(command, environment.inherited(), launch.run_dir)

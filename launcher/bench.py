@@ -1,0 +1,131 @@
+"""``capt bench``: run the benchmarks of a source checkout and keep their results with what they were measured on.
+
+A benchmark is a module ``tests/benchmarks/bench_NAME.py``. It prints its result as one JSON object on its last line of
+output (``{"rows": [{...}, ...]}`` becomes a table), and exits with another code than 0 when it misses its bound.
+"""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import difflib
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher import machine
+from launcher.environment import inherited
+from pretrain.engine.provenance import provenance
+from tokenizer.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+def find_benchmarks(names: Sequence[str], root: Path = Path(__file__).parents[1]) -> dict[str, Path]:
+    """The benchmarks of these names (all without names) in a checkout.
+
+    Raises:
+        ConfigError: this is not a checkout, or there is no benchmark of a name.
+    """
+    folder = root / "tests" / "benchmarks"
+    found = {path.stem.removeprefix("bench_"): path for path in sorted(folder.glob("bench_*.py"))}
+    if not found:
+        raise ConfigError(f"no benchmarks in {folder}: capt bench runs in a source checkout (pip install -e .)")
+    for name in names:
+        if name not in found:
+            near = difflib.get_close_matches(name, found, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(found)}"
+            raise ConfigError(f"no benchmark {name!r}; {hint}")
+    return {name: found[name] for name in names or found}
+
+
+def run_benchmarks(benchmarks: dict[str, Path], out: Path) -> int:
+    """Run benchmarks one after the other and write ``out/NAME.json`` and ``out/NAME.md``; 1 if any failed, else 0."""
+    out.mkdir(parents=True, exist_ok=True)
+    failed = []
+    for name, path in benchmarks.items():
+        log.info("%s ...", name)
+        record = _run(name, path)
+        (out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        (out / f"{name}.md").write_text(markdown(record), encoding="utf-8")
+        log.info("%s: exit code %d after %.0f s, %s", name, record["exit_code"], record["seconds"], out / f"{name}.md")
+        if record["exit_code"] != 0:
+            failed.append(name)
+    if failed:
+        log.error("failed: %s", ", ".join(failed))
+    return 1 if failed else 0
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """A result as a page: what, where, with which versions, the numbers."""
+    facts = {
+        "Command": f"`{record['command']}`",
+        "Date": record["date"],
+        "Hardware": record["hardware"],
+        "Versions": ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
+        "Revision": record["revision"],
+        "Exit code": f"{record['exit_code']} ({record['seconds']:.0f} s)",
+    }
+    lines = [f"# {record['title']}", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
+    result = dict(record["result"])
+    rows = result.pop("rows", [])
+    if rows:
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        lines += [
+            _row(columns),
+            _row(["---"] * len(columns)),
+            *(_row([row.get(c, "") for c in columns]) for row in rows),
+            "",
+        ]
+    text = result.pop("output", "")
+    lines += [f"- {name}: {_cell(value)}" for name, value in result.items()]
+    lines += ["```", text.rstrip(), "```"] if text else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _run(name: str, path: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", f"tests.benchmarks.{path.stem}"]
+    begin = time.monotonic()
+    done = subprocess.run(command, cwd=path.parents[2], env=inherited(), stdout=subprocess.PIPE, text=True, check=False)
+    versions = dict(provenance())
+    revision = versions.pop("revision")
+    return {
+        "name": name,
+        "title": _title(path),
+        "command": f"python -m tests.benchmarks.{path.stem}",
+        "date": datetime.date.today().isoformat(),
+        "hardware": machine.summary(),
+        "versions": versions,
+        "revision": revision,
+        "exit_code": done.returncode,
+        "seconds": round(time.monotonic() - begin, 1),
+        "result": _result(done.stdout),
+    }
+
+
+def _title(path: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or path.stem
+    return docstring.splitlines()[0].rstrip(".")
+
+
+def _result(output: str) -> dict[str, Any]:
+    lines = [line for line in output.splitlines() if line.strip()]
+    try:
+        result = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        result = None
+    return result if isinstance(result, dict) else {"output": output[-4000:]}
+
+
+def _row(cells: Sequence[Any]) -> str:
+    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
+
+
+def _cell(value: Any) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,80 @@
+"""The ``capt`` command. Each verb imports what it needs when it runs, so that ``capt --help`` answers at once."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from launcher.commands import checkpoints, config, corpora, jobs, tools
+from tokenizer.errors import UserError
+
+app = typer.Typer(
+    help="Contrastive pretraining, from raw text to a Hugging Face encoder, on one laptop or a cluster.",
+    epilog="\b\nExample: capt pretrain capt_tiny data.files=my.txt --nproc 2\n\n"
+    "Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped early but resumable. "
+    "--debug, after any verb, shows the stack trace of an error.",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for commands in (jobs, checkpoints, tools):
+    commands.register(app)
+_GROUPS = {"tokenizer": corpora.tokenizer_app, "data": corpora.data_app, "config": config.app}
+for name, group in _GROUPS.items():
+    app.add_typer(group, name=name)
+
+_USER_ERRNOS = {
+    errno.EACCES,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENOENT,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run ``capt`` and exit: one ``error:`` line and code 2 for what the user can set right."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    if given in ([], *([group] for group in _GROUPS)):
+        given = [*given, "--help"]
+    logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        result = app(
+            [word for word in given if word != "--debug"], prog_name="capt", standalone_mode=False, obj={"debug": debug}
+        )
+    except (UserError, OSError, typer.TyperException) as error:
+        if debug or not _is_users(error):
+            raise
+        _die(_text(error))
+    except typer.Abort:
+        sys.exit(130)
+    sys.exit(result if isinstance(result, int) else 0)
+
+
+def _is_users(error: Exception) -> bool:
+    return not isinstance(error, OSError) or error.errno in _USER_ERRNOS
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, typer.TyperException):
+        return error.format_message()
+    if isinstance(error, OSError):
+        return f"{error.filename or 'file'}: {error.strerror}"
+    return str(error)
+
+
+def _die(text: str) -> None:
+    typer.echo(f"error: {' '.join(text.split())}", err=True)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

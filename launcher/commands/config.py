@@ -1,0 +1,85 @@
+"""``capt config``: look at jobs without running them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from launcher.commands import options as o
+
+app = typer.Typer(help="Show, check and compare jobs.", rich_markup_mode=None)
+
+
+@app.command(epilog="\b\nExample: capt config show capt_tiny optimizer.lr=1e-3")
+def show(config: o.Config, overrides: o.Overrides = None, json: o.Json = False) -> None:
+    """Print a job with its bases, overrides and defaults resolved."""
+    import yaml
+
+    resolved = _resolved(config, overrides)
+    if json:
+        o.echo_json(resolved)
+    else:
+        typer.echo(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True).rstrip())
+
+
+@app.command(epilog="\b\nExample: capt config validate my_job.yaml batch.micro=16 --nproc 8")
+def validate(
+    config: o.Config,
+    overrides: o.Overrides = None,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, help="Also check that the batch sizes fit this many ranks.")
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Check a job; the first thing wrong is one line, and the exit code is 2."""
+    from pretrain.config.load import load_job
+    from pretrain.engine.deepspeed_config import deepspeed_config
+
+    job = load_job(config, overrides or [])
+    deepspeed_config(job, nproc or 1)
+    if json:
+        o.echo_json({"config": config, "task": job.task.type, "valid": True})
+    else:
+        typer.echo(f"{config}: a valid {job.task.type} job")
+
+
+@app.command(epilog="\b\nExample: capt config schema capt_language > schema.json")
+def schema(task: Annotated[str, typer.Argument(metavar="TASK", help="A task.type.")] = "capt_language") -> None:
+    """Print the JSON schema of a task's jobs, for editors and for reading every key's meaning."""
+    from pretrain.tasks import job_class
+
+    o.echo_json(job_class(task).model_json_schema(by_alias=True))
+
+
+@app.command(epilog="\b\nExample: capt config diff capt_tiny runs/first/config.yaml")
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="A job.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another job.")],
+    json: o.Json = False,
+) -> None:
+    """Print the keys in which two resolved jobs differ."""
+    first, second = _flat(_resolved(a)), _flat(_resolved(b))
+    keys = [key for key in sorted(first.keys() | second.keys()) if first.get(key) != second.get(key)]
+    if json:
+        o.echo_json({key: [first.get(key), second.get(key)] for key in keys})
+        return
+    for key in keys:
+        typer.echo(f"{key}: {first.get(key)} -> {second.get(key)}")
+
+
+def _resolved(config: str, overrides: list[str] | None = None) -> dict[str, Any]:
+    from pretrain.config.load import load_job
+
+    resolved: dict[str, Any] = load_job(config, overrides or []).model_dump(mode="json", by_alias=True)
+    return resolved
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, inner in value.items():
+        if isinstance(inner, dict) and inner:
+            result |= _flat(inner, f"{prefix}{key}.")
+        else:
+            result[f"{prefix}{key}"] = inner
+    return result

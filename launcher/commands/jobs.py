@@ -1,0 +1,83 @@
+"""``capt pretrain`` and ``capt resume``: the verbs that start processes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from launcher.commands import options as o
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+    app.command(epilog="\b\nExample: capt pretrain capt_tiny data.files=my.txt run.dir=runs/first --nproc 2")(pretrain)
+    app.command(epilog="\b\nExample: capt resume runs/first --nproc 4")(resume)
+
+
+def pretrain(
+    context: typer.Context,
+    config: o.Config,
+    overrides: o.Overrides = None,
+    nproc: o.Nproc = None,
+    hostfile: o.Hostfile = None,
+    launcher: o.Launcher = None,
+    master_addr: o.MasterAddr = None,
+    master_port: o.MasterPort = None,
+    cluster: o.Cluster = None,
+    dry_run: o.DryRun = False,
+) -> int:
+    """Pretrain an encoder: one process or many, on this host, several hosts or a Slurm cluster."""
+    from launcher.plan import Options
+    from launcher.start import begin
+
+    options = Options(
+        launcher=launcher,
+        nproc=nproc,
+        hostfile=hostfile,
+        master_addr=master_addr,
+        master_port=master_port,
+        cluster=cluster,
+    )
+    return begin(
+        "pretrain", config, overrides or [], options, debug=o.debug(context), show=typer.echo if dry_run else None
+    )
+
+
+def resume(
+    context: typer.Context,
+    run: o.Run,
+    overrides: o.Overrides = None,
+    nproc: o.Nproc = None,
+    hostfile: o.Hostfile = None,
+    launcher: o.Launcher = None,
+    master_addr: o.MasterAddr = None,
+    master_port: o.MasterPort = None,
+    cluster: o.Cluster = None,
+    checkpoint: Annotated[str | None, typer.Option(help="An older one: a folder name under RUN/checkpoints.")] = None,
+    dry_run: o.DryRun = False,
+) -> int:
+    """Continue a run from its newest checkpoint, on the same or another number of processes.
+
+    Without options it is launched as it was before.
+    """
+    from launcher.plan import Options
+    from launcher.start import resume as resume_run
+
+    options = Options(
+        launcher=launcher,
+        nproc=nproc,
+        hostfile=hostfile,
+        master_addr=master_addr,
+        master_port=master_port,
+        cluster=cluster,
+    )
+    return resume_run(
+        "pretrain",
+        run,
+        overrides or [],
+        options,
+        checkpoint=checkpoint,
+        debug=o.debug(context),
+        show=typer.echo if dry_run else None,
+    )

@@ -1,0 +1,34 @@
+"""Arguments and options that several verbs share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped job (capt_tiny).")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="Keys to set, after the file.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+Nproc = Annotated[int | None, typer.Option(min=1, help="Processes on this host (default: one a GPU, else one).")]
+Hostfile = Annotated[Path | None, typer.Option(help="Lines 'host slots=N': run on these hosts over ssh.")]
+Launcher = Annotated[
+    str | None, typer.Option(help="local, deepspeed, torchrun or slurm (default: local; deepspeed with --hostfile).")
+]
+MasterAddr = Annotated[str | None, typer.Option(help="Address of the first host, as the others reach it.")]
+MasterPort = Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the rendezvous on the first host.")]
+Cluster = Annotated[Path | None, typer.Option(help="Slurm settings (a copy of configs/cluster/slurm.yaml).")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show commands, environment and files; start nothing.")]
+
+
+def debug(context: typer.Context) -> bool:
+    """Whether ``--debug`` was given."""
+    return bool(context.obj and context.obj["debug"])
+
+
+def echo_json(value: Any) -> None:
+    """Print a value as JSON."""
+    typer.echo(json.dumps(value, indent=1, sort_keys=True, default=str))

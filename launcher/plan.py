@@ -1,0 +1,119 @@
+"""What a launch would do: worked out whole and checked before anything starts, and shown by ``--dry-run``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import PositiveInt, ValidationError
+
+from launcher.hostfile import Host
+from pretrain.config.base import Section
+from pretrain.config.load import explain
+from pretrain.config.schema import Job
+from pretrain.engine.deepspeed_config import deepspeed_config
+from tokenizer.errors import ConfigError
+
+
+class Options(Section):
+    """How the user wants the job launched; what is None is decided by the backend. Kept in ``RUN/launch.json``."""
+
+    launcher: str | None = None
+    nproc: PositiveInt | None = None
+    hostfile: Path | None = None
+    master_addr: str | None = None
+    master_port: PositiveInt | None = None
+    cluster: Path | None = None
+
+    def to_json(self) -> str:
+        """The options that were given, as JSON with absolute paths."""
+        files = {
+            name: path.resolve() for name in ("hostfile", "cluster") if (path := getattr(self, name)) and path.exists()
+        }
+        return self.model_copy(update=files).model_dump_json(indent=1, exclude_none=True)
+
+    @classmethod
+    def read(cls, path: Path) -> Options:
+        """The inverse of ``to_json``; no options where there is no file. Raises ``ConfigError`` for a damaged file."""
+        try:
+            return cls.model_validate_json(path.read_bytes()) if path.is_file() else cls()
+        except ValidationError as error:
+            raise ConfigError(
+                f"{path}: {explain(error, cls)} (delete the file, or pass --nproc or --hostfile)"
+            ) from None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A validated job, the arguments its processes get, and the options."""
+
+    module: str
+    arguments: tuple[str, ...]
+    job: Job
+    options: Options
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder."""
+        return self.job.run.dir
+
+
+@dataclass(frozen=True)
+class Command:
+    """One process to start: its arguments, and the variables set on top of the environment it inherits."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    host: str | None = None
+
+    def __str__(self) -> str:
+        settings = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
+        where = f"# on {self.host}:\n" if self.host else ""
+        return where + " ".join([*settings, shlex.join(self.argv)])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Commands, files (path -> text) and environment of a launch on ``world`` processes."""
+
+    launcher: str
+    hosts: tuple[Host, ...]
+    commands: tuple[Command, ...]
+    files: Mapping[Path, str] = field(default_factory=dict)
+    travels: Mapping[str, str] = field(default_factory=dict)
+    master_port: int | None = None
+
+    @property
+    def world(self) -> int:
+        """Number of processes."""
+        return sum(host.slots for host in self.hosts)
+
+
+def describe(launch: Launch, plan: Plan) -> str:
+    """The text of ``--dry-run``: batch arithmetic, environment, files with their content, commands.
+
+    Raises:
+        ConfigError: ``engine.deepspeed_extra`` is not valid, or the batch sizes do not fit the world size.
+    """
+    generated = deepspeed_config(launch.job, plan.world)
+    batch = launch.job.batch
+    hosts = ", ".join(f"{host.name} x {host.slots}" for host in plan.hosts)
+    blocks = [
+        f"# {plan.launcher}: {plan.world} ranks ({hosts})\n"
+        f"# batch.global {batch.global_} = batch.micro {batch.micro} x accumulation "
+        f"{generated['gradient_accumulation_steps']} x {plan.world} ranks\n"
+        f"# run.dir {launch.run_dir}"
+    ]
+    if plan.travels:
+        blocks.append(
+            "# environment that travels to every host\n" + "\n".join(f"{k}={v}" for k, v in plan.travels.items())
+        )
+    blocks.append(
+        "# DeepSpeed configuration that every rank generates\n" + json.dumps(generated, indent=1, sort_keys=True)
+    )
+    blocks += [f"# file that would be written: {path}\n{text.rstrip()}" for path, text in plan.files.items()]
+    blocks.append("# commands\n" + "\n".join(map(str, plan.commands)))
+    return "\n\n".join(blocks)

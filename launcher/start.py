@@ -1,0 +1,102 @@
+"""From a CONFIG argument to a started (or only shown) job: the one path of every verb that starts processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from launcher import runfolder
+from launcher.backends import BACKENDS, backend
+from launcher.hostfile import is_this_host, read_hostfile
+from launcher.plan import Launch, Options, describe
+from pretrain.config.load import load_job
+from pretrain.engine.deepspeed_config import deepspeed_config
+from tokenizer.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+def begin(
+    module: str,
+    config: str,
+    overrides: Sequence[str],
+    options: Options,
+    *,
+    debug: bool,
+    show: Callable[[str], None] | None,
+) -> int:
+    """Start a new run and return its exit code; with ``show`` (dry run) only describe what would be done.
+
+    Raises:
+        ConfigError: the job, the options or the hostfile is wrong, or ``run.dir`` already holds a run.
+    """
+    job = load_job(config, overrides)
+    runfolder.check_is_free(job.run.dir)
+    arguments = (config, *overrides, *["--debug"] * debug)
+    return _carry_out(Launch(module, arguments, job, options), show)
+
+
+def resume(
+    module: str,
+    run: Path,
+    overrides: Sequence[str],
+    options: Options,
+    *,
+    checkpoint: str | None,
+    debug: bool,
+    show: Callable[[str], None] | None,
+) -> int:
+    """Continue the run in a folder, launched as it was before unless an option says otherwise.
+
+    Raises:
+        ConfigError: the folder holds no run, or no checkpoint of that name; or as ``begin``.
+    """
+    config = runfolder.config_of(run)
+    if checkpoint is not None:
+        runfolder.check_checkpoint(run, checkpoint)
+    if (
+        load_job(config, overrides).run.dir.resolve() != run.resolve()
+    ):  # the folder was moved, or is reached by another path
+        overrides = [*overrides, f"run.dir={run}"]
+    job = load_job(config, overrides)
+    if options == Options():
+        options = Options.read(run / "launch.json")
+    chosen = ["--checkpoint", checkpoint] if checkpoint else []
+    arguments = (str(config), *overrides, "--resume", *chosen, *["--debug"] * debug)
+    return _carry_out(Launch(module, arguments, job, options), show)
+
+
+def _carry_out(launch: Launch, show: Callable[[str], None] | None) -> int:
+    name = _launcher(launch.options)
+    launch = replace(launch, options=launch.options.model_copy(update={"launcher": name}))
+    chosen = backend(name)
+    plan = chosen.plan(launch)
+    deepspeed_config(launch.job, plan.world)  # refuses batch sizes that do not fit before anything starts
+    if show is not None:
+        show(describe(launch, plan))
+        return runfolder.DONE
+    runfolder.write_private(launch.run_dir / "launch.json", launch.options.to_json() + "\n")
+    for path, text in plan.files.items():
+        runfolder.write_private(path, text)
+    log.info("%s: %d ranks on %d hosts, run folder %s", name, plan.world, len(plan.hosts), launch.run_dir)
+    code = chosen.start(launch, plan)
+    if code == runfolder.STOPPED:
+        log.info("stopped early; continue with: capt resume %s", launch.run_dir)
+    return code
+
+
+def _launcher(options: Options) -> str:
+    name = options.launcher
+    if name is not None:
+        if name not in BACKENDS:
+            raise ConfigError(f"--launcher {name!r}: choose one of {', '.join(BACKENDS)}")
+        return name
+    if options.hostfile is None:
+        return "slurm" if options.cluster else "local"
+    hosts = read_hostfile(options.hostfile)
+    if len(hosts) == 1 and is_this_host(hosts[0].name):
+        log.info("%s names only this host: using --launcher local", options.hostfile)
+        return "local"
+    return "deepspeed"

@@ -1,0 +1,76 @@
+"""``python -m pretrain CONFIG [a.b=c ...] [--resume] [--checkpoint NAME] [--debug]``: one rank of a job.
+
+Every launcher starts this module, on every rank; ranks are read from the environment. Exit codes: 0 done, 1 failed,
+2 bad input, 75 stopped early but resumable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from pretrain.config import load_job
+from pretrain.config.schema import Job
+from tokenizer.errors import UserError
+
+logger = logging.getLogger("pretrain")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line of one rank. ``--local_rank``, which DeepSpeed's launcher adds, is accepted and not used."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pretrain",
+        description="Run one rank of a job.",
+        epilog="example: python -m pretrain capt_tiny data.files=my.txt schedule.max_steps=200",
+    )
+    parser.add_argument("config", help="a YAML file or the name of a shipped job")
+    parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="values that replace the file's")
+    parser.add_argument("--resume", action="store_true", help="continue the run in run.dir")
+    parser.add_argument("--checkpoint", help="resume from this folder under checkpoints/")
+    parser.add_argument("--debug", action="store_true", help="show stack traces of user errors, log at debug level")
+    parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
+    return parser.parse_intermixed_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run this rank; returns the exit code."""
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    rank = int(os.environ.get("RANK", "0"))
+    level = logging.DEBUG if options.debug else logging.INFO if rank == 0 else logging.WARNING
+    logging.basicConfig(level=level, format=f"[rank {rank}] %(message)s", stream=sys.stderr)
+    try:
+        job = load_job(options.config, options.overrides)
+        return _run(job, options)
+    except UserError as error:
+        if options.debug:
+            traceback.print_exc()
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except Exception as error:
+        logger.error("%s: %s", type(error).__name__, error, exc_info=True)
+        return 1
+
+
+def _run(job: Job, options: argparse.Namespace) -> int:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    from pretrain.engine.quiet import quiet_libraries
+
+    quiet_libraries(debug=options.debug)
+    from pretrain.engine import distributed
+    from pretrain.engine.run import run_job
+
+    code = run_job(job, resume=options.resume, checkpoint=options.checkpoint)
+    distributed.shutdown()
+    return code
+
+
+if __name__ == "__main__":
+    # A rank that failed must not wait for the others in an interpreter shutdown hook: the launcher ends them.
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

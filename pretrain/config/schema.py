@@ -1,0 +1,146 @@
+"""The sections that every pretraining and fine-tuning job has. A task adds its own (``pretrain.language.config``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from pretrain.config.base import Section
+
+SCHEMA_VERSION = 1
+
+
+class TaskSection(Section):
+    """Which job this is: a key of ``pretrain.tasks.TASKS``."""
+
+    type: str
+
+
+class RunSection(Section):
+    """Where a run lives and how it is seeded."""
+
+    dir: Path = Path("runs/run")
+    seed: NonNegativeInt = 1
+    log_every: PositiveInt = Field(10, description="steps between two lines of metrics.jsonl and of the log")
+    tensorboard: bool = True
+    deterministic: bool = Field(False, description="torch.use_deterministic_algorithms (slower on GPUs)")
+    threads: NonNegativeInt = Field(0, description="CPU threads a process; 0 = cores / processes on this host")
+    profile_step: PositiveInt | None = Field(None, description="record this step with torch.profiler into the run")
+
+
+class BatchSection(Section):
+    """Sequences an optimizer step (``global``) and a forward pass on one rank (``micro``).
+
+    ``global = micro x accumulation x ranks``; the accumulation follows from the other three.
+    """
+
+    global_: PositiveInt = Field(256, alias="global")
+    micro: PositiveInt = 32
+
+
+class ScheduleSection(Section):
+    """Learning-rate schedule: linear warmup from 0 over ``warmup_steps``, then ``type`` until ``max_steps``."""
+
+    max_steps: PositiveInt = 1000
+    warmup_steps: NonNegativeInt = 0
+    type: Literal["linear", "cosine", "constant"] = "linear"
+    stop_after: PositiveInt | None = Field(
+        None, description="end (resumably, exit code 75) at this step, the schedules still aiming at max_steps"
+    )
+
+    @model_validator(mode="after")
+    def _warmup_fits(self) -> ScheduleSection:
+        if self.warmup_steps > self.max_steps:
+            raise ValueError(f"warmup_steps {self.warmup_steps} is longer than max_steps {self.max_steps}")
+        return self
+
+
+class OptimizerSection(Section):
+    """The optimizer. ``clip`` bounds the global gradient norm (0 = off)."""
+
+    type: Literal["adamw", "lamb"] = "adamw"
+    backend: Literal["auto", "torch", "deepspeed", "apex"] = "auto"
+    lr: PositiveFloat = 5e-4
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: PositiveFloat = 1e-6
+    weight_decay: NonNegativeFloat = 0.01
+    clip: NonNegativeFloat = 0.0
+
+    @model_validator(mode="after")
+    def _betas_in_range(self) -> OptimizerSection:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas {self.betas} must lie in [0, 1)")
+        return self
+
+
+class EngineSection(Section):
+    """How DeepSpeed runs the job. ``deepspeed_extra`` is merged last into the generated DeepSpeed configuration."""
+
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    offload_optimizer: bool = False
+    offload_param: bool = False
+    timeout_minutes: PositiveFloat = 10.0
+    deepspeed_extra: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _offload_needs_zero(self) -> EngineSection:
+        if self.offload_optimizer and self.zero_stage == 0:
+            raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3")
+        if self.offload_param and self.zero_stage != 3:
+            raise ValueError("offload_param needs zero_stage 3")
+        return self
+
+
+class ValidateSection(Section):
+    """Validation during training: ``every`` steps (0 = only at the end) on ``samples`` sequences."""
+
+    every: NonNegativeInt = 500
+    samples: PositiveInt = 512
+    temperature: PositiveFloat = Field(0.05, description="fixed, so that runs and steps compare")
+
+
+class CheckpointSection(Section):
+    """Checkpoints: ``every`` steps (0 = only at the end), the newest ``keep``, and for good each ``keep_every``."""
+
+    every: NonNegativeInt = 500
+    keep: PositiveInt = 3
+    keep_every: NonNegativeInt = 0
+    asynchronous: bool = Field(False, alias="async", description="write in a background thread")
+
+
+class Job(Section):
+    """A whole job. Subclasses add the sections of their task."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    task: TaskSection
+    run: RunSection = RunSection()
+    batch: BatchSection = BatchSection()
+    schedule: ScheduleSection = ScheduleSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    engine: EngineSection = EngineSection()
+    validate_: ValidateSection = Field(ValidateSection(), alias="validate")
+    checkpoint: CheckpointSection = CheckpointSection()
+
+    @model_validator(mode="after")
+    def _lamb_needs_whole_tensors(self) -> Job:
+        if self.optimizer.type == "lamb" and self.engine.zero_stage != 0:
+            raise ValueError(
+                f"optimizer.type lamb needs engine.zero_stage 0, got {self.engine.zero_stage}: its trust ratio is a "
+                "norm per parameter, and ZeRO's flat partitions have no parameters"
+            )
+        return self
+
+    def accumulation(self, world: int) -> int:
+        """Micro-batches an optimizer step on ``world`` ranks. Raises ``ValueError`` when the identity cannot hold."""
+        share = self.batch.micro * world
+        if self.batch.global_ % share:
+            fits = sorted({m for m in range(1, self.batch.global_ // world + 1) if self.batch.global_ % (m * world) == 0})
+            near = f"batch.micro may be one of {fits[-6:]}" if fits else f"batch.global must be a multiple of {world}"
+            raise ValueError(
+                f"batch.global {self.batch.global_} is not batch.micro {self.batch.micro} x accumulation x {world} "
+                f"ranks; with {world} ranks {near}"
+            )
+        return self.batch.global_ // share

@@ -1,0 +1,69 @@
+"""The CAPT loss (Eq. 2-4), on top of :func:`~pretrain.contrast.info_nce.info_nce`."""
+
+from __future__ import annotations
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pretrain.contrast.info_nce import InBatch, Reduction, info_nce
+from pretrain.contrast.queue import ShardedQueue
+from pretrain.contrast.stats import ContrastStats
+from pretrain.engine import distributed
+
+
+def capt_loss(
+    s: Float[Tensor, "n d"],
+    s_hat: Float[Tensor, "n d"],
+    queue: ShardedQueue | None = None,
+    *,
+    temperature: float | Float[Tensor, ""],
+    group: distributed.Group = None,
+    in_batch: InBatch = "global",
+    reduction: Reduction = "mean",
+    grad_reduction: Reduction = "mean",
+    ids: Int[Tensor, " n"] | None = None,
+    impl: str = "chunked",
+    stats: ContrastStats | None = None,
+) -> Float[Tensor, ""]:
+    r"""CAPT's loss between original sequences and their corruptions, exact over all ranks (Eq. 2-4).
+
+    .. math::
+        \mathcal{L}(x_i) = -\log \frac{e^{s_i \cdot \hat s_i / \tau}}{\sum_j e^{s_i \cdot \hat s_j / \tau} +
+        \sum_{j \neq i} e^{s_i \cdot s_j / \tau} + \sum_{q \in \mathcal{Q}} e^{s_i \cdot q / \tau}}
+
+    and :math:`\mathcal{L}(\hat x_i)` likewise with the views exchanged (section 2.2 adds the queue :math:`\mathcal{Q}`
+    to Eq. 2 and 3). Both views are anchors, and both views of every other sample are negatives.
+
+    Args:
+        s: unit rows, the originals of this rank.
+        s_hat: unit rows, their corruptions.
+        queue: frozen negatives from earlier steps; push ``queue.enqueue(s, s_hat)`` after the loss.
+        temperature: ``tau``, for instance of :func:`~pretrain.contrast.temperature.inverted_triangle` (Eq. 6).
+        group: the ranks that train together.
+        in_batch: live negatives from all ranks, as if they were one large batch, from this rank, or none.
+        reduction: ``mean`` is :math:`\frac1n \sum_i [\mathcal{L}(x_i) + \mathcal{L}(\hat x_i)]` over the samples of all
+            ranks, the scale of a mean-token MLM loss; ``sum`` is Eq. 4 to the letter.
+        grad_reduction: how the engine combines gradients; see :func:`~pretrain.contrast.info_nce.info_nce`.
+        ids: instance of each sample, to take copies of the same text out of the negatives.
+        impl: ``chunked`` or ``dense``.
+        stats: filled with diagnostics.
+
+    Raises:
+        ConfigError: see :func:`~pretrain.contrast.info_nce.info_nce`.
+    """
+    over_rows = info_nce(
+        s,
+        s_hat,
+        temperature=temperature,
+        queue=queue,
+        in_batch=in_batch,
+        symmetric=True,
+        within_view=True,
+        ids=ids,
+        group=group,
+        reduction=reduction,
+        grad_reduction=grad_reduction,
+        impl=impl,
+        stats=stats,
+    )
+    return over_rows if reduction == "sum" else 2 * over_rows

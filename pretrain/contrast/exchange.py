@@ -1,0 +1,68 @@
+"""How rows reach other ranks and how sums come home, for any number of rows per rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pretrain.engine import distributed
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Rows per rank of one step. Collectives want equal shapes, so the rows of a rank are padded to the longest.
+
+    A padded anchor is computed like any other and dropped by its owner; no mask is needed, because keys never travel.
+    """
+
+    counts: tuple[int, ...]
+    group: distributed.Group
+
+    @classmethod
+    def agree(cls, rows: int, device: torch.device, group: distributed.Group) -> Exchange:
+        """Learn every rank's number of rows (a collective of eight bytes a rank)."""
+        if distributed.world_size(group) == 1:
+            return cls((rows,), group)
+        counts = distributed.all_gather(torch.tensor(rows, device=device), group)
+        return cls(tuple(counts.tolist()), group)
+
+    def views(self, number: int) -> Exchange:
+        """The same samples, ``number`` rows of each."""
+        return Exchange(tuple(count * number for count in self.counts), self.group)
+
+    def alone(self, number: int) -> Exchange:
+        """The same on this rank only, where no other rank holds keys for its rows."""
+        return Exchange((self.counts[self.index] * number,), None)
+
+    @property
+    def index(self) -> int:
+        """This rank among those that exchange."""
+        return distributed.rank(self.group) if len(self.counts) > 1 else 0
+
+    @property
+    def own(self) -> slice:
+        """Where this rank's rows lie among the gathered ones."""
+        start = self.index * max(self.counts)
+        return slice(start, start + self.counts[self.index])
+
+    def gather(self, rows: Tensor, padding: float | int) -> Tensor:
+        """The rows of all ranks, ``(n, ...) -> (W * max n, ...)``."""
+        if len(self.counts) == 1:
+            return rows
+        missing = max(self.counts) - len(rows)
+        if missing:
+            rows = torch.cat([rows, rows.new_full((missing, *rows.shape[1:]), padding)])
+        return distributed.all_gather(rows, self.group).flatten(0, 1)
+
+    def bring_home(self, sums: Tensor) -> Tensor:
+        """Totals over the ranks, of this rank's rows, ``(W * max n, ...) -> (n, ...)``."""
+        if len(self.counts) == 1:
+            return sums
+        totals = distributed.reduce_scatter_sum(sums.unflatten(0, (len(self.counts), -1)), self.group)
+        return totals[: self.own.stop - self.own.start]
+
+    def highest(self, values: Tensor) -> Tensor:
+        """Elementwise maximum over the ranks."""
+        return values if len(self.counts) == 1 else distributed.all_reduce_max(values, self.group)

@@ -1,0 +1,36 @@
+"""The kernel in its plainest form, all logits at once: what ``chunked`` is compared with. It needs N x c memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pretrain.contrast.kernels.protocol import Ids
+
+
+def _logits(q: Tensor, keys: Tensor, ids: Ids) -> Tensor:
+    logits = q @ keys.to(q.dtype).T
+    if ids is not None:
+        logits = logits.masked_fill(ids[0][:, None] == ids[1][None, :], -torch.inf)
+    return logits
+
+
+def accumulate(sums: Tensor, reference: Tensor | None, q: Tensor, keys: Tensor, ids: Ids) -> None:
+    """See :class:`~pretrain.contrast.kernels.protocol.Kernel`."""
+    if not len(q) or not len(keys):
+        return
+    logits = _logits(q, keys, ids)
+    if reference is not None:
+        highest = torch.maximum(reference, logits.amax(1))
+        sums *= torch.exp(reference - highest)[:, None]
+        reference.copy_(highest)
+        logits = logits - highest[:, None]
+    weights = logits.exp()
+    sums[:, -1] += weights.sum(1)
+    if sums.shape[1] > 1:
+        sums[:, :-1] += weights @ keys.to(q.dtype)
+
+
+def key_gradient(q: Tensor, keys: Tensor, lse: Tensor, ids: Ids) -> Tensor:
+    """See :class:`~pretrain.contrast.kernels.protocol.Kernel`."""
+    return torch.exp(_logits(q, keys, ids) - lse[:, None]).T @ q

@@ -1,0 +1,165 @@
+"""The memory queue of CAPT (section 2.2), sharded: every rank stores its share, and no rank ever holds the whole.
+
+The capacity ``K`` counts representations over all ranks and nodes. A step over ``W`` ranks puts its rows into one
+order, ``[s_0 .. s_{N-1}, s_hat_0 .. s_hat_{N-1}]``, where sample ``g`` lives on rank ``g % W``; so the ``j``-th row
+that rank ``r`` ever pushed has global index ``j W + r``. Keeping the newest ``(K + r) // W`` rows on rank ``r`` then
+makes the union of the shards *exactly* the newest ``K`` rows of one global first-in-first-out queue, for every ``K``
+and ``W`` and without a word between the ranks (``docs/contrast.md`` has the two lines of proof). Where ranks push
+different numbers of rows, each keeps its own newest.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pretrain.contrast import shards
+from pretrain.engine import distributed
+from tokenizer.errors import CheckpointError, ConfigError
+
+log = logging.getLogger(__name__)
+
+NO_ID = torch.iinfo(torch.int64).min
+"""The id of a row that was given none. It equals no id that a user would give."""
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+
+class ShardedQueue:
+    """First-in-first-out queue of the newest ``capacity`` representations over all ranks of ``group``.
+
+    It is neither a module nor a set of buffers on purpose: engines broadcast, cast or partition what modules own, and
+    each rank's shard is its own. Rows are kept detached. Only rows that were pushed are ever used; at the start of
+    training the queue is empty and grows.
+
+    Args:
+        capacity: rows over all ranks, ``K`` of the paper (8192); both views of a sample count.
+        dim: features of a row.
+        group: the ranks that share the queue; the same group must be given to the loss.
+        dtype: float32, bfloat16 (half the memory) or float64.
+        device: where this rank's rows lie.
+
+    Raises:
+        ConfigError: capacity or dim below 1, or another dtype.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        dim: int,
+        group: distributed.Group = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if capacity < 1 or dim < 1:
+            raise ConfigError(
+                f"a queue needs a capacity and a dim of 1 or more, got {capacity} and {dim} (for none, use queue=None)"
+            )
+        if dtype not in DTYPES:
+            raise ConfigError(f"queue dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype}")
+        self.capacity, self.dim = capacity, dim
+        self.rank, self.world = distributed.rank(group), distributed.world_size(group)
+        self.share = shards.share(capacity, self.rank, self.world)
+        self._rows = torch.zeros(self.share, dim, dtype=dtype, device=device)
+        self._ids = torch.full((self.share,), NO_ID, device=device)
+        self._next = 0
+        self._filled = 0
+        self._warned = False
+
+    def __len__(self) -> int:
+        """Rows that this rank holds now, at most ``ceil(capacity / world)``."""
+        return self._filled
+
+    @property
+    def rows(self) -> Float[Tensor, "k d"]:
+        """The rows that this rank holds now, in no particular order. A view: the next ``enqueue`` changes it."""
+        return self._rows[: self._filled]
+
+    @property
+    def ids(self) -> Int[Tensor, " k"]:
+        """The instance id of each of ``rows``, ``NO_ID`` where none was given."""
+        return self._ids[: self._filled]
+
+    @torch.no_grad()
+    def enqueue(self, *views: Float[Tensor, "n d"], ids: Int[Tensor, " n"] | None = None) -> None:
+        """Push this rank's rows, view after view (CAPT: ``enqueue(s, s_hat)``), after the loss of the step.
+
+        Before the loss it would make every positive its own negative. There is no communication, and any number of rows
+        is right; of more than the share the newest stay. A row that is not finite (a step that overflowed in fp16) is
+        stored as zeros, which is as far from every anchor as a random row, so that it cannot spoil later steps.
+
+        Raises:
+            ConfigError: rows of another width than the queue's.
+        """
+        pushed = sum(len(view) for view in views)
+        if pushed > self.share and not self._warned:
+            self._warned = True
+            if self.rank == 0:
+                log.warning(
+                    "the queue (%d rows over %d ranks) holds less than one step (%d rows a rank): "
+                    "raise contrast.queue or lower the batch, or every queued negative will be of the last step",
+                    self.capacity, self.world, pushed,
+                )  # fmt: skip
+        for view in views:
+            if view.shape[1] != self.dim:
+                raise ConfigError(f"the queue holds rows of {self.dim} features, got rows of {view.shape[1]}")
+            self._push(view, ids)
+
+    def _push(self, rows: Tensor, ids: Tensor | None) -> None:
+        n = min(len(rows), self.share)
+        if n == 0:
+            return
+        finite = rows[-n:].isfinite().all(1, keepdim=True)
+        rows = torch.where(finite, rows[-n:], 0.0)
+        until_end = min(n, self.share - self._next)
+        for start, part in ((self._next, slice(0, until_end)), (0, slice(until_end, n))):
+            place = slice(start, start + part.stop - part.start)
+            self._rows[place] = rows[part]
+            self._ids[place] = NO_ID if ids is None else ids[-n:][part]
+        self._next = (self._next + n) % self.share
+        self._filled = min(self._filled + n, self.share)
+
+    def _oldest_first(self, stored: Tensor) -> Tensor:
+        return torch.cat([stored[self._next : self._filled], stored[: self._next]])
+
+    def _refill(self, rows: Tensor, ids: Tensor) -> None:
+        self._next = self._filled = 0
+        self._push(rows, ids)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's shard: ``rows`` and ``ids`` (copies, oldest first), ``rank`` and ``world``."""
+        rows, ids = self._oldest_first(self._rows), self._oldest_first(self._ids)
+        return {"rows": rows, "ids": ids, "rank": self.rank, "world": self.world}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the shard of the same rank of as many ranks; a smaller capacity keeps the newest rows.
+
+        Raises:
+            CheckpointError: the shard of another rank or world size (:meth:`load_shards` reads those), or other rows.
+        """
+        if (state["rank"], state["world"]) != (self.rank, self.world):
+            raise CheckpointError(
+                f"this queue shard is of rank {state['rank']} of {state['world']}, but this is rank {self.rank} of "
+                f"{self.world}; save_shard and load_shards carry a queue to another number of ranks"
+            )
+        if state["rows"].shape[1] != self.dim:
+            raise CheckpointError(f"the queue state holds rows of {state['rows'].shape[1]} features, not {self.dim}")
+        self._refill(state["rows"], state["ids"])
+
+    def save_shard(self, folder: Path) -> Path:
+        """Write this rank's shard into ``folder`` and return the file; every rank writes its own."""
+        state = self.state_dict()
+        return shards.write(folder, self.rank, self.world, state["rows"], state["ids"])
+
+    def load_shards(self, folder: Path) -> None:
+        """Fill this rank's shard from what any number of ranks saved in ``folder``, reading only the rows it keeps.
+
+        Raises:
+            CheckpointError: a missing or damaged shard, shards of several saves, or rows of another width.
+        """
+        self._refill(*shards.read(folder, self.capacity, self.dim, self.rank, self.world))

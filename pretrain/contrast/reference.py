@@ -1,0 +1,83 @@
+r"""What the sharded loss must equal, on one process, in float64: the paper's equations term by term, and all at once.
+
+Neither is for training. The first is slow and obviously right; the second is exact even where the first loses its
+digits, and autograd through it is the oracle of every gradient test.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+def capt_loss_by_terms(
+    s: Float[Tensor, "n d"], s_hat: Float[Tensor, "n d"], temperature: float, queue: Float[Tensor, "k d"]
+) -> Float[Tensor, ""]:
+    """Eq. 4, the sum over samples of Eq. 2 and Eq. 3 with the queue in both denominators, one term at a time."""
+    s, s_hat, queue = s.double(), s_hat.double(), queue.double()
+    total = torch.zeros((), dtype=torch.float64)
+    for own, other in ((s, s_hat), (s_hat, s)):
+        for i in range(len(s)):
+            numerator = torch.exp(own[i] @ other[i] / temperature)
+            denominator = torch.zeros((), dtype=torch.float64)
+            for j in range(len(s)):
+                denominator = denominator + torch.exp(own[i] @ other[j] / temperature)
+                if j != i:
+                    denominator = denominator + torch.exp(own[i] @ own[j] / temperature)
+            for row in queue:
+                denominator = denominator + torch.exp(own[i] @ row / temperature)
+            total = total - torch.log(numerator / denominator)
+    return total
+
+
+def capt_gradient_by_terms(
+    s: Float[Tensor, "n d"], s_hat: Float[Tensor, "n d"], temperature: float, i: int
+) -> Float[Tensor, " d"]:
+    """Eq. 5: the gradient of Eq. 2, for sample ``i``, with respect to its anchor alone."""
+    s, s_hat = s.double(), s_hat.double()
+    others = [j for j in range(len(s)) if j != i]
+    positive = torch.exp(s[i] @ s_hat[i] / temperature)
+    z = sum((torch.exp(s[i] @ s_hat[j] / temperature) for j in others), positive)
+    z = sum((torch.exp(s[i] @ s[j] / temperature) for j in others), z)
+    total = (positive - z) * s_hat[i]
+    for j in others:
+        total = (
+            total + torch.exp(s[i] @ s[j] / temperature) * s[j] + torch.exp(s[i] @ s_hat[j] / temperature) * s_hat[j]
+        )
+    return total / (temperature * z)
+
+
+def info_nce_dense(
+    anchors: Float[Tensor, "m d"],
+    positives: Float[Tensor, "m d"],
+    keys: Float[Tensor, "c d"],
+    is_negative: Bool[Tensor, "m c"],
+    temperature: float | Float[Tensor, ""],
+) -> Float[Tensor, " m"]:
+    r"""Loss of each anchor against all ``keys`` where ``is_negative``, as :math:`\log(1 + e^x)` with :math:`x` the
+    log-sum of the negatives minus the positive's logit: no difference of nearly equal numbers, in value or gradient."""
+    logits = (anchors @ keys.T / temperature).masked_fill(~is_negative, -torch.inf)
+    margins = torch.logsumexp(logits, 1) - (anchors * positives).sum(1) / temperature
+    return torch.logaddexp(margins, torch.zeros_like(margins))
+
+
+def capt_loss_dense(
+    s: Float[Tensor, "n d"],
+    s_hat: Float[Tensor, "n d"],
+    temperature: float | Float[Tensor, ""],
+    queue: Float[Tensor, "k d"],
+    ids: Int[Tensor, " n"] | None = None,
+    queue_ids: Int[Tensor, " k"] | None = None,
+) -> Float[Tensor, ""]:
+    """Eq. 4 over all rows at once. With ``ids`` and ``queue_ids``, keys of the anchor's instance are no negatives."""
+    rows, partners = torch.cat([s, s_hat]), torch.cat([s_hat, s])
+    instances = torch.arange(len(s)) if ids is None else ids
+    instances = torch.cat([instances, instances])
+    live = instances[:, None] != instances[None, :]
+    if ids is None or queue_ids is None:
+        queued = torch.ones(len(rows), len(queue), dtype=torch.bool)
+    else:
+        queued = instances[:, None] != queue_ids[None, :]
+    keys = torch.cat([rows, queue])
+    return info_nce_dense(rows, partners, keys, torch.cat([live, queued], 1), temperature).sum()

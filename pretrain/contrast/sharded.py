@@ -1,0 +1,136 @@
+r"""The sharded softmax: InfoNCE against keys that no single rank holds, and its exact gradient, in one function.
+
+For an anchor :math:`q_i` with positive :math:`k_i^+` and negatives :math:`k_j`, write :math:`s_{ij} = q_i \cdot k_j /
+\tau` and :math:`\ell_i = \sum_j e^{s_{ij}}` over the negatives alone. Then, with :math:`\sigma` the logistic function,
+
+.. math::
+    x_i = \log \ell_i - s_i^+, \qquad L_i = \log(1 + e^{x_i}), \qquad
+    \frac{\partial L_i}{\partial q_i} = \frac{\sigma(x_i)}{\tau} (\bar k_i - k_i^+), \qquad
+    \bar k_i = \frac{1}{\ell_i} \sum_j e^{s_{ij}} k_j .
+
+So loss and gradient need two sums over the negatives, and a sum over keys is a sum over ranks: **anchors travel, keys
+stay**. Every rank adds up its own keys for all anchors; one reduce-scatter brings each anchor's totals home. The
+difference :math:`p_i^+ - 1`, which loses all its digits once an anchor has found its positive, is never formed.
+
+Collectives of a step: all-gather of the anchors, reduce-scatter of the sums; besides these two only numbers per anchor
+(its log-sum where live keys take gradients, its id, its largest logit where a reference is needed) and per rank (its
+row count). None happens in ``backward``. ``docs/contrast.md`` has the proofs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pretrain.contrast.exchange import Exchange
+from pretrain.contrast.kernels.protocol import Ids, Kernel
+from pretrain.contrast.queue import NO_ID, ShardedQueue
+from pretrain.contrast.stats import ContrastStats
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one call knows besides its differentiable tensors.
+
+    ``anchor_ids (m,)`` and ``live_ids (c,)`` name instances; a key of the anchor's own instance is never a negative.
+    ``shared_ids`` says that an id means the same on every rank and in the queue (because the user gave it).
+    """
+
+    exchange: Exchange
+    kernel: Kernel
+    queue: ShardedQueue | None
+    in_batch: str
+    anchor_ids: Tensor
+    live_ids: Tensor
+    shared_ids: bool
+    operand_dtype: torch.dtype
+    running_reference: bool
+    scale: float
+    stats: ContrastStats | None
+
+    def query_ids(self, queries: Tensor) -> Tensor:
+        """The instances of the gathered anchors; without shared ids only this rank's own are known, and needed."""
+        if self.shared_ids:
+            return self.exchange.gather(self.anchor_ids, NO_ID)
+        ids = self.anchor_ids.new_full((len(queries),), NO_ID)
+        ids[self.exchange.own] = self.anchor_ids
+        return ids
+
+    def live_parts(self, query_ids: Tensor) -> Iterator[tuple[slice, Ids]]:
+        """Which of the gathered anchors see this rank's live keys, and the ids that tell own keys from negatives."""
+        own, end = self.exchange.own, len(query_ids)
+        if self.in_batch == "global" and self.shared_ids:
+            yield slice(0, end), (query_ids, self.live_ids)
+        elif self.in_batch != "none":
+            yield own, (self.anchor_ids, self.live_ids)
+            if self.in_batch == "global":
+                yield slice(0, own.start), None
+                yield slice(own.stop, end), None
+
+
+class ShardedSoftmax(torch.autograd.Function):
+    """``forward`` finds the loss and every gradient; ``backward`` multiplies them by the gradient that comes in."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchors: Tensor, positives: Tensor, live: Tensor, temperature: Tensor | float, step: Step
+    ) -> Tensor:
+        """This rank's share of the loss, a scalar. Shapes: anchors and positives ``(m, d)``, live keys ``(c, d)``."""
+        scaled = anchors / temperature
+        queries = step.exchange.gather(scaled.to(step.operand_dtype), 0.0)
+        query_ids = step.query_ids(queries)
+        live_rows = live.to(step.operand_dtype)
+
+        sums = anchors.new_zeros(len(queries), 1 + (anchors.shape[1] if any(ctx.needs_input_grad) else 0))
+        reference = anchors.new_full((len(queries),), -1.0) / temperature if step.running_reference else None
+        if step.queue is not None:
+            shared = (query_ids, step.queue.ids) if step.shared_ids else None
+            step.kernel.accumulate(sums, reference, queries, step.queue.rows, shared)
+        for part, ids in step.live_parts(query_ids):
+            seen = None if reference is None else reference[part]
+            step.kernel.accumulate(sums[part], seen, queries[part], live_rows, ids)
+
+        highest = anchors.new_zeros(len(queries))
+        if reference is not None:
+            highest = step.exchange.highest(reference)
+            sums *= torch.exp(reference - highest)[:, None]
+        highest = highest[step.exchange.own]
+        totals = step.exchange.bring_home(sums)
+        positive_logits = (scaled * positives).sum(1)
+        margins = totals[:, -1].log() + highest - positive_logits
+        losses = torch.logaddexp(margins, torch.zeros_like(margins))
+        if step.stats is not None:
+            step.stats.update(torch.sigmoid(-margins), positive_logits > highest)
+
+        if any(ctx.needs_input_grad):
+            tiny = torch.finfo(totals.dtype).tiny  # an anchor without any negative: 0 / tiny, times sigmoid(-inf)
+            mean_negative = totals[:, :-1] / totals[:, -1:].clamp_min(tiny)
+            weight = torch.sigmoid(margins)[:, None] * step.scale / temperature
+            d_anchors = weight * (mean_negative - positives)
+            d_temperature = -(anchors * d_anchors).sum() / temperature
+            d_live = None
+            if ctx.needs_input_grad[2]:
+                d_live = _live_gradient(queries, query_ids, live_rows, positive_logits + losses, step)
+            ctx.save_for_backward(d_anchors, -weight * anchors, d_live, d_temperature)
+        return losses.sum() * step.scale
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """The saved gradients times the gradient of the objective with respect to this loss."""
+        saved = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        return *(gradient * g if g is not None and needed else None for g, needed in saved), None
+
+
+def _live_gradient(queries: Tensor, query_ids: Tensor, live: Tensor, lse: Tensor, step: Step) -> Tensor:
+    r"""What all anchors ask of this rank's live keys: :math:`\frac1\tau \sum_i p_{ij} q_i`, ``(c, d)``."""
+    total = lse.new_zeros(live.shape)
+    everyone_lse = step.exchange.gather(lse, torch.inf)  # a padded anchor asks for nothing
+    for part, ids in step.live_parts(query_ids):
+        total += step.kernel.key_gradient(queries[part], live, everyone_lse[part], ids)
+    return total * step.scale

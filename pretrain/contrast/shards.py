@@ -1,0 +1,87 @@
+"""Queue shards on disk: one safetensors file a rank, readable by any number of ranks.
+
+``queue-00002-of-00004.safetensors`` holds the ``rows`` and ``ids`` of rank 2 of 4, oldest first. A row of age ``t``
+(0 is the newest of its rank) on rank ``r`` of ``W`` has order ``-(t + 1) W + r``; sorting by it restores the global
+queue. The loaded rows are dealt out again in that order, the newest to the last rank, and pushing goes on as if the
+queue had always been sharded this way.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tokenizer.errors import CheckpointError
+
+_NAME = re.compile(r"queue-(\d{5})-of-(\d{5})\.safetensors")
+
+
+def share(capacity: int, rank: int, world: int) -> int:
+    """Rows of a global queue of ``capacity`` that ``rank`` of ``world`` keeps; at most ``ceil(capacity / world)``."""
+    return (capacity + rank) // world
+
+
+def write(folder: Path, rank: int, world: int, rows: Tensor, ids: Tensor) -> Path:
+    """Write one rank's shard, rows oldest first, and return the file."""
+    path = folder / f"queue-{rank:05d}-of-{world:05d}.safetensors"
+    save_file({"rows": rows.cpu().contiguous(), "ids": ids.cpu().contiguous()}, path)
+    return path
+
+
+def read(folder: Path, capacity: int, dim: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
+    """The rows and ids, oldest first, that ``rank`` of ``world`` keeps of the newest ``capacity`` rows in ``folder``.
+
+    Only these rows are read. Raises :class:`CheckpointError` for a missing, damaged or foreign shard.
+    """
+    paths = _complete_set(folder)
+    counts = [_count(path, dim) for path in paths]
+    file_of_row = torch.repeat_interleave(torch.tensor(counts))
+    row_in_file = torch.cat([torch.arange(count) for count in counts])
+    order = torch.cat([torch.arange(-count, 0) * len(paths) + i for i, count in enumerate(counts)])
+    newest = order.argsort()[-capacity:]
+    mine = newest[torch.arange(-len(newest), 0) % world == rank]
+    rows, ids = [], []
+    for index, path in enumerate(paths):
+        wanted = row_in_file[mine[file_of_row[mine] == index]].tolist()
+        if wanted:
+            with safe_open(path, "pt") as file:
+                rows.append(file.get_slice("rows")[wanted])
+                ids.append(file.get_slice("ids")[wanted])
+    if not rows:
+        return torch.empty(0, dim), torch.empty(0, dtype=torch.int64)
+    by_file = torch.cat([(file_of_row[mine] == index).nonzero().flatten() for index in range(len(paths))])
+    back_in_order = by_file.argsort()
+    return torch.cat(rows)[back_in_order], torch.cat(ids)[back_in_order]
+
+
+def _complete_set(folder: Path) -> list[Path]:
+    """The shards of one save, in rank order."""
+    found = {path: match for path in sorted(folder.glob("queue-*")) if (match := _NAME.fullmatch(path.name))}
+    worlds = {int(match[2]) for match in found.values()}
+    if len(worlds) != 1:
+        what = "holds no queue shard" if not worlds else f"mixes queue shards of {sorted(worlds)} ranks"
+        raise CheckpointError(f"{folder} {what}; it should hold queue-*-of-*.safetensors of one save")
+    (world,) = worlds
+    missing = sorted(set(range(world)) - {int(match[1]) for match in found.values()})
+    if missing:
+        raise CheckpointError(
+            f"{folder} lacks queue-{missing[0]:05d}-of-{world:05d}.safetensors ({len(missing)} missing)"
+        )
+    return list(found)
+
+
+def _count(path: Path, dim: int) -> int:
+    """Rows in a shard; their width must be ``dim``."""
+    try:
+        with safe_open(path, "pt") as file:
+            shape = file.get_slice("rows").get_shape()
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+    if shape[1:] != [dim]:
+        raise CheckpointError(f"{path} holds rows of shape {shape[1:]}, this model's have [{dim}]")
+    return int(shape[0])

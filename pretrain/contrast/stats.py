@@ -1,0 +1,31 @@
+"""What a contrastive step looked like, beside its loss."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+class ContrastStats:
+    """Means over this rank's anchors since the object was made. Pass one as ``stats``; it costs one more pass over the
+    logits, so a training loop does it on the steps that it logs."""
+
+    def __init__(self) -> None:
+        self.anchors = 0
+        self._positive_probability: Tensor | float = 0.0
+        self._top1: Tensor | float = 0.0
+
+    def update(self, positive_probability: Tensor, top1: Tensor) -> None:
+        """Add a batch: per anchor, the softmax weight of its positive, and whether no negative is as near as that."""
+        self.anchors += len(top1)
+        self._positive_probability += positive_probability.double().sum()
+        self._top1 += top1.double().sum()
+
+    @property
+    def positive_probability(self) -> float:
+        """Mean softmax weight of the positive, 0 to 1."""
+        return float(self._positive_probability) / max(self.anchors, 1)
+
+    @property
+    def top1(self) -> float:
+        """Share of the anchors that retrieve their positive first among all keys of the loss, 0 to 1."""
+        return float(self._top1) / max(self.anchors, 1)

@@ -1,0 +1,1 @@
+"""Checkpoint -> Hugging Face, sentence-transformers or ONNX folder, and Hugging Face -> checkpoint."""

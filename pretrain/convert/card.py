@@ -1,0 +1,213 @@
+"""The model card of an export: what the weights are, what they were trained on, how to load them, what to mind.
+
+Everything in it is read from the checkpoint and its run; what nobody recorded (language, licence) is left out for the
+author to add.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+logger = logging.getLogger(__name__)
+
+Form = Literal["hf", "sentence-transformers", "onnx"]
+
+_HEAD: dict[Form, dict[str, Any]] = {
+    "hf": {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["capt", "roberta"]},
+    "sentence-transformers": {
+        "library_name": "sentence-transformers",
+        "pipeline_tag": "sentence-similarity",
+        "tags": ["capt", "roberta", "sentence-transformers", "feature-extraction"],
+    },
+    "onnx": {"library_name": "onnx", "pipeline_tag": "feature-extraction", "tags": ["capt", "roberta", "onnx"]},
+}
+
+_USE: dict[Form, str] = {
+    "hf": """\
+```python
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+model = AutoModelForMaskedLM.from_pretrained("PATH")
+logits = model(**tokenizer("A text with a <mask> in it.", return_tensors="pt")).logits
+```""",
+    "sentence-transformers": """\
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("PATH")
+embeddings = model.encode(["one sentence", "another sentence"])  # unit rows: a dot product is a cosine
+```""",
+    "onnx": """\
+```python
+import onnxruntime
+from transformers import AutoTokenizer
+
+batch = AutoTokenizer.from_pretrained("PATH")(["one sentence", "another one"], padding=True, return_tensors="np")
+session = onnxruntime.InferenceSession("PATH/model.onnx")
+inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+embeddings = session.run(["sentence_embedding"], inputs)[0]  # unit rows: a dot product is a cosine
+```""",
+}
+
+_CAVEATS: dict[Form, tuple[str, ...]] = {
+    "hf": (
+        "`pooler_output` of `RobertaModel` is not trained (transformers initialises it at random): do not use it.",
+        "The contrastive aggregation head is in `capt_head.safetensors`, which transformers does not read; "
+        "the sentence-transformers export carries it.",
+        "Loaded by sentence-transformers, this folder gets mean pooling, which is not what was trained.",
+    ),
+    "sentence-transformers": ("Inputs longer than the trained length are cut.",),
+    "onnx": ("Pass `input_ids` and `attention_mask` as int64; padding goes on the right.",),
+}
+
+_COMMON_CAVEATS = (
+    "The model repeats the biases and errors of its training text; it was evaluated on nothing but what stands here.",
+)
+
+_KEYS = (
+    ("data.source", "data source"),
+    ("data.name", "data set"),
+    ("data.files", "data files"),
+    ("data.sequence_length", "sequence length"),
+    ("corruption.type", "corruption"),
+    ("batch.global", "sequences a step"),
+    ("schedule.max_steps", "scheduled steps"),
+    ("schedule.warmup_steps", "warmup steps"),
+    ("optimizer.type", "optimizer"),
+    ("optimizer.lr", "peak learning rate"),
+    ("optimizer.betas", "Adam betas"),
+    ("optimizer.weight_decay", "weight decay"),
+    ("engine.precision", "precision"),
+    ("contrast.weight", "weight of the contrastive loss"),
+    ("contrast.queue", "queue (rows, all ranks)"),
+    ("contrast.in_batch", "in-batch negatives"),
+    ("contrast.temperature.type", "temperature schedule"),
+    ("run.seed", "seed"),
+)
+
+_PACKAGES = ("capt-pretraining", "torch", "transformers", "tokenizers", "safetensors")
+
+
+def model_card(
+    form: Form,
+    *,
+    name: str,
+    model: Mapping[str, Any],
+    job: Mapping[str, Any],
+    step: int | None = None,
+    metrics: Mapping[str, Any] | None = None,
+) -> str:
+    """The text of a ``README.md``: YAML head and Markdown.
+
+    Args:
+        form: which export the card belongs to; decides the head, the loading example and the caveats.
+        name: the title.
+        model: facts of the architecture, such as layers and hidden size.
+        job: the resolved configuration as a mapping of sections; only known keys are shown, files by name only.
+        step: the optimizer step of the checkpoint.
+        metrics: final measurements (see :func:`final_metrics`).
+    """
+    training = _training(job, step)
+    parts = [
+        "---\n" + "\n".join(_yaml(_HEAD[form])) + "\n---",
+        f"# {name}",
+        "A RoBERTa encoder pretrained with masked language modelling"
+        + (" and CAPT (contrastive pretraining on corrupted views of each sequence)." if _contrastive(job) else "."),
+        "## Use\n\n" + _USE[form],
+        "## Model\n\n" + _table(model),
+    ]
+    if training:
+        parts.append("## Training\n\n" + _table(training))
+    if metrics:
+        parts.append("## Last measurements of the run\n\n" + _table(metrics))
+    parts += [
+        "## Versions\n\n" + _table({package: _version(package) for package in _PACKAGES}),
+        "## Mind\n\n" + "\n".join(f"- {line}" for line in (*_CAVEATS[form], *_COMMON_CAVEATS)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def final_metrics(run: Path, step: int) -> dict[str, float | int]:
+    """The last training and the last validation row of ``run/metrics.jsonl`` up to ``step``; empty without such a file.
+
+    Names of validation rows carry the prefix ``validation/``.
+    """
+    path = run / "metrics.jsonl"
+    if not path.is_file():
+        return {}
+    last: dict[str, dict[str, Any]] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            logger.warning(
+                "%s:%d is not JSON (a run that was killed leaves such a line); left out of the card", path, number
+            )
+            continue
+        if row.get("step", 0) <= step:
+            last[row.get("split", "train")] = row
+    found: dict[str, float | int] = {}
+    for split, row in sorted(last.items()):
+        prefix = "" if split == "train" else f"{split}/"
+        found.update({f"{prefix}{key}": value for key, value in row.items() if isinstance(value, int | float)})
+    return found
+
+
+def _training(job: Mapping[str, Any], step: int | None) -> dict[str, Any]:
+    facts = {label: value for key, label in _KEYS if (value := _lookup(job, key)) not in (None, [], ())}
+    if "data files" in facts:
+        facts["data files"] = ", ".join(Path(str(file)).name for file in _listed(facts["data files"]))
+    if step is not None:
+        facts["steps"] = step
+        sequences, length = _lookup(job, "batch.global"), _lookup(job, "data.sequence_length")
+        if sequences and length:
+            facts["token positions seen"] = step * sequences * length
+    return facts
+
+
+def _contrastive(job: Mapping[str, Any]) -> bool:
+    return bool(_lookup(job, "contrast.weight"))
+
+
+def _lookup(job: Mapping[str, Any], key: str) -> Any:
+    value: Any = job
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _table(facts: Mapping[str, Any]) -> str:
+    rows = [f"| {key} | {_shown(value)} |" for key, value in facts.items()]
+    return "\n".join(["| | |", "|---|---|", *rows])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(_shown(item) for item in value)
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "run from its source tree, not installed"
+
+
+def _yaml(head: Mapping[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for key, value in head.items():
+        lines += [f"{key}:", *(f"- {item}" for item in value)] if isinstance(value, list) else [f"{key}: {value}"]
+    return lines

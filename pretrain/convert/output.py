@@ -1,0 +1,81 @@
+"""One way to write an export: into a folder beside the target, checked there, renamed into place last."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pretrain.engine.safe_files import sync_file, sync_folder
+from tokenizer.errors import CheckpointError
+
+_MARKS = ("config.json", "manifest.json")
+"""Every folder that this package writes holds one of these; nothing else is ever replaced."""
+
+
+def refuse_existing(out: Path, *, overwrite: bool) -> None:
+    """Raise ``CheckpointError`` unless ``out`` is free, an empty folder, or an older export that may be replaced."""
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise CheckpointError(f"{out}: exists and is not a folder; give a new folder")
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    if not overwrite:
+        raise CheckpointError(
+            f"{out}: the folder is not empty; give a new one, or --overwrite to replace an older export"
+        )
+    if not any((out / mark).is_file() for mark in _MARKS):
+        raise CheckpointError(f"{out}: --overwrite replaces older exports only, and this folder holds no {_MARKS[0]}")
+
+
+@contextmanager
+def new_folder(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield a temporary folder beside ``out``; rename it to ``out`` when the block ends well, remove it otherwise.
+
+    Files are flushed to disk before the rename, so after a crash ``out`` is whole, or as it was before.
+
+    Raises:
+        CheckpointError: ``out`` is taken, its parent cannot be written, or the disk is full.
+    """
+    refuse_existing(out, overwrite=overwrite)
+    temporary = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}.partial"
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        _flush(temporary)
+        _replace(temporary, out)
+    except Exception as error:
+        if _disk_is_full(error):
+            raise CheckpointError(f"{out}: cannot be written: no space left on the disk") from error
+        if isinstance(error, OSError) and error.filename and Path(error.filename).is_relative_to(out.parent):
+            raise CheckpointError(f"{out}: cannot be written: {error.strerror}") from error
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _disk_is_full(error: Exception) -> bool:
+    """True for the OSError and for what the Rust writers (safetensors, tokenizers) raise instead of it."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
+
+
+def _flush(folder: Path) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        (sync_folder if path.is_dir() else sync_file)(path)
+    sync_folder(folder)
+
+
+def _replace(temporary: Path, out: Path) -> None:
+    old = temporary.with_suffix(".old")
+    with suppress(FileNotFoundError):
+        out.rename(old)
+    try:
+        temporary.rename(out)
+    except OSError:
+        if old.exists():
+            old.rename(out)
+        raise
+    sync_folder(out.parent)
+    shutil.rmtree(old, ignore_errors=True)

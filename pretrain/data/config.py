@@ -1,0 +1,118 @@
+"""The ``data.*`` and ``corruption.*`` sections of a job. No torch: a launcher validates them on a login node."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
+
+from pretrain.config.base import Section
+
+
+def default_cache() -> Path:
+    """``$XDG_CACHE_HOME/capt``, or ``~/.cache/capt``: where shard sets that a job builds by itself are kept."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "capt"
+
+
+def _as_list(value: Any) -> Any:
+    """Let ``data.files=my.txt`` on the command line mean a list of one."""
+    return [value] if isinstance(value, str | Path) else value
+
+
+Patterns = Annotated[list[str], BeforeValidator(_as_list)]
+
+
+class DataConfig(Section):
+    """Where the text comes from, and how it becomes windows of token ids.
+
+    ``source`` may be left out: it is ``files`` where ``files`` or ``shards`` is given, ``hub`` where ``name`` is given,
+    and ``docstrings`` (those of the installed Python packages) otherwise.
+    """
+
+    source: Literal["files", "docstrings", "hub"]
+    files: Patterns = Field([], description="paths or globs of .txt, .jsonl, .json, .tokens, .raw (or .gz), .parquet")
+    validation_files: Patterns = Field([], description="held-out text; without it a fraction of the text is held out")
+    name: str | None = Field(None, description="hub dataset id, or a folder that datasets' save_to_disk wrote")
+    subset: str | None = Field(None, description="the hub dataset's configuration; else its first, with a warning")
+    split: str = "train"
+    validation_split: str | None = Field(None, description="hub split to validate on; else a fraction is held out")
+    text_column: str = Field("text", description="key or column with the text of a jsonl, parquet or hub row")
+    document_start: str | None = Field(
+        None,
+        description="regular expression: a line or row that begins with a match begins a document. Without it, text has"
+        " a blank line between documents, and a row of a table is one; WikiText's files have their own, '^ = [^=]'",
+    )
+    sequence_length: int = Field(512, ge=8, description="tokens of a window, <s> and </s> included")
+    cross_document_attention: bool = Field(True, description="false: tokens attend only within their document")
+    validation_fraction: float = Field(0.01, ge=0.0, lt=1.0, description="share of the text to hold out; 0 = none")
+    workers: PositiveInt | None = Field(None, description="processes that tokenize; without it one a usable core")
+    cache: Path = Field(default_factory=default_cache, description="where prepared shards and docstrings are kept")
+    shards: Path | None = Field(None, description="folder that capt data prepare wrote; nothing else is read then")
+    verify: bool = Field(True, description="compare every shard's SHA-256 before use")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _infer_source(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("source") is not None:
+            return values
+        files = values.get("files") or values.get("shards")
+        return {**values, "source": "files" if files else "hub" if values.get("name") else "docstrings"}
+
+    @field_validator("document_start")
+    @classmethod
+    def _compiles(cls, value: str | None) -> str | None:
+        try:
+            re.compile(value or "")
+        except re.error as error:
+            raise ValueError(f"{value!r} is not a regular expression: {error}") from None
+        return value
+
+    @model_validator(mode="after")
+    def _keys_fit_source(self) -> DataConfig:
+        if self.source == "files" and not (self.files or self.shards):
+            raise ValueError("data.source is files, but data.files is empty: name at least one file or glob")
+        if self.source == "hub" and self.name is None:
+            raise ValueError("data.source is hub, but data.name is not set: give a dataset id, as Salesforce/wikitext")
+        if self.source != "files" and self.files:
+            raise ValueError(f"data.files is given, but data.source is {self.source}: set data.source=files")
+        for key in ("name", "subset", "validation_split"):
+            if self.source != "hub" and getattr(self, key) is not None:
+                raise ValueError(f"data.{key} is given, but data.source is {self.source}: set data.source=hub")
+        return self
+
+
+class CorruptionConfig(Section):
+    """How a window ``x`` becomes the noisy view ``x_hat`` (CAPT, section 5.2 and Table 1)."""
+
+    type: str | list[str] = Field(
+        "mask_tokens",
+        description="mask_tokens, mask_spans, shuffle or replace; or several, applied in order: a list, or joined by +",
+    )
+    rate: float = Field(0.15, gt=0.0, lt=1.0, description="share of a sequence's tokens that each corruption chooses")
+    mask_fraction: float = Field(0.8, ge=0.0, le=1.0, description="of the chosen tokens, replaced by <mask>")
+    random_fraction: float = Field(0.1, ge=0.0, le=1.0, description="of the chosen, replaced at random; the rest stays")
+    span_p: float = Field(0.2, gt=0.0, lt=1.0, description="mask_spans: parameter of the geometric span length")
+    span_max: PositiveInt = Field(10, description="mask_spans: longest span, in tokens")
+    window: PositiveInt = Field(3, description="shuffle: how far a token may move (k of Lample et al. 2018)")
+
+    @property
+    def names(self) -> list[str]:
+        """The corruptions to apply, in order."""
+        return self.type.split("+") if isinstance(self.type, str) else self.type
+
+    @model_validator(mode="after")
+    def _known_and_whole(self) -> CorruptionConfig:
+        from pretrain.data.corruption import find_corruption  # that module needs this class
+
+        if not self.names:
+            raise ValueError("corruption.type is empty: name at least one corruption, for example mask_tokens")
+        for name in self.names:
+            find_corruption(name)
+        if self.mask_fraction + self.random_fraction > 1.0:
+            total = self.mask_fraction + self.random_fraction
+            raise ValueError(f"corruption.mask_fraction + corruption.random_fraction is {total}; at most 1 is possible")
+        return self

@@ -1,0 +1,122 @@
+"""Text as a stream of short passages: what every source turns into, and all that tokenizing needs in memory at once.
+
+A document is a run of passages; joining them gives the document back. A book of a megabyte, a file of a hundred
+gigabytes on one line, and a docstring all pass through the same few kilobytes.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+PASSAGE = 4096
+"""Longest passage, in characters (SentencePiece's trainer skips lines of more than 4192 bytes)."""
+
+Piece = tuple[str, bool]
+"""A line or row as a reader gives it, and whether it begins a document."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """At most ``PASSAGE`` characters of one document; ``starts`` where the document begins here."""
+
+    text: str
+    starts: bool
+
+
+class Corpus(ABC):
+    """Documents in a fixed order, as passages: ``for passage in corpus``.
+
+    ``size`` and ``position`` tell the progress of an iteration, in the source's unit (bytes on disk, or rows).
+    """
+
+    size: int
+    position: int = 0
+
+    @abstractmethod
+    def pieces(self) -> Iterator[Piece]:
+        """The lines or rows of the source, blank ones left out."""
+
+    @abstractmethod
+    def contents(self) -> list[dict[str, str | int]]:
+        """What the text was read from, with a hash (``sha256`` of a file) that changes when the text does."""
+
+    def __iter__(self) -> Iterator[Passage]:
+        return _assemble(self.pieces())
+
+
+class Part(Corpus):
+    """One side of a corpus split in two: about ``fraction`` of its passages held out, or (``held_out=False``) the rest.
+
+    A passage falls on a side by the hash of its text, so the split depends neither on the order of the files nor on
+    what is added later, and equal texts stay together. Documents of up to ``PASSAGE`` characters are held out whole,
+    longer ones piece by piece. The first passage is never held out: training always has something to read.
+    """
+
+    def __init__(self, corpus: Corpus, fraction: float, held_out: bool) -> None:
+        self._corpus, self._limit, self._held_out = corpus, int(fraction * 2**64), held_out
+        self.size = corpus.size
+
+    def pieces(self) -> Iterator[Piece]:
+        """The pieces of the whole corpus."""
+        return self._corpus.pieces()
+
+    def contents(self) -> list[dict[str, str | int]]:
+        """What the whole corpus was read from."""
+        return self._corpus.contents()
+
+    def __iter__(self) -> Iterator[Passage]:
+        after_gap = True
+        for index, passage in enumerate(self._corpus):
+            self.position = self._corpus.position
+            digest = blake2b(passage.text.encode(), digest_size=8).digest()
+            if (index > 0 and int.from_bytes(digest, "little") < self._limit) == self._held_out:
+                yield replace(passage, starts=passage.starts or after_gap)
+                after_gap = False
+            else:
+                after_gap = True
+
+
+def documents(corpus: Corpus) -> Iterator[str]:
+    """The documents of ``corpus`` as whole strings (each must fit in memory)."""
+    parts: list[str] = []
+    for passage in corpus:
+        if passage.starts and parts:
+            yield "".join(parts)
+            parts = []
+        parts.append(passage.text)
+    if parts:
+        yield "".join(parts)
+
+
+def row_pieces(rows: Iterable[str], document_start: re.Pattern[str] | None) -> Iterator[Piece]:
+    """Rows of a table as pieces: each its own document, or (``document_start``) up to the next row that matches."""
+    for text in rows:
+        if text and not text.isspace():
+            yield text.rstrip() + "\n", document_start is None or document_start.match(text) is not None
+
+
+def _assemble(pieces: Iterable[Piece]) -> Iterator[Passage]:
+    """Collect pieces into passages, cut where a line ends if possible, else at a space."""
+    text, starts = "", True
+    for piece, begins in pieces:
+        if begins and text:
+            yield from _flush(text, starts)
+            text, starts = "", True
+        text += piece
+        at = 0
+        while len(text) - at > PASSAGE:
+            line_end, space = text.rfind("\n", at + 1, at + PASSAGE), text.rfind(" ", at + 1, at + PASSAGE)
+            cut = line_end if line_end > 0 else space if space > 0 else at + PASSAGE
+            yield Passage(text[at:cut], starts)
+            at, starts = cut, False
+        text = text[at:]
+    yield from _flush(text, starts)
+
+
+def _flush(text: str, starts: bool) -> Iterator[Passage]:
+    if text and not text.isspace():
+        yield Passage(text.rstrip(), starts)

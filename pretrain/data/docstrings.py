@@ -1,0 +1,160 @@
+"""Real English that every machine already has: the docstrings of the installed Python packages and of Python itself.
+
+The sources are parsed, never imported. Out of the docstrings come their prose paragraphs: no code, doctests, tables,
+signatures or markup, and no paragraph twice (methods that share a description are everywhere).
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import json
+import os
+import re
+import sys
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from pretrain.data.parallel import ordered_map
+from tokenizer.errors import DataError
+
+_FORMAT = 1
+"""Counted up when what is taken from a docstring changes, so that old caches are not used."""
+_FILES_A_TASK = 50
+_FEWEST_WORDS = 8
+_SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
+"""Other environments' packages below the standard library, and tests: a quarter of the code, hardly any prose."""
+_FUNCTION_WORDS = re.compile(
+    "a|an|and|are|as|at|be|been|but|by|can|each|for|from|given|has|have|if|in|into|is|it|its|may|must|no|not|of|on|one"
+    "|only|or|other|should|so|such|than|that|the|their|them|then|there|these|they|this|to|used|was|we|when|where|which"
+    "|while|will|with|you|your",
+    re.IGNORECASE,
+)
+_FIELD = re.compile(r"(?::[\w ]+:|@\w+|[-*+•]|\(?\d+[.)]|\.\. [\w-]+::|\*{0,2}\w+(?: \([^)]*\))?:)(?:\s+|$)")
+_CODE = re.compile(r">>>|\.\.\. |\$ |#|\||```|\+[-=]|([^\w\s])\1{2,}$")
+_ROLE = re.compile(r":[a-zA-Z:]+:`[~!]?([^`<]*?)(?: ?<[^`]*>)?`")
+_MARKS = re.compile(r"`+_*|\*\*")
+_WORD = re.compile(r"[(\"']*[A-Za-z]+(?:['-][A-Za-z]+)*[)\"'.,;:!?]*")
+
+
+def python_folders() -> list[Path]:
+    """The standard library and the site-packages of this interpreter."""
+    paths = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
+    return sorted(path for path in paths if path.is_dir())
+
+
+def docstring_file(
+    cache: Path,
+    workers: int,
+    folders: Sequence[Path] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """A text file with the docstrings found below ``folders`` (default: ``python_folders()``), one module a document.
+
+    Written to ``cache`` once for a given set of source files (their names and sizes), and found again after that.
+    ``progress`` is told the number of files read, and of all. Raises ``DataError`` when there is no docstring at all.
+    """
+    files = [path for folder in (folders or python_folders()) for path in _python_files(folder)]
+    listing = [(str(path), path.stat().st_size) for path in files]
+    key = hashlib.sha256(json.dumps([_FORMAT, sys.version_info[:2], listing]).encode()).hexdigest()[:16]
+    path = cache / f"docstrings-{key}.txt"
+    if path.is_file():
+        return path
+    cache.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.partial")
+    tasks = [files[i : i + _FILES_A_TASK] for i in range(0, len(files), _FILES_A_TASK)]
+    seen: set[bytes] = set()
+    with temporary.open("w", encoding="utf-8") as out:
+        for number, documents in enumerate(ordered_map(_read_files, tasks, workers), start=1):
+            for document in documents:
+                new = [paragraph for paragraph in document if _is_new(paragraph, seen)]
+                if new:
+                    out.write("\n".join(new) + "\n\n")
+            if progress is not None:
+                progress(min(number * _FILES_A_TASK, len(files)), len(files))
+        out.flush()
+        os.fsync(out.fileno())
+    if not seen:
+        temporary.unlink()
+        raise DataError(f"data.source: no docstrings in {len(files)} Python files; give text in data.files")
+    temporary.replace(path)
+    return path
+
+
+def prose(docstring: str) -> Iterator[str]:
+    """The English paragraphs of a docstring, each on one line, markup removed."""
+    paragraph: list[str] = []
+    first = last = 0
+    hanging = False
+    for line in [*inspect.cleandoc(docstring).splitlines(), ""]:
+        text, indent = line.strip(), len(line) - len(line.lstrip())
+        field, is_code = _FIELD.match(text), _CODE.match(text) is not None
+        same = indent == last or (hanging and indent > first)
+        if paragraph and (not text or is_code or field or not same):
+            yield from _english(" ".join(paragraph))
+            paragraph = []
+        if text and not is_code:
+            if not paragraph:
+                first, hanging = indent, field is not None
+            last = indent
+            paragraph.append(text[field.end() :] if field else text)
+
+
+def _english(text: str) -> Iterator[str]:
+    """``text`` without markup if it is English: enough words, nearly all plain, a fair share of them function words."""
+    text = " ".join(_MARKS.sub("", _ROLE.sub(r"\1", text)).split())
+    words = text.split(" ")
+    plain = [word for word in words if _WORD.fullmatch(word)]
+    common = sum(_FUNCTION_WORDS.fullmatch(word.strip("()\"'.,;:!?")) is not None for word in plain)
+    if len(words) >= _FEWEST_WORDS and len(plain) >= 0.8 * len(words) and common >= 0.2 * len(words):
+        yield text
+
+
+def _is_new(paragraph: str, seen: set[bytes]) -> bool:
+    digest = hashlib.blake2b(paragraph.encode(), digest_size=8).digest()
+    known = digest in seen
+    seen.add(digest)
+    return not known
+
+
+def _read_files(paths: Sequence[Path]) -> list[list[str]]:
+    """The prose of every module that has some; a file that is not Python of this version has none."""
+    documents = []
+    for path in paths:
+        try:
+            source = path.read_bytes()
+            if b'"""' not in source:  # two thirds of the time goes into parsing
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # other people's invalid escape sequences
+                tree = ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        docstrings = [_docstring(node) for node in _definitions(tree)]
+        documents.append([paragraph for text in docstrings for paragraph in prose(text)])
+    return [document for document in documents if document]
+
+
+Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _definitions(node: Definition) -> Iterator[Definition]:
+    """The module, its classes and functions, in the order of the source."""
+    yield node
+    for child in node.body:
+        if isinstance(child, Definition):
+            yield from _definitions(child)
+
+
+def _docstring(node: Definition) -> str:
+    return ast.get_docstring(node) or ""
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    """Every source file below ``folder`` that may hold prose, in a fixed order."""
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(set(folders) - _SKIPPED_FOLDERS)
+        yield from (Path(parent, name) for name in sorted(files) if name.endswith(".py"))

@@ -1,0 +1,72 @@
+"""A corpus from the Hugging Face hub, or from a folder that ``datasets`` saved."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+
+import datasets
+
+from pretrain.data.corpus import Corpus, Piece, row_pieces
+from tokenizer.errors import DataError
+
+log = logging.getLogger(__name__)
+
+
+class HubCorpus(Corpus):
+    """One split of the dataset ``name`` (memory-mapped by ``datasets``, downloaded once); a document a row.
+
+    Raises ``DataError`` when the dataset, its split or its column cannot be had.
+    """
+
+    def __init__(self, name: str, subset: str | None, split: str, text_column: str, document_start: str | None) -> None:
+        self._rows = _load(name, subset, split)
+        self._where, self._column = f"{name} ({split})", text_column
+        self._start = re.compile(document_start) if document_start else None
+        if text_column not in self._rows.column_names:
+            near = get_close_matches(text_column, self._rows.column_names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self._rows.column_names)}"
+            raise DataError(f"{self._where} has no column {text_column!r} (data.text_column); {hint}")
+        self.size = len(self._rows)
+
+    def pieces(self) -> Iterator[Piece]:
+        """The rows."""
+        return row_pieces(self._texts(), self._start)
+
+    def contents(self) -> list[dict[str, str | int]]:
+        """The split and the fingerprint that ``datasets`` gives its content."""
+        return [{"name": self._where, "format": "hub", "rows": self.size, "sha256": self._rows._fingerprint}]
+
+    def _texts(self) -> Iterator[str]:
+        self.position = 0
+        for batch in self._rows.select_columns([self._column]).iter(batch_size=256):
+            for text in batch[self._column]:
+                self.position += 1
+                if not isinstance(text, str):
+                    kind = type(text).__name__
+                    raise DataError(f"{self._where}, row {self.position}: {self._column!r} must be text, it is {kind}")
+                yield text
+
+
+def _load(name: str, subset: str | None, split: str) -> datasets.Dataset:
+    try:
+        if Path(name, "state.json").is_file() or Path(name, "dataset_dict.json").is_file():
+            saved = datasets.load_from_disk(name)
+            if isinstance(saved, datasets.Dataset):
+                return saved
+            if split not in saved:
+                raise DataError(f"data.name: {name} has no split {split!r}; it has {', '.join(saved)}")
+            return saved[split]
+        if subset is None:
+            subsets = datasets.get_dataset_config_names(name)
+            if len(subsets) > 1:
+                subset = subsets[0]
+                log.warning("%s has the subsets %s: using %s (data.subset chooses)", name, ", ".join(subsets), subset)
+        return datasets.load_dataset(name, subset, split=split)
+    except DataError:
+        raise
+    except (OSError, ValueError) as error:
+        raise DataError(f"data.name: cannot load {name} (split {split}): {str(error).splitlines()[0]}") from error

@@ -1,0 +1,131 @@
+"""From the ``data.*`` section to opened shard sets: built on the first run, found again by content after that."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from pretrain.data.config import DataConfig
+from pretrain.data.corpus import Corpus, Part
+from pretrain.data.docstrings import docstring_file
+from pretrain.data.files import FileCorpus, resolve
+from pretrain.data.parallel import usable_cores
+from pretrain.data.shard_writer import Options, write_shards
+from pretrain.data.shards import ShardSet, Tokenizer
+from tokenizer.errors import DataError
+
+log = logging.getLogger(__name__)
+
+Split = Literal["train", "validation"]
+Progress = Callable[[int, int], None]
+
+
+def open_corpus(data: DataConfig, split: Split, progress: Progress | None = None) -> Corpus | None:
+    """The text of a split; None where a job has no validation text.
+
+    Validation text is ``validation_files``, else the hub's ``validation_split``, else ``validation_fraction`` of the
+    training text, which is then left out of the training split. Raises ``DataError`` for files that are missing, of an
+    unknown kind, or used for both splits.
+    """
+    named = data.validation_files or data.validation_split
+    if split == "validation" and data.validation_files:
+        held_out = resolve(data.validation_files, "data.validation_files")
+        if both := sorted(set(held_out) & set(resolve(data.files, "data.files"))):
+            raise DataError(f"data.validation_files: {both[0]} is training text too (data.files)")
+        return FileCorpus(held_out, data.text_column, data.document_start)
+    corpus = _text(data, progress, data.validation_split if split == "validation" else None)
+    if named or data.validation_fraction == 0:
+        return corpus if split == "train" or named else None
+    part = Part(corpus, data.validation_fraction, held_out=split == "validation")
+    if split == "validation" and next(iter(part), None) is None:
+        log.warning("validation is off: the text is too short to hold out %s of it", data.validation_fraction)
+        return None
+    return part
+
+
+def prepare(data: DataConfig, tokenizer: Tokenizer, split: Split, progress: Progress | None = None) -> ShardSet | None:
+    """The shard set of a split: that of ``data.shards``, or one in ``data.cache`` that is built if need be.
+
+    The cache goes by content (``cache_key``), so any change of text, tokenizer or options leads to another folder.
+    Every process may call this: one builds while the others wait. None where a job has no validation text.
+
+    Raises ``DataError`` for text that cannot be used, damaged shards, or shards of another tokenizer.
+    """
+    if data.shards is not None:
+        folder = data.shards / split
+        if split == "validation" and not folder.is_dir():
+            return None
+        shards = ShardSet.open(folder, data.verify)
+        shards.check_tokenizer(tokenizer)
+        return shards
+    return _prepare(data, tokenizer, split, progress, None)
+
+
+def prepare_folder(
+    data: DataConfig, tokenizer: Tokenizer, out: Path, progress: Progress | None = None
+) -> dict[Split, ShardSet]:
+    """Write the shard sets of a job to ``out/train`` and, where there is validation text, ``out/validation``.
+
+    Shard sets that stand there already are kept if they are the same; raises ``DataError`` if they are others.
+    """
+    splits: tuple[Split, ...] = ("train", "validation")
+    written = {split: _prepare(data, tokenizer, split, progress, out / split) for split in splits}
+    return {split: shards for split, shards in written.items() if shards is not None}
+
+
+def tokenizer_corpus(data: DataConfig, progress: Progress | None = None) -> Iterator[str]:
+    """The lines of the training text, for training a tokenizer on what the model will read."""
+    corpus = open_corpus(data, "train", progress)
+    if corpus is None:
+        raise AssertionError("every job has training text")
+    for passage in corpus:
+        yield from (line for line in passage.text.split("\n") if line and not line.isspace())
+
+
+def cache_key(corpus: Corpus, tokenizer: Tokenizer, options: Options) -> str:
+    """A name for what a shard set is made from: text (hashes and formats, not where it lies), tokenizer, options."""
+    text = [(part["format"], part["sha256"]) for part in corpus.contents()]
+    return hashlib.sha256(json.dumps([text, tokenizer.fingerprint, options]).encode()).hexdigest()[:32]
+
+
+def _prepare(
+    data: DataConfig, tokenizer: Tokenizer, split: Split, progress: Progress | None, folder: Path | None
+) -> ShardSet | None:
+    corpus = open_corpus(data, split, progress)
+    if corpus is None:
+        return None
+    options: Options = {
+        "text_column": data.text_column,
+        "document_start": data.document_start,
+        "held_out": data.validation_fraction if isinstance(corpus, Part) else None,
+        "split": split if isinstance(corpus, Part) else None,
+    }
+    key = cache_key(corpus, tokenizer, options)
+    return write_shards(
+        corpus,
+        tokenizer,
+        folder or data.cache / "shards" / key,
+        key=key,
+        options=options,
+        workers=data.workers or usable_cores(),
+        verify=data.verify,
+        progress=progress,
+    )
+
+
+def _text(data: DataConfig, progress: Progress | None, hub_split: str | None) -> Corpus:
+    if data.source == "hub":
+        from pretrain.data.hub import HubCorpus  # datasets takes a second to import
+
+        if data.name is None:
+            raise AssertionError("DataConfig lets no hub source through without a name")
+        return HubCorpus(data.name, data.subset, hub_split or data.split, data.text_column, data.document_start)
+    if data.source == "docstrings":
+        paths = [docstring_file(data.cache / "docstrings", data.workers or usable_cores(), progress=progress)]
+    else:
+        paths = resolve(data.files, "data.files")
+    return FileCorpus(paths, data.text_column, data.document_start)

@@ -1,0 +1,30 @@
+"""Random numbers that belong to a name and a sample, so that no result depends on who draws them, or in which order."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from hashlib import blake2b
+
+import numpy as np
+
+_SAMPLE_BITS = 40
+_EPOCH_BITS = 24
+
+
+@lru_cache(maxsize=1024)
+def stream_key(name: str, seed: int) -> int:
+    """A 64-bit key for the random stream ``name`` of a job with seed ``seed``; the same on every machine."""
+    return int.from_bytes(blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little")
+
+
+def generator_for(name: str, seed: int, epoch: int, sample: int) -> np.random.Generator:
+    """The generator of one sample: Philox-4x64 keyed with ``(name, seed)`` and ``(epoch, sample)``.
+
+    Counter-based (Salmon et al. 2011): different keys are independent streams, and making one costs microseconds, so
+    every sample of every epoch owns its stream, whatever rank or worker handles it. ``epoch < 2**24``,
+    ``sample < 2**40``.
+    """
+    if not (0 <= epoch < 1 << _EPOCH_BITS and 0 <= sample < 1 << _SAMPLE_BITS):
+        raise AssertionError(f"epoch {epoch} or sample {sample} is outside 2**{_EPOCH_BITS} x 2**{_SAMPLE_BITS}")
+    key = np.array([stream_key(name, seed), epoch << _SAMPLE_BITS | sample], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))

@@ -1,0 +1,116 @@
+"""Which window is which sample: a fixed order that no number of ranks, workers or restarts can change.
+
+Samples are numbered 0, 1, 2, ... over the whole job. Sample ``g`` lies in epoch ``g // windows``, and each epoch goes
+through its windows in a pseudo-random order of its own. The order is a Feistel permutation computed entry by entry, so
+it needs no table: a trillion windows cost no memory, and resuming is nothing but remembering the next ``g``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from jaxtyping import Int64, UInt64
+
+from pretrain.data.randomness import stream_key
+from tokenizer.errors import ConfigError
+
+Words = UInt64[np.ndarray, "..."]
+
+_ROUNDS = 8
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Maps sample numbers to ``(epoch, window)``; every epoch holds every window exactly once.
+
+    ``windows``: length of the dataset; ``shuffle=False`` reads it in order (validation).
+    """
+
+    windows: int
+    seed: int
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if self.windows < 1:
+            raise AssertionError("a sampler needs at least one window")
+
+    def locate(self, samples: Int64[np.ndarray, " n"]) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """Epochs and window indices of the samples numbered ``samples``."""
+        epochs, places = np.divmod(samples, self.windows)
+        if not self.shuffle:
+            return epochs, places
+        windows = np.empty_like(places)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            windows[here] = permute(places[here], self.windows, stream_key(f"order/{epoch}", self.seed))
+        return epochs, windows
+
+    def sample_at(self, sample: int) -> tuple[int, int]:
+        """Epoch and window index of one sample."""
+        epochs, windows = self.locate(np.array([sample], dtype=np.int64))
+        return int(epochs[0]), int(windows[0])
+
+
+def permute(places: Int64[np.ndarray, " n"], size: int, key: int) -> Int64[np.ndarray, " n"]:
+    """The images of ``places`` under a pseudo-random permutation of ``0 .. size-1`` chosen by ``key``.
+
+    A balanced Feistel network (Luby and Rackoff 1988) permutes the next larger power of four; what falls outside is
+    put through it again until it falls inside (cycle walking, Black and Rogaway 2002), fewer than 4 times on average.
+    """
+    half = np.uint64(max(1, -(-(size - 1).bit_length() // 2)))
+    low = np.uint64((1 << int(half)) - 1)
+    values = places.astype(np.uint64)
+    walking = np.ones(len(values), dtype=bool)
+    while walking.any():
+        values[walking] = _feistel(values[walking], half, low, key)
+        walking = values >= size
+    return values.astype(np.int64)
+
+
+def _feistel(values: Words, half: np.uint64, low: np.uint64, key: int) -> Words:
+    left, right = values >> half, values & low
+    for round_key in _round_keys(key):
+        left, right = right, left ^ (_mix(right + round_key) & low)
+    joined: Words = left << half | right
+    return joined
+
+
+@lru_cache(maxsize=64)
+def _round_keys(key: int) -> Words:
+    return _mix(np.uint64(key) + _GOLDEN * np.arange(1, _ROUNDS + 1, dtype=np.uint64))
+
+
+def _mix(x: Words) -> Words:
+    """The finaliser of SplitMix64 (Steele et al. 2014): every input bit moves every output bit."""
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    x = x ^ (x >> np.uint64(31))
+    return x
+
+
+def micro_batches(
+    start: int, global_batch: int, micro_batch: int, world: int, rank: int
+) -> list[Int64[np.ndarray, " micro"]]:
+    """The sample numbers that ``rank`` handles in the step whose first sample is ``start``, one array a micro-batch.
+
+    Micro-batch ``m`` of all ranks together is the ``micro_batch * world`` samples from
+    ``start + m * micro_batch * world`` on; rank ``r`` takes those with ``g % world == r``. So the samples of a step
+    depend on ``start`` and ``global_batch`` alone, and the next step starts at ``start + global_batch``, whatever the
+    world size was before.
+
+    Raises ``ConfigError`` when ``global_batch`` is not a multiple of ``micro_batch * world``.
+    """
+    together = micro_batch * world
+    if global_batch < 1 or global_batch % together:
+        raise ConfigError(
+            f"batch.global = {global_batch} is not a multiple of batch.micro x ranks = {micro_batch} x {world}"
+            f" = {together}; the next larger one is {(global_batch // together + 1) * together}"
+        )
+    first = start + (rank - start) % world
+    step = np.arange(first, start + global_batch, world, dtype=np.int64)
+    return list(step.reshape(-1, micro_batch))

@@ -1,0 +1,234 @@
+"""Tokenize a corpus into a shard set: one pass, in parallel, in constant memory, all or nothing."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Shaped
+
+from pretrain.data.corpus import Corpus, Passage
+from pretrain.data.parallel import ordered_map
+from pretrain.data.shards import (
+    DOCUMENTS,
+    MANIFEST,
+    FileRecord,
+    Manifest,
+    ShardSet,
+    Tokenizer,
+    TokenizerRecord,
+    token_dtype,
+)
+from tokenizer.errors import DataError
+from tokenizer.files import new_folder
+
+SHARD_TOKENS = 1 << 27
+"""Tokens of a shard: 256 MiB of uint16."""
+_PASSAGES_A_TASK = 64
+
+Ids = Shaped[np.ndarray, " tokens"]
+Options = dict[str, str | int | float | bool | None]
+
+
+def write_shards(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    key: str,
+    options: Options,
+    workers: int,
+    shard_tokens: int = SHARD_TOKENS,
+    verify: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> ShardSet:
+    """Tokenize ``corpus`` into the shard set ``folder`` with ``workers`` processes, and open it.
+
+    The result is the same for any number of workers. It appears whole, by a rename, or not at all; of several processes
+    that write the same folder, one does and the others wait for it. ``key`` and ``options`` go into the manifest; a
+    shard set with this key that is there already is used (``verify``: once its hashes are checked). ``progress`` is
+    told ``corpus.position`` and ``corpus.size``.
+
+    Raises ``DataError`` when the corpus is not valid text or is empty, ``folder`` holds something else, or the disk is
+    full.
+    """
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder.with_name(f".{folder.name}.lock")):
+            if not manifest.is_file():
+                _write(corpus, tokenizer, folder, key, options, workers, shard_tokens, progress)
+                verify = False
+    shards = ShardSet.open(folder, verify)
+    if shards.manifest.key != key:
+        raise DataError(f"{folder} holds other shards than this job makes: take another folder, or remove it")
+    return shards
+
+
+def _write(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    folder: Path,
+    key: str,
+    options: Options,
+    workers: int,
+    shard_tokens: int,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    for abandoned in folder.parent.glob(f".{folder.name}.*.partial"):
+        shutil.rmtree(abandoned)
+    try:
+        with new_folder(folder) as partial, _Stream(partial, tokenizer, shard_tokens) as stream:
+            for passage, ids in _encoded(corpus, tokenizer, workers):
+                if passage.starts:
+                    stream.end_document()
+                stream.append(ids)
+                if progress is not None:
+                    progress(corpus.position, corpus.size)
+            manifest = stream.finish(corpus, tokenizer, key, options)
+            (partial / MANIFEST).write_text(manifest.model_dump_json(indent=1))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise DataError(f"no space left for the shard set {folder}: free some, or set data.cache") from error
+
+
+class _Encoder:
+    """Encodes passages in a worker process; checks what would not fit the shards' integer type."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._dtype = tokenizer, token_dtype(tokenizer.vocab_size)
+
+    def __call__(self, passages: list[Passage]) -> list[Ids]:
+        encoded = self._tokenizer.encode_batch([passage.text for passage in passages])
+        largest = max((int(ids.max()) for ids in encoded if len(ids)), default=0)
+        if largest >= self._tokenizer.vocab_size:
+            raise DataError(f"the tokenizer gave the id {largest}, but its vocabulary has {self._tokenizer.vocab_size}")
+        return [ids.astype(self._dtype) for ids in encoded]
+
+
+def _encoded(corpus: Iterable[Passage], tokenizer: Tokenizer, workers: int) -> Iterator[tuple[Passage, Ids]]:
+    """Every passage with its ids, in order."""
+    waiting: list[list[Passage]] = []
+
+    def tasks() -> Iterator[list[Passage]]:
+        passages = iter(corpus)
+        while task := list(islice(passages, _PASSAGES_A_TASK)):
+            waiting.append(task)
+            yield task
+
+    for encoded in ordered_map(_Encoder(tokenizer), tasks(), workers):
+        yield from zip(waiting.pop(0), encoded, strict=True)
+
+
+class _Stream(AbstractContextManager["_Stream"]):
+    """Writes the token stream and the document starts."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, shard_tokens: int) -> None:
+        self._folder, self._shard_tokens = folder, shard_tokens
+        self._end = np.array([tokenizer.special.eos], dtype=token_dtype(tokenizer.vocab_size))
+        self._shards: list[_HashedFile] = []
+        self._index = _HashedFile(folder / DOCUMENTS)
+        self._tokens = self._document_start = self._documents = 0
+
+    def __exit__(self, *error: object) -> None:
+        for file in [*self._shards, self._index]:
+            file.close()
+
+    def append(self, ids: Ids) -> None:
+        """Continue the current document."""
+        while len(ids):
+            used = self._tokens % self._shard_tokens
+            if used == 0:
+                if self._shards:
+                    self._shards[-1].close()
+                self._shards.append(_HashedFile(self._folder / f"shard-{len(self._shards):05}.bin"))
+            now, ids = ids[: self._shard_tokens - used], ids[self._shard_tokens - used :]
+            self._shards[-1].write(now)
+            self._tokens += len(now)
+
+    def end_document(self) -> None:
+        """End the current document, unless it has no tokens."""
+        if self._tokens > self._document_start:
+            self.append(self._end)
+            self._index.write(np.array([self._document_start], dtype="<i8"))
+            self._document_start = self._tokens
+            self._documents += 1
+
+    def finish(self, corpus: Corpus, tokenizer: Tokenizer, key: str, options: Options) -> Manifest:
+        """End the last document, close the files and describe them."""
+        self.end_document()
+        if not self._tokens:
+            raise DataError(f"no text in {', '.join(str(part['name']) for part in corpus.contents())}")
+        self._index.write(np.array([self._tokens], dtype="<i8"))
+        self.__exit__()
+        special = tokenizer.special
+        return Manifest(
+            key=key,
+            tokenizer=TokenizerRecord(
+                fingerprint=tokenizer.fingerprint,
+                vocab_size=tokenizer.vocab_size,
+                bos=special.bos,
+                pad=special.pad,
+                eos=special.eos,
+                mask=special.mask,
+                special_ids=tuple(sorted(tokenizer.special_ids)),
+            ),
+            source=corpus.contents(),
+            options=options,
+            documents=self._documents,
+            tokens=self._tokens,
+            shard_tokens=self._shard_tokens,
+            files=tuple(file.record() for file in [*self._shards, self._index]),
+        )
+
+
+class _HashedFile:
+    """A file that knows its size and SHA-256 without being read again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file, self._hash, self._bytes = path, path.open("wb", buffering=1 << 20), hashlib.sha256(), 0
+
+    def write(self, values: np.ndarray) -> None:
+        """Append an array's bytes."""
+        data = values.tobytes()
+        self._file.write(data)
+        self._hash.update(data)
+        self._bytes += len(data)
+
+    def close(self) -> None:
+        """Flush and close; more than once does no harm."""
+        self._file.close()
+
+    def record(self) -> FileRecord:
+        """Name, size and hash for the manifest."""
+        return FileRecord(name=self._path.name, bytes=self._bytes, sha256=self._hash.hexdigest())
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold ``path`` locked against other processes; the kernel frees it when this process dies."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            except OSError as error:
+                raise DataError(f"cannot lock {path} ({error.strerror}): set data.cache to a local folder") from error
+            if os.fstat(descriptor).st_nlink == 0:  # its last holder has removed it: lock the new one
+                continue
+            try:
+                yield
+            finally:
+                path.unlink()
+            return
+        finally:
+            os.close(descriptor)

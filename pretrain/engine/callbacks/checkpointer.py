@@ -1,0 +1,74 @@
+"""When checkpoints are written, and which ones are kept."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+from pretrain.engine import distributed
+from pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of
+from pretrain.engine.loop import Callback, Run
+from pretrain.engine.task import Report
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpointer(Callback):
+    """Saves every ``checkpoint.every`` steps, at the end, and when the run is stopping.
+
+    Keeps the newest ``keep`` and every ``keep_every``-th step. With ``checkpoint.async`` a save is committed when all
+    ranks have written, at the latest before the next one begins; none is dropped.
+    """
+
+    def __init__(self) -> None:
+        self._pending: PendingSave | None = None
+        self._saved = -1
+
+    def on_start(self, run: Run) -> None:
+        self._saved = run.progress.step
+        if distributed.rank() == 0:
+            for leftover in (run.dir / "checkpoints").glob(".step-*.partial"):
+                logger.warning("removing %s, left by a save that did not finish", leftover)
+                shutil.rmtree(leftover)
+
+    def after_step(self, run: Run, report: Report) -> None:
+        self._commit_if_done(run)
+        every = run.job.checkpoint.every
+        if every and run.progress.step % every == 0:
+            self._save(run)
+
+    def on_end(self, run: Run) -> None:
+        self._save(run)
+        self._commit(run)
+
+    def _save(self, run: Run) -> None:
+        if self._saved == run.progress.step:
+            return
+        self._commit(run)
+        asynchronous = run.job.checkpoint.asynchronous
+        self._pending = begin_save(run.dir, run.job, run.engines, run.task, run.progress, asynchronous=asynchronous)
+        self._saved = run.progress.step
+        if not asynchronous:
+            self._commit(run)
+
+    def _commit_if_done(self, run: Run) -> None:
+        if self._pending is not None and all(distributed.gather_objects(self._pending.done())):
+            self._commit(run)
+
+    def _commit(self, run: Run) -> None:
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        path = pending.commit()
+        if distributed.rank() == 0:
+            logger.info("checkpoint %s", path)
+            _prune(run.dir, run.job.checkpoint.keep, run.job.checkpoint.keep_every)
+
+
+def _prune(run_dir: Path, keep: int, keep_every: int) -> None:
+    for path in checkpoints_of(run_dir)[:-keep]:
+        if keep_every and int(path.name[5:]) % keep_every == 0:
+            continue
+        (path / "manifest.json").unlink()  # first, so that a crash leaves no half-deleted checkpoint that looks whole
+        shutil.rmtree(path)

@@ -1,0 +1,81 @@
+"""``metrics.jsonl`` (an object a line) and TensorBoard, written by rank 0."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from pretrain.engine import distributed
+from pretrain.engine.loop import Callback, Run
+from pretrain.engine.task import Report
+
+logger = logging.getLogger(__name__)
+METRICS = "metrics.jsonl"
+
+
+def global_means(report: Mapping[str, Tensor | float]) -> dict[str, float]:
+    """Mean over ranks of every scalar of a report, in one collective (the names are the same on all ranks)."""
+    names = sorted(report)
+    values = torch.tensor([float(report[name]) for name in names], dtype=torch.float64)
+    if distributed.world_size() > 1:
+        values = distributed.all_reduce_sum(values.to(distributed.device())).cpu() / distributed.world_size()
+    return dict(zip(names, values.tolist(), strict=True))
+
+
+class Metrics(Callback):
+    """Logs every ``run.log_every`` steps. A resumed run first drops rows of steps that will be done again."""
+
+    def __init__(self) -> None:
+        self._file: IO[str] | None = None
+        self._board: Any = None
+        self.latest: dict[str, float] = {}
+        """The last logged training values, averaged over the ranks."""
+
+    def on_start(self, run: Run) -> None:
+        if distributed.rank() != 0:
+            return
+        path = run.dir / METRICS
+        if path.exists():
+            kept = [line for line in path.read_text().splitlines() if _step(line) <= run.progress.step]
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text("".join(f"{line}\n" for line in kept))
+            temporary.replace(path)
+        self._file = path.open("a", buffering=1)
+        if run.job.run.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(run.dir / "tensorboard", purge_step=run.progress.step + 1)  # type: ignore[no-untyped-call]
+
+    def after_step(self, run: Run, report: Report) -> None:
+        if run.progress.step % run.job.run.log_every == 0 or run.finished:
+            self.latest = self.write(run, report)
+
+    def write(self, run: Run, report: Report, split: str | None = None) -> dict[str, float]:
+        """Average a report over the ranks and append it; returns the averaged values (on every rank)."""
+        values = global_means(report)
+        if self._file is not None:
+            head: dict[str, Any] = {"step": run.progress.step} | ({"split": split} if split else {})
+            row = head | run.progress.to_json() | values
+            self._file.write(json.dumps(row) + "\n")
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(f"{split}/{name}" if split else name, value, run.progress.step)
+        return values
+
+    def close(self, run: Run) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _step(line: str) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (json.JSONDecodeError, KeyError, TypeError):  # a line torn by a crash
+        return 1 << 62

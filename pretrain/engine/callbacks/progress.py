@@ -1,0 +1,70 @@
+"""What a person watches: a bar on a terminal, a line per logging interval elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from pretrain.engine import distributed
+from pretrain.engine.callbacks.metrics import Metrics
+from pretrain.engine.loop import Callback, Run
+from pretrain.engine.task import Report
+
+logger = logging.getLogger(__name__)
+
+
+class ProgressDisplay(Callback):
+    """Loss and its parts, temperature, learning rate, tokens a second, time left; every ``run.log_every`` steps."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._bar: Bar | None = None
+
+    def on_start(self, run: Run) -> None:
+        self._began, self._first = time.monotonic(), run.progress.step
+        console = Console(stderr=True)
+        if distributed.rank() == 0 and console.is_terminal:
+            self._bar = Bar(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                TextColumn("{task.fields[values]}"), console=console,
+            )  # fmt: skip
+            total = run.job.schedule.max_steps
+            self._id = self._bar.add_task(run.dir.name, total=total, completed=run.progress.step, values="")
+            self._bar.start()
+
+    def after_step(self, run: Run, report: Report) -> None:
+        due = run.progress.step % run.job.run.log_every == 0 or run.finished
+        values = self._metrics.latest
+        if self._bar is not None:
+            self._bar.update(self._id, completed=run.progress.step)
+            if due:
+                self._bar.update(self._id, values=summary(values))
+        elif due and distributed.rank() == 0:
+            done, total = run.progress.step, run.job.schedule.max_steps
+            left = (time.monotonic() - self._began) / max(done - self._first, 1) * (total - done)
+            logger.info("step %d/%d eta %s %s", done, total, timedelta(seconds=round(left)), summary(values))
+
+    def close(self, run: Run) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def summary(values: dict[str, float]) -> str:
+    """The figures of a step in one short line."""
+    parts = [f"loss {values['loss']:.4f}"] if "loss" in values else []
+    parts += [f"{name.removeprefix('loss/')} {value:.4f}" for name, value in values.items() if name.startswith("loss/")]
+    for name, label, form in (
+        ("temperature", "tau", ".3f"),
+        ("lr", "lr", ".2e"),
+        ("grad_norm", "norm", ".2f"),
+        ("tokens_per_second", "tok/s", ",.0f"),
+        ("mfu", "mfu", ".1%"),
+    ):
+        if name in values:
+            parts.append(f"{label} {values[name]:{form}}")
+    return "  ".join(parts)

@@ -1,0 +1,39 @@
+"""Runs the task's validation every ``validate.every`` steps and at the end."""
+
+from __future__ import annotations
+
+import torch
+
+from pretrain.engine.callbacks.metrics import Metrics
+from pretrain.engine.loop import Callback, Run
+from pretrain.engine.task import Report
+
+
+class Validator(Callback):
+    """Validation rows carry ``"split": "validation"`` in ``metrics.jsonl``."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._last = -1
+
+    def after_step(self, run: Run, report: Report) -> None:
+        every = run.job.validate_.every
+        if every and run.progress.step % every == 0:
+            self._validate(run)
+
+    def on_end(self, run: Run) -> None:
+        if run.finished:
+            self._validate(run)
+
+    def _validate(self, run: Run) -> None:
+        if self._last == run.progress.step:
+            return
+        self._last = run.progress.step
+        for engine in run.engines.values():
+            engine.eval()
+        with torch.no_grad():
+            report = run.task.validate(run.engines, run.progress)
+        for engine in run.engines.values():
+            engine.train()
+        if report:
+            self._metrics.write(run, report, split="validation")

@@ -1,0 +1,27 @@
+"""One checkpoint format: safetensors fragments and JSON, the same for any world size and ZeRO stage."""
+
+from pretrain.engine.checkpoint.layout import (
+    checkpoints_of,
+    find_checkpoint,
+    read_job,
+    read_manifest,
+    read_metadata,
+    verify,
+)
+from pretrain.engine.checkpoint.load import read_weights, restore_engine, restore_weights
+from pretrain.engine.checkpoint.save import PendingSave, begin_save, write_weights_only
+
+__all__ = [
+    "PendingSave",
+    "begin_save",
+    "checkpoints_of",
+    "find_checkpoint",
+    "read_job",
+    "read_manifest",
+    "read_metadata",
+    "read_weights",
+    "restore_engine",
+    "restore_weights",
+    "verify",
+    "write_weights_only",
+]

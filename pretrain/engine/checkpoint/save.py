@@ -1,0 +1,222 @@
+"""Writing a checkpoint that is either complete or not there.
+
+Every rank writes its fragments into a temporary folder, makes them durable and hashes them; rank 0 writes the manifest
+last and renames the folder into place. A failure on any rank (a full disk) fails the save on all ranks, removes what
+was written, and leaves the previous checkpoint as it was.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from pretrain.config.schema import Job
+from pretrain.engine import distributed
+from pretrain.engine.checkpoint.layout import CONFIG, FORMAT_VERSION, MANIFEST, STATE, step_folder
+from pretrain.engine.engines import Engine
+from pretrain.engine.fragments import (
+    WEIGHT,
+    fragments,
+    global_shape,
+    loss_scale_state,
+    optimizer_step_count,
+    trainable,
+)
+from pretrain.engine.provenance import provenance
+from pretrain.engine.safe_files import describe_write_error, sha256, sync_file, sync_folder, write_json, write_tensors
+from pretrain.engine.task import Progress, Task
+from tokenizer.errors import CheckpointError
+
+_Tensors = dict[str, dict[str, Tensor]]
+
+
+class PendingSave:
+    """A checkpoint being written by this rank; ``commit`` (collective) makes it real."""
+
+    def __init__(self, target: Path, files: _Tensors, metadata: dict[str, Any], manifest: dict[str, Any]) -> None:
+        self.target = target
+        self.temporary = target.with_name(f".{target.name}.partial")
+        self._files = files
+        self._metadata = metadata
+        self._manifest = manifest
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def write(self, *, asynchronous: bool) -> None:
+        """Write this rank's files, in a background thread when ``asynchronous`` (the tensors are private copies)."""
+        if asynchronous:
+            self._thread = threading.Thread(target=self._write, name="checkpoint", daemon=True)
+            self._thread.start()
+        else:
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            for name, tensors in self._files.items():
+                write_tensors(self.temporary / name, tensors, {"format": "pt"})
+        except Exception as error:
+            self._error = error
+        self._files = {}
+
+    def done(self) -> bool:
+        """True when this rank has nothing left to write."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def commit(self) -> Path:
+        """Wait for all ranks' files, write the manifest, rename. Collective.
+
+        Raises:
+            CheckpointError: a rank could not write; nothing of this checkpoint is left.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        try:
+            with distributed.agreed():
+                if self._error is not None:
+                    raise self._error
+            with distributed.agreed():
+                if distributed.rank() == 0:
+                    self._finish()
+        except Exception:
+            if distributed.rank() == 0:
+                shutil.rmtree(self.temporary, ignore_errors=True)
+            raise
+        return self.target
+
+    def _finish(self) -> None:
+        folder = self.temporary
+        try:
+            write_json(folder / STATE, self._metadata)
+            paths = sorted(path for path in folder.rglob("*") if path.is_file())
+            files = {
+                str(path.relative_to(folder)): {"size": path.stat().st_size, "sha256": sha256(path)} for path in paths
+            }
+            write_json(folder / MANIFEST, {**self._manifest, "files": files})
+            sync_folder(folder)
+            if self.target.exists():  # a damaged or older checkpoint of the same step
+                shutil.rmtree(self.target)
+            folder.rename(self.target)
+            _point_latest(self.target)
+        except OSError as error:
+            raise CheckpointError(describe_write_error(folder, error, 0)) from error
+
+
+def _point_latest(target: Path) -> None:
+    link = target.with_name(".latest.tmp")
+    link.unlink(missing_ok=True)
+    link.symlink_to(target.name)
+    link.replace(target.with_name("latest"))
+    sync_folder(target.parent)
+
+
+def _describe(module: nn.Module) -> dict[str, Any]:
+    shapes = {name: list(global_shape(p)) for name, p in trainable(module)}
+    first = {id(p): name for name, p in module.named_parameters()}
+    every = module.named_parameters(remove_duplicate=False)
+    return {"shapes": shapes, "ties": {name: first[id(p)] for name, p in every if name != first[id(p)]}}
+
+
+def begin_save(
+    run_dir: Path, job: Job, engines: Mapping[str, Engine], task: Task, progress: Progress, *, asynchronous: bool
+) -> PendingSave:
+    """Snapshot the state of all engines and the task and start writing it. Collective.
+
+    With ``asynchronous`` training may go on at once; ``commit`` is called when every rank is ``done``.
+    """
+    target = step_folder(run_dir, progress.step)
+    modules = {name: engine.module for name, engine in engines.items()}
+    manifest = _manifest(job, modules, progress.to_json())
+    files: _Tensors = {}
+    suffix = f"{distributed.rank():05d}-of-{distributed.world_size():05d}.safetensors"
+    engine_state: dict[str, Any] = {}
+    for name, engine in engines.items():
+        weights, moments = f"{name}-weights-{suffix}", f"{name}-optimizer-{suffix}"
+        files[weights], files[moments] = {}, {}
+        for fragment in fragments(engine):
+            file = files[weights if fragment.kind == WEIGHT else moments]
+            file[f"{fragment.kind}/{fragment.name}@{fragment.start}"] = fragment.view.to("cpu", torch.float32, copy=True)
+        engine_state[name] = {
+            "optimizer_steps": optimizer_step_count(engine),
+            "has_moments": bool(engine.base_optimizer.state),
+            "loss_scale": loss_scale_state(engine),
+        }
+    save = PendingSave(target, files, {"progress": progress.to_json(), "engines": engine_state}, manifest)
+    with distributed.agreed():
+        if distributed.rank() == 0:
+            _prepare_folder(save.temporary, job, task)
+    with distributed.agreed():
+        save._metadata["task"] = task.save_state(save.temporary)
+    save.write(asynchronous=asynchronous)
+    return save
+
+
+def _manifest(job: Job, modules: Mapping[str, nn.Module], progress: dict[str, int]) -> dict[str, Any]:
+    return {
+        "format_version": FORMAT_VERSION,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "progress": progress,
+        "task": job.task.type,
+        "world_size": distributed.world_size(),
+        "zero_stage": job.engine.zero_stage,
+        "modules": {name: _describe(module) for name, module in modules.items()},
+        "provenance": provenance(),
+    }
+
+
+def _prepare_folder(folder: Path, job: Job, task: Task) -> None:
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / CONFIG).write_text(config_text(job))
+        for name, source in task.export_files().items():
+            if source.is_dir():
+                shutil.copytree(source, folder / name)
+            else:
+                shutil.copy2(source, folder / name)
+        for path in folder.rglob("*"):
+            if path.is_file():
+                sync_file(path)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise CheckpointError(describe_write_error(folder, error, 0)) from error
+
+
+def config_text(job: Job) -> str:
+    """The resolved configuration as YAML, readable by ``load_job``."""
+    return yaml.safe_dump(job.model_dump(mode="json", by_alias=True), sort_keys=False)
+
+
+def write_weights_only(target: Path, job: Job, modules: Mapping[str, nn.Module], task_state: dict[str, Any]) -> Path:
+    """A checkpoint at step 0 from bare modules (an imported Hugging Face model): weights, no moments. One process.
+
+    ``target`` is the checkpoint folder to make; other files (the tokenizer) may already lie in ``target``'s partial
+    folder: see :func:`partial_folder`.
+    """
+    progress = Progress().to_json()
+    files = {
+        f"{name}-weights-00000-of-00001.safetensors": {
+            f"{WEIGHT}/{parameter_name}@0": p.detach().to("cpu", torch.float32, copy=True).view(-1)
+            for parameter_name, p in trainable(module)
+        }
+        for name, module in modules.items()
+    }
+    engines = {name: {"optimizer_steps": 0, "has_moments": False, "loss_scale": {}} for name in modules}
+    metadata = {"progress": progress, "engines": engines, "task": task_state}
+    save = PendingSave(target, files, metadata, _manifest(job, modules, progress))
+    save.temporary.mkdir(parents=True, exist_ok=True)
+    (save.temporary / CONFIG).write_text(config_text(job))
+    save.write(asynchronous=False)
+    return save.commit()
+
+
+def partial_folder(target: Path) -> Path:
+    """Where files to be included in the checkpoint ``target`` are put before :func:`write_weights_only`."""
+    return PendingSave(target, {}, {}, {}).temporary

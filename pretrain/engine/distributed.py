@@ -1,0 +1,164 @@
+"""The few collectives the project needs, with one meaning whether there is one process or many.
+
+Every function works without an initialised process group (then ``world_size() == 1``), so that library code and
+notebooks need no launcher. Ranks are read from the environment that every launcher sets
+(``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``, ``MASTER_PORT``): this file is the only one that does.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tokenizer.errors import UserError
+
+T = TypeVar("T")
+Group = dist.ProcessGroup | None
+
+
+def is_distributed() -> bool:
+    """True when a process group is up."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank(group: Group = None) -> int:
+    """This process's rank in ``group`` (0 without a process group)."""
+    return dist.get_rank(group) if is_distributed() else 0
+
+
+def world_size(group: Group = None) -> int:
+    """Number of processes in ``group`` (1 without a process group)."""
+    return dist.get_world_size(group) if is_distributed() else 1
+
+
+def local_rank() -> int:
+    """This process's index on its host, as the launcher gave it (0 alone)."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def launched_world_size() -> int:
+    """Number of processes the launcher says it started, known before any process group is up."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def all_gather(x: Tensor, group: Group = None) -> Tensor:
+    """Stack every rank's ``x`` (same shape on all ranks) along a new first axis: ``(...) -> (W, ...)``. No gradient."""
+    x = x.detach().contiguous()
+    world = world_size(group)
+    if world == 1:
+        return x.unsqueeze(0)
+    out = x.new_empty((world * x.numel(),))
+    dist.all_gather_single(out, x.view(-1), group=group)
+    return out.view(world, *x.shape)
+
+
+def reduce_scatter_sum(x: Tensor, group: Group = None) -> Tensor:
+    """Sum ``x`` of shape ``(W, ...)`` over the ranks and return this rank's slice ``(...)``. No gradient."""
+    x = x.detach().contiguous()
+    world = world_size(group)
+    if x.shape[0] != world:
+        raise AssertionError(f"the first axis must be the world size {world}, got shape {tuple(x.shape)}")
+    if world == 1:
+        return x[0]
+    out = x.new_empty(x.shape[1:].numel())
+    dist.reduce_scatter_single(out, x.view(-1), group=group)
+    return out.view(x.shape[1:])
+
+
+def all_reduce_sum(x: Tensor, group: Group = None) -> Tensor:
+    """Sum of ``x`` over the ranks, as a new tensor. No gradient."""
+    x = x.detach().clone()
+    if world_size(group) > 1:
+        dist.all_reduce(x, group=group)
+    return x
+
+
+def all_reduce_max(x: Tensor, group: Group = None) -> Tensor:
+    """Elementwise maximum of ``x`` over the ranks, as a new tensor. No gradient."""
+    x = x.detach().clone()
+    if world_size(group) > 1:
+        dist.all_reduce(x, dist.ReduceOp.MAX, group=group)
+    return x
+
+
+def broadcast_object(value: T, src: int = 0) -> T:
+    """The value that rank ``src`` holds, on every rank (small picklable objects: verdicts, names, steps)."""
+    if world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=src)
+    return box[0]
+
+
+def gather_objects(value: T) -> list[T]:
+    """Every rank's value, in rank order, on every rank (small picklable objects)."""
+    if world_size() == 1:
+        return [value]
+    out: list[T | None] = [None] * world_size()
+    dist.all_gather_object(out, value)
+    return out  # type: ignore[return-value]
+
+
+@contextmanager
+def agreed() -> Iterator[None]:
+    """Run a block on every rank; if it fails on any rank, it fails on all of them.
+
+    Without this a rank whose disk is full raises while the others wait in their next collective. The block itself
+    must not hold collectives. A user error stays a user error (exit code 2) on every rank and names its rank.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    verdicts = gather_objects(None if error is None else (isinstance(error, UserError), type(error), str(error)))
+    failed = [(number, verdict) for number, verdict in enumerate(verdicts) if verdict is not None]
+    if not failed:
+        return
+    number, (is_user_error, kind, text) = failed[0]
+    where = f"rank {number}: " if world_size() > 1 else ""
+    if is_user_error:
+        raise kind(f"{where}{text}") from error
+    raise RuntimeError(f"{where}{kind.__name__}: {text}") from error
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    if world_size() > 1:
+        dist.barrier()
+
+
+def device() -> torch.device:
+    """The device of this process: ``cuda:LOCAL_RANK`` where a GPU is present, else the CPU."""
+    return torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def shutdown() -> None:
+    """Leave the process group together, so that no rank sees another's connection close in the middle of work."""
+    if is_distributed():
+        barrier()
+        dist.destroy_process_group()
+
+
+def initialize(timeout_minutes: float) -> None:
+    """Join the process group that the launcher describes (NCCL on GPUs, gloo on CPUs); alone, make a group of one.
+
+    A group of one is made for a lone process as well, because DeepSpeed's engine asks for one.
+    """
+    if is_distributed():
+        return
+    if "RANK" not in os.environ:
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank())
+    dist.init_process_group(
+        "nccl" if torch.cuda.is_available() else "gloo",
+        timeout=datetime.timedelta(minutes=timeout_minutes),
+    )

@@ -1,0 +1,108 @@
+"""DeepSpeed engines built from a job, behind the few calls a task needs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import deepspeed
+import torch
+from torch import Tensor, nn
+
+from pretrain.config.schema import Job
+from pretrain.engine import distributed
+from pretrain.engine.deepspeed_config import deepspeed_config
+from pretrain.engine.optimizers import build_optimizer
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """A module under DeepSpeed: forward by calling it, then ``backward`` and ``step`` once a micro-batch.
+
+    Every forward pass of training goes through the engine, never through ``.module`` (DeepSpeed's gradient hooks are
+    installed by its forward). Gradients are averaged over micro-batches and over ranks.
+    """
+
+    def __init__(self, name: str, module: nn.Module, job: Job) -> None:
+        self.name = name
+        self.job = job
+        self.zero_stage = job.engine.zero_stage
+        self._norm: Tensor | None = None
+        optimizer = build_optimizer(job, module)
+        if self.zero_stage == 0:
+            optimizer.register_step_pre_hook(self._measure_and_clip)
+        self.deepspeed, *_ = deepspeed.initialize(
+            model=module,
+            optimizer=optimizer,
+            config=deepspeed_config(job, distributed.world_size()),
+            dist_init_required=False,
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward pass, under the engine's precision."""
+        return self.deepspeed(*args, **kwargs)
+
+    @property
+    def module(self) -> nn.Module:
+        """The wrapped module, for reading (names, shapes, ``eval()``); not for training passes."""
+        module: nn.Module = self.deepspeed.module
+        return module
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs belong."""
+        return torch.device(self.deepspeed.device)
+
+    @property
+    def zero_optimizer(self) -> Any:
+        """DeepSpeed's optimizer wrapper (at ZeRO 0 the plain optimizer)."""
+        return self.deepspeed.optimizer
+
+    @property
+    def base_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer that holds the moments: the one ``build_optimizer`` made."""
+        optimizer: torch.optim.Optimizer = getattr(self.zero_optimizer, "optimizer", self.zero_optimizer)
+        return optimizer
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradient of ``loss`` (one micro-batch; divided by the accumulation, scaled for fp16)."""
+        self.deepspeed.backward(loss)
+
+    def step(self) -> None:
+        """After each micro-batch's ``backward``; updates the parameters at the accumulation boundary."""
+        self.deepspeed.step()
+
+    def train(self) -> None:
+        """Training mode (dropout on)."""
+        self.deepspeed.train()
+
+    def eval(self) -> None:
+        """Evaluation mode (dropout off)."""
+        self.deepspeed.eval()
+
+    def set_learning_rate(self, value: float) -> None:
+        """Learning rate of the next update, for every parameter group."""
+        for group in self.zero_optimizer.param_groups:
+            group["lr"] = value
+
+    def gradient_norm(self) -> float:
+        """Global gradient norm of the last update, before clipping."""
+        norm = self._norm if self.zero_stage == 0 else self.deepspeed.get_global_grad_norm()
+        return float(norm) if norm is not None else float("nan")
+
+    def update_was_skipped(self) -> bool:
+        """True when the last update was dropped because of an fp16 overflow (the loss scale has been lowered)."""
+        return bool(getattr(self.zero_optimizer, "overflow", False))
+
+    def _measure_and_clip(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if self.job.optimizer.clip:
+            nn.utils.clip_grads_with_norm_(parameters, self.job.optimizer.clip, self._norm)
+
+
+def build_engines(modules: Mapping[str, nn.Module], job: Job) -> dict[str, Engine]:
+    """One engine per module, in the mapping's order (the same on every rank)."""
+    return {name: Engine(name, module, job) for name, module in modules.items()}

@@ -1,0 +1,39 @@
+"""What produced a run: code revision, package versions, Python, host kind."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+_PACKAGES = ("capt-pretraining", "torch", "deepspeed", "transformers", "tokenizers", "datasets", "safetensors", "numpy")
+
+
+@functools.cache
+def provenance() -> dict[str, str]:
+    """Git revision (with ``+changes`` when the tree is not clean), package versions, Python and platform."""
+    facts = {"python": platform.python_version(), "platform": platform.platform(), "revision": revision()}
+    for name in _PACKAGES:
+        try:
+            facts[name] = version(name)
+        except PackageNotFoundError:
+            facts[name] = "not installed"
+    return facts
+
+
+def revision() -> str:
+    """The git revision of the source tree, or ``unknown`` outside a checkout."""
+    here = Path(__file__).resolve().parent
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=10, check=True
+        )
+        status = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=here, capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")

@@ -1,0 +1,24 @@
+"""One seed for a run, spread so that what a step draws depends on the step and the rank and on nothing before it.
+
+Dropout is drawn from torch's generator, reseeded at every step: a resumed run then draws what the uninterrupted run
+drew, and no generator state has to be saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from pretrain.engine import distributed
+
+
+def derive(seed: int, *names: int | str) -> int:
+    """A 63-bit seed that depends on all of ``names`` (stable across Python versions and machines)."""
+    text = "/".join(str(name) for name in (seed, *names))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def seed_step(seed: int, step: int) -> None:
+    """Seed torch (all devices) for this rank's step ``step``."""
+    torch.manual_seed(derive(seed, "step", step, distributed.rank()))

@@ -1,0 +1,72 @@
+"""The one seam: what the loop asks of a job. The loop knows no model, no data and no objective."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from pretrain.config.schema import Job
+from pretrain.engine.engines import Engine
+
+Report = dict[str, Tensor | float]
+"""Named scalars of a step. The MEAN OVER RANKS of a value is its global value."""
+
+
+@dataclass
+class Progress:
+    """How far a run is. ``step`` counts finished optimizer steps, ``samples`` and ``tokens`` are global counts."""
+
+    step: int = 0
+    samples: int = 0
+    tokens: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        """The counters as a plain mapping."""
+        return asdict(self)
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A job: its modules, its data, its step. Implementations live in ``pretrain.<task>.task`` as ``TASK``.
+
+    Life of a task: ``TASK(job, run_dir)`` -> ``build_modules`` -> (the loop builds engines, restores) ->
+    ``load_state`` when resuming -> ``build_batches(progress)`` -> ``step`` ... ``validate`` ... ``save_state``.
+    """
+
+    def __init__(self, job: Job, run_dir: Path) -> None: ...
+
+    def build_modules(self) -> Mapping[str, nn.Module]:
+        """One module per engine, freshly initialised from ``job.run.seed`` (the same on every rank)."""
+        ...
+
+    def build_batches(self, progress: Progress) -> Iterator[Any]:
+        """What this rank consumes from ``progress`` on: one item an optimizer step, the same for any worker count."""
+        ...
+
+    def step(self, engines: Mapping[str, Engine], batch: Any, progress: Progress) -> Report:
+        """Forward, backward and optimizer step(s) on ``batch``; advances ``progress.samples`` and ``.tokens``."""
+        ...
+
+    def validate(self, engines: Mapping[str, Engine], progress: Progress) -> Report:
+        """Validation metrics, in evaluation mode, with the same result on every rank."""
+        ...
+
+    def save_state(self, folder: Path) -> dict[str, Any]:
+        """Write this rank's part of what is not a parameter into ``folder``; return small JSON state (rank 0's is kept)."""
+        ...
+
+    def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Read back what ``save_state`` wrote, at any world size."""
+        ...
+
+    def flops_per_step(self) -> float:
+        """Model FLOP of an optimizer step over all ranks (for MFU); recomputation not counted."""
+        ...
+
+    def export_files(self) -> Mapping[str, Path]:
+        """Files or folders to copy into every checkpoint (name in the checkpoint -> source), such as the tokenizer."""
+        ...

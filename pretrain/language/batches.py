@@ -1,0 +1,137 @@
+"""From packed windows to the batches of a step: both views, what to predict, and who is who."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from pretrain.data.corruption import IGNORE, Corruptor
+from pretrain.data.packing import PackedDataset
+from pretrain.data.randomness import generator_for
+from pretrain.data.sampler import Sampler, micro_batches
+
+
+@dataclass(frozen=True)
+class LanguageBatch:
+    """One micro-batch of ``n`` windows of ``L`` tokens with ``m`` prediction slots each.
+
+    ``labels`` are token ids, ``IGNORE`` in unused slots. ``documents`` numbers the documents of a window where
+    attention must not cross them. ``padded`` is False when no row of either view holds padding. ``ids`` are window
+    numbers: the same text in a later epoch has the same id.
+    """
+
+    tokens: Int[Tensor, "n L"]
+    corrupted: Int[Tensor, "n L"]
+    positions: Int[Tensor, "n m"]
+    labels: Int[Tensor, "n m"]
+    ids: Int[Tensor, " n"]
+    padded: bool
+    documents: Int[Tensor, "n L"] | None = None
+
+    def to(self, device: torch.device) -> LanguageBatch:
+        """The batch on a device (asynchronously from pinned memory)."""
+        moved = {
+            name: value.to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
+
+    def pin_memory(self) -> LanguageBatch:
+        """The batch in page-locked memory."""
+        pinned = {name: value.pin_memory() for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **pinned)
+
+
+class Assembler:
+    """Makes the micro-batch of any list of sample numbers; a pure function of (seed, sample numbers)."""
+
+    def __init__(
+        self, windows: PackedDataset, corruptor: Corruptor, *, seed: int, stream: str, shuffle: bool, pad_id: int,
+        cross_document_attention: bool,
+    ) -> None:  # fmt: skip
+        self._windows = windows
+        self._corruptor = corruptor
+        self._sampler = Sampler(len(windows), seed, shuffle)
+        self._seed, self._stream, self._pad_id = seed, stream, pad_id
+        self._cross = cross_document_attention
+
+    def __call__(self, samples: np.ndarray) -> LanguageBatch:
+        """The batch of the samples numbered ``samples``."""
+        epochs, numbers = self._sampler.locate(samples)
+        tokens = np.stack([self._windows.window(int(i)) for i in numbers])
+        generators = [
+            generator_for(self._stream, self._seed, int(epoch), int(number))
+            for epoch, number in zip(epochs, numbers, strict=True)
+        ]
+        noisy = self._corruptor(tokens, generators)
+        documents = None
+        if not self._cross:
+            documents = torch.from_numpy(np.stack([self._windows.documents(int(i)) for i in numbers]))
+        return LanguageBatch(
+            tokens=torch.from_numpy(tokens.astype(np.int64)),
+            corrupted=torch.from_numpy(noisy.tokens.astype(np.int64)),
+            positions=torch.from_numpy(noisy.positions),
+            labels=torch.from_numpy(noisy.labels),
+            ids=torch.from_numpy(numbers),
+            padded=bool((tokens[:, -1] == self._pad_id).any()),
+            documents=documents,
+        )
+
+
+class _Steps(Dataset[list[LanguageBatch]]):
+    """Indexed by the first sample number of a step: this rank's micro-batches of it."""
+
+    def __init__(self, assembler: Assembler, shape: tuple[int, int, int, int]) -> None:
+        self._assembler = assembler
+        self._shape = shape
+
+    def __getitem__(self, start: int) -> list[LanguageBatch]:
+        return [self._assembler(samples) for samples in micro_batches(start, *self._shape)]
+
+
+def training_batches(
+    assembler: Assembler, starts: Sequence[int], shape: tuple[int, int, int, int], *, workers: int, prefetch: int
+) -> Iterator[list[LanguageBatch]]:
+    """This rank's micro-batches of the steps that begin at the sample numbers ``starts``.
+
+    ``shape`` is (global batch, micro-batch, world, rank). ``workers`` processes assemble ahead of the training.
+    """
+    loader: DataLoader[Any] = DataLoader(
+        _Steps(assembler, shape),
+        batch_size=None,
+        sampler=starts,
+        num_workers=workers,
+        prefetch_factor=prefetch if workers else None,
+        pin_memory=torch.cuda.is_available(),
+        collate_fn=_as_is,
+    )
+    return iter(loader)
+
+
+def _as_is(batches: list[LanguageBatch]) -> list[LanguageBatch]:
+    return batches
+
+
+def validation_batches(
+    assembler: Assembler, samples: int, micro: int, world: int, rank: int
+) -> Iterator[tuple[LanguageBatch, int]]:
+    """This rank's validation batches, each with how many of its rows count.
+
+    Every rank gets the same number of batches (engines with partitioned parameters need that), whatever ``samples`` is:
+    a rank that runs out of samples repeats sample 0, with nothing to predict, and those rows do not count.
+    """
+    mine = np.arange(rank, samples, world, dtype=np.int64)
+    share = -(-samples // world)
+    for first in range(0, share, micro):
+        wanted = min(micro, share - first)
+        numbers = mine[first : first + wanted]
+        counted = len(numbers)
+        batch = assembler(np.concatenate([numbers, np.zeros(wanted - counted, dtype=np.int64)]))
+        batch.labels[counted:] = IGNORE
+        yield batch, counted

@@ -1,0 +1,76 @@
+"""Nearest-neighbour queries against an exported encoder: the quickest look at what a model has learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pretrain.config.load import load_job
+from pretrain.data.files import FileCorpus, resolve
+from pretrain.data.prepare import tokenizer_corpus
+from pretrain.language.config import LanguageJob
+from tokenizer.errors import DataError
+
+_MIN_CHARACTERS = 20
+
+
+@dataclass(frozen=True)
+class Neighbor:
+    """A text and its cosine similarity to the query."""
+
+    text: str
+    similarity: float
+
+
+def candidates(run: Path | None, text: Sequence[Path], limit: int) -> list[str]:
+    """Up to ``limit`` different lines to search in: of the files ``text``, else of the run's training text.
+
+    Raises:
+        DataError: neither gives a line of at least 20 characters.
+    """
+    lines: Iterable[str]
+    if text:
+        corpus = FileCorpus(resolve([str(path) for path in text], "--text"), "text", None)
+        lines = (line for passage in corpus for line in passage.text.splitlines())
+    elif run is not None:
+        job = load_job(run / "config.yaml")
+        if not isinstance(job, LanguageJob):
+            raise DataError(f"{run}: a {job.task.type} run has no text; give --text FILE")
+        lines = tokenizer_corpus(job.data)
+    else:
+        raise DataError("nothing to search in: give --text FILE or --run RUN")
+    found = list(dict.fromkeys(islice(_long_enough(lines), limit)))
+    if not found:
+        raise DataError(f"no line of {_MIN_CHARACTERS} characters or more to search in")
+    return found
+
+
+def _long_enough(lines: Iterable[str]) -> Iterator[str]:
+    return (line.strip() for line in lines if len(line.strip()) >= _MIN_CHARACTERS)
+
+
+def nearest(model: Any, queries: Sequence[str], texts: Sequence[str], top: int) -> list[list[Neighbor]]:
+    """The ``top`` texts by cosine for each query; ``model`` has sentence-transformers' ``encode``."""
+    keys = model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False, batch_size=64)
+    rows = model.encode(list(queries), normalize_embeddings=True, show_progress_bar=False)
+    similarity = np.asarray(rows) @ np.asarray(keys).T
+    order = np.argsort(-similarity, axis=1)[:, :top]
+    return [
+        [Neighbor(texts[i], float(similarity[row, i])) for i in columns] for row, columns in enumerate(order.tolist())
+    ]
+
+
+def neighbors(
+    folder: Path, queries: Sequence[str], *, run: Path | None = None, text: Sequence[Path] = (), top: int = 3,
+    limit: int = 2000,
+) -> list[list[Neighbor]]:
+    """Load a sentence-transformers folder and answer ``queries`` from up to ``limit`` lines of text."""  # fmt: skip
+    texts = candidates(run, text, limit)
+    from sentence_transformers import SentenceTransformer
+
+    return nearest(SentenceTransformer(str(folder), device="cpu"), queries, texts, top)

@@ -1,0 +1,97 @@
+"""Tokenizer and packed data of a job: given, found in the cache, or made on the first run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pretrain.data.corruption import Corruptor, Vocabulary
+from pretrain.data.packing import PackedDataset
+from pretrain.data.prepare import open_corpus, tokenizer_corpus
+from pretrain.data.prepare import prepare as prepare_shards
+from pretrain.data.shard_writer import locked
+from pretrain.language.config import LanguageJob
+from pretrain.models.config import RobertaConfig
+from tokenizer.encode import TextTokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a job reads: the tokenizer and its folder, windows of both splits, noise, the completed model configuration."""
+
+    tokenizer: TextTokenizer
+    tokenizer_folder: Path
+    train: PackedDataset
+    validation: PackedDataset | None
+    corruptor: Corruptor
+    model_config: RobertaConfig
+
+
+def vocabulary_of(tokenizer: TextTokenizer) -> Vocabulary:
+    """What the corruptions need to know of a tokenizer."""
+    return Vocabulary(tokenizer.vocab_size, tokenizer.special.mask, tuple(tokenizer.special_ids))
+
+
+def tokenizer_folder(job: LanguageJob, progress: Progress | None = None) -> Path:
+    """The folder of the job's tokenizer: ``tokenizer.path``, or one trained on ``data.*`` and cached by content.
+
+    Several processes may call this at once: one trains, the others wait.
+    """
+    section = job.tokenizer
+    if section.path is not None:
+        return section.path
+    corpus = open_corpus(job.data, "train", progress)
+    assert corpus is not None, "every job has training text"
+    recipe = {
+        "text": [(part["format"], part["sha256"]) for part in corpus.contents()],
+        "columns": [job.data.text_column, job.data.document_start, job.data.validation_fraction],
+        **section.model_dump(mode="json", exclude={"path"}),
+    }
+    name = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:32]
+    folder = job.data.cache / "tokenizers" / name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_suffix(".lock")):
+        if not folder.exists():
+            from tokenizer.train import train
+
+            logger.info("training a %s tokenizer of %d pieces into %s", section.type, section.vocab_size, folder)
+            train(
+                tokenizer_corpus(job.data, progress),
+                folder,
+                vocab_size=section.vocab_size,
+                type=section.type,
+                byte_fallback=section.byte_fallback,
+                model_max_length=job.model.max_positions,
+                max_sentences=section.max_sentences,
+            )
+    return folder
+
+
+def prepare(job: LanguageJob, progress: Progress | None = None) -> Prepared:
+    """Everything a rank needs before it can build the model.
+
+    Raises:
+        DataError: unusable text, damaged shards, shards of another tokenizer.
+        ConfigError: a model configuration that does not fit the tokenizer.
+    """
+    folder = tokenizer_folder(job, progress)
+    tokenizer = load_tokenizer(folder)
+    length = job.data.sequence_length
+    train = prepare_shards(job.data, tokenizer, "train", progress)
+    assert train is not None, "every job has training text"
+    held_out = prepare_shards(job.data, tokenizer, "validation", progress)
+    return Prepared(
+        tokenizer=tokenizer,
+        tokenizer_folder=folder,
+        train=PackedDataset(train, length),
+        validation=None if held_out is None else PackedDataset(held_out, length),
+        corruptor=Corruptor(job.corruption, vocabulary_of(tokenizer), length),
+        model_config=job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad),
+    )

@@ -1,0 +1,69 @@
+"""Semantic textual similarity by the SimCSE protocol (Gao et al. 2021): Spearman's rho of cosine and human scores.
+
+One correlation over all pairs of a set ("all" in SentEval's terms), never a mean over its subsets; STS-B by plain
+cosine, not by SentEval's regression. The sets are read by `pretrain.language.sts_files`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.stats import spearmanr
+from torch.nn import functional as F
+
+from pretrain.language.metrics import alignment, uniformity
+from pretrain.language.sts_files import Pairs
+
+Encoder = Callable[[list[str]], np.ndarray]
+"""Any encoder: n texts to an ``(n, d)`` array."""
+
+
+def encode(texts: Sequence[str], encoder: Encoder, batch: int) -> Float[np.ndarray, "n d"]:
+    """One row a text, in float64. Each distinct text is encoded once, beside texts of like length: little padding.
+
+    Raises:
+        ValueError: the encoder returned another number of rows, or a row that is not finite.
+    """
+    order = sorted(set(texts), key=lambda text: (len(text.split()), text))
+    parts = []
+    for start in range(0, len(order), batch):
+        chunk = order[start : start + batch]
+        rows = np.asarray(encoder(chunk), dtype=np.float64)
+        if rows.ndim != 2 or len(rows) != len(chunk):
+            raise ValueError(f"the encoder returned shape {rows.shape} for {len(chunk)} texts; expected a row each")
+        finite = np.isfinite(rows).all(axis=1)
+        if not finite.all():
+            raise ValueError(f"the encoder returned a vector that is not finite for {chunk[int(finite.argmin())]!r}")
+        parts.append(rows)
+    place = {text: row for row, text in enumerate(order)}
+    return np.concatenate(parts)[[place[text] for text in texts]]
+
+
+def score(pairs: Pairs, encoder: Encoder, batch: int = 64) -> dict[str, float]:
+    """``spearman`` in [-1, 1] between the cosines of the pairs and the gold scores, and ``pairs``, their number.
+
+    With it SimCSE's ``alignment`` (on pairs with a gold score above 4; absent where there are fewer than two) and
+    ``uniformity`` (over the distinct sentences of the set).
+
+    Raises:
+        ValueError: as `encode`; a vector of zeros; all cosines equal (the encoder has collapsed, rho is undefined).
+    """
+    rows = torch.from_numpy(encode([*pairs.first, *pairs.second], encoder, batch))
+    norms = rows.norm(dim=1)
+    if not bool((norms > 0).all()):
+        raise ValueError(f"{pairs.name} {pairs.split}: the encoder returned a vector of zeros, which has no cosine")
+    rows = F.normalize(rows, dim=1)
+    first, second = rows.split(len(pairs.gold))
+    cosines = (first * second).sum(dim=1).numpy()
+    if np.ptp(cosines) < 1e-12:
+        raise ValueError(f"{pairs.name} {pairs.split}: all cosines are {cosines[0]:.6g}; the encoder has collapsed")
+    result = {"spearman": float(spearmanr(cosines, pairs.gold).statistic), "pairs": float(len(pairs.gold))}
+    close = torch.from_numpy(pairs.gold > 4)
+    if int(close.sum()) > 1:
+        result["alignment"] = alignment(first[close], second[close])
+    distinct = {text: row for row, text in enumerate([*pairs.first, *pairs.second])}
+    result["uniformity"] = uniformity(rows[list(distinct.values())])
+    return result

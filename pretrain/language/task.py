@@ -1,0 +1,167 @@
+"""The ``capt_language`` task: one forward pass over both views, MLM and CAPT losses, one optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pretrain.config.schema import Job
+from pretrain.contrast import ShardedQueue, capt_loss
+from pretrain.data.corruption import IGNORE
+from pretrain.engine import distributed
+from pretrain.engine.engines import Engine
+from pretrain.engine.seeding import derive
+from pretrain.engine.task import Progress, Report
+from pretrain.language.batches import Assembler, LanguageBatch, training_batches
+from pretrain.language.config import LanguageJob
+from pretrain.language.module import LanguageModule
+from pretrain.language.prepare import Prepared, prepare
+from pretrain.language.validation import validate
+from pretrain.models.flops import flops_per_token
+from tokenizer.errors import CheckpointError
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class LanguageTask:
+    """RoBERTa under masked-language-model and CAPT losses (CAPT paper, sections 2 and 3)."""
+
+    def __init__(self, job: Job, run_dir: Path) -> None:
+        assert isinstance(job, LanguageJob)
+        self.job = job
+        self.prepared: Prepared = prepare(job)
+        self.model_config = self.prepared.model_config
+        self.contrasts = job.contrast.weight > 0
+        self.queue: ShardedQueue | None = None
+        self._module: LanguageModule | None = None
+
+    def build_modules(self) -> Mapping[str, nn.Module]:
+        """The encoder with its heads (and the temperature, when learned), initialised from the seed."""
+        torch.manual_seed(derive(self.job.run.seed, "init"))
+        self._module = LanguageModule(self.job, self.model_config)
+        if self.contrasts and self.job.contrast.queue:
+            self.queue = ShardedQueue(
+                self.job.contrast.queue,
+                self.model_config.hidden,
+                dtype=_DTYPES[self.job.contrast.queue_dtype],
+                device=distributed.device(),
+            )
+        return {"model": self._module}
+
+    def build_batches(self, progress: Progress) -> Iterator[list[LanguageBatch]]:
+        """This rank's micro-batches of each coming step."""
+        batch = self.job.batch
+        steps = self.job.schedule.max_steps - progress.step
+        starts = range(progress.samples, progress.samples + steps * batch.global_, batch.global_)
+        shape = (batch.global_, batch.micro, distributed.world_size(), distributed.rank())
+        loader = self.job.loader
+        return training_batches(
+            self._assembler("train"), starts, shape, workers=loader.workers, prefetch=loader.prefetch
+        )
+
+    def _assembler(self, split: str) -> Assembler:
+        windows = self.prepared.train if split == "train" else self.prepared.validation
+        return Assembler(
+            windows,
+            self.prepared.corruptor,
+            seed=self.job.run.seed if split == "train" else 0,  # validation is the same for every seed
+            stream=f"corruption/{split}",
+            shuffle=True,
+            pad_id=self.model_config.pad_id,
+            cross_document_attention=self.job.data.cross_document_attention,
+        )
+
+    def step(self, engines: Mapping[str, Engine], batch: list[LanguageBatch], progress: Progress) -> Report:
+        """One optimizer step over the micro-batches of ``batch``.
+
+        MLM is the sum over masked tokens divided by their number in the whole step (all ranks, all micro-batches);
+        CAPT is the mean over micro-batches of Eq. 4's mean form, each micro-batch being one batch over all ranks.
+        """
+        engine = engines["model"]
+        assert self._module is not None
+        tau = self._module.temperature(progress.step)
+        masked = torch.tensor(sum(int((part.labels != IGNORE).sum()) for part in batch), dtype=torch.float64)
+        everywhere = distributed.all_reduce_sum(masked.to(engine.device)).clamp_min(1)
+        # The engine averages over ranks and micro-batches; this factor turns that into a sum.
+        to_sum = distributed.world_size() * len(batch) / everywhere
+        totals: dict[str, Tensor] = {}
+        for part in batch:
+            part = part.to(engine.device)
+            loss, report = self._losses(engine, part, to_sum, progress.step)
+            engine.backward(loss)
+            engine.step()
+            for name, value in report.items():
+                totals[name] = totals.get(name, 0.0) + value.detach() / len(batch)
+        progress.samples += self.job.batch.global_
+        progress.tokens += self.job.batch.global_ * self.job.data.sequence_length
+        report = {**totals, "grad_norm": engine.gradient_norm()}
+        if self.contrasts:
+            report["temperature"] = float(tau)
+        return report
+
+    def _losses(
+        self, engine: Engine, part: LanguageBatch, to_sum: Tensor, step: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        out = engine(
+            part.tokens, part.corrupted, part.positions, part.labels, part.documents, padded=part.padded, step=step
+        )
+        mlm = out.mlm_loss_sum * to_sum.to(out.mlm_loss_sum.dtype)
+        report = {"loss/mlm": mlm, "accuracy/mlm": out.mlm_correct * to_sum}
+        loss = mlm
+        if self.contrasts:
+            section = self.job.contrast
+            ids = part.ids if section.mask_duplicates else None
+            capt = capt_loss(
+                out.s, out.s_hat, self.queue, temperature=out.temperature, in_batch=section.in_batch,
+                reduction=section.reduction, ids=ids, impl=section.impl,
+            )  # fmt: skip
+            if self.queue is not None:
+                self.queue.enqueue(out.s.detach(), out.s_hat.detach(), ids=ids)
+            loss = mlm + section.weight * capt
+            report["loss/capt"] = capt
+        report["loss"] = loss
+        return loss, report
+
+    def validate(self, engines: Mapping[str, Engine], progress: Progress) -> Report:
+        """MLM loss and accuracy, retrieval, alignment, uniformity and noise invariance on held-out text."""
+        if self.prepared.validation is None:
+            return {}
+        return validate(engines["model"], self._assembler("validation"), self.job, len(self.prepared.validation))
+
+    def save_state(self, folder: Path) -> dict[str, Any]:
+        """This rank's queue shard; the tokenizer's fingerprint goes into the JSON state."""
+        if self.queue is not None:
+            self.queue.save_shard(folder)
+        return {"tokenizer": self.prepared.tokenizer.fingerprint, "queue": self.job.contrast.queue}
+
+    def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Reload the queue for this world size; refuse another tokenizer.
+
+        Raises:
+            CheckpointError: the checkpoint was trained with another tokenizer.
+        """
+        if state["tokenizer"] != self.prepared.tokenizer.fingerprint:
+            raise CheckpointError(
+                f"{folder}: trained with tokenizer {state['tokenizer'][:12]}, this job has "
+                f"{self.prepared.tokenizer.fingerprint[:12]}; set tokenizer.path={folder / 'tokenizer'}"
+            )
+        if self.queue is not None and state["queue"]:
+            self.queue.load_shards(folder)
+
+    def flops_per_step(self) -> float:
+        """Forward and backward FLOP of one global batch, both views."""
+        length = self.job.data.sequence_length
+        return self.job.batch.global_ * length * flops_per_token(
+            self.model_config, length, self.prepared.corruptor.slots / length, views=2 if self.contrasts else 1
+        )
+
+    def export_files(self) -> Mapping[str, Path]:
+        """The tokenizer travels with every checkpoint."""
+        return {"tokenizer": self.prepared.tokenizer_folder}
+
+
+TASK = LanguageTask

@@ -1,0 +1,44 @@
+"""Validation during training: the same samples, corruptions and temperature at every step and for every run."""
+
+from __future__ import annotations
+
+import torch
+
+from pretrain.engine import distributed
+from pretrain.engine.engines import Engine
+from pretrain.engine.task import Report
+from pretrain.language.batches import Assembler, validation_batches
+from pretrain.language.config import LanguageJob
+from pretrain.language.metrics import PairAccumulator, contrast_metrics, noise_invariance
+
+
+@torch.no_grad()
+def validate(engine: Engine, assembler: Assembler, job: LanguageJob, windows: int) -> Report:
+    """Metrics over ``validate.samples`` held-out windows (all of them where there are fewer), equal on all ranks.
+
+    ``loss/mlm`` and ``accuracy/mlm`` over masked tokens; :func:`contrast_metrics` on the aggregation head (only when
+    it is trained); :func:`noise_invariance` on the encoder's own outputs, ``cls`` and ``mean``, which compares
+    an MLM-only encoder with a CAPT encoder.
+    """
+    head, pools = PairAccumulator(), {"cls": PairAccumulator(), "mean": PairAccumulator()}
+    sums = torch.zeros(3, dtype=torch.float64, device=engine.device)
+    samples = min(job.validate_.samples, windows)
+    world, rank = distributed.world_size(), distributed.rank()
+    for batch, counted in validation_batches(assembler, samples, job.batch.micro, world, rank):
+        batch = batch.to(engine.device)
+        out = engine(
+            batch.tokens, batch.corrupted, batch.positions, batch.labels, batch.documents, padded=batch.padded, step=0,
+            pools=True,
+        )  # fmt: skip
+        sums += torch.stack([out.mlm_loss_sum.double(), out.mlm_correct.double(), out.mlm_count.double()])
+        for name, (x, x_hat) in out.pools.items():
+            pools[name].update(x[:counted], x_hat[:counted])
+        if job.contrast.weight > 0:
+            head.update(out.s[:counted], out.s_hat[:counted])
+    loss, correct, count = distributed.all_reduce_sum(sums).tolist()
+    report: Report = {"loss/mlm": loss / max(count, 1), "accuracy/mlm": correct / max(count, 1), "samples": samples}
+    if job.contrast.weight > 0:
+        report |= contrast_metrics(*head.gather(), job.validate_.temperature)
+    for name, pairs in pools.items():
+        report |= {f"noise/{name}/{key}": value for key, value in noise_invariance(*pairs.gather()).items()}
+    return report

@@ -1,0 +1,43 @@
+"""The registry of tasks: a plain dict from ``task.type`` to the package that implements it.
+
+A task's package has two modules: ``config`` (a ``JOB`` class, no torch) and ``task`` (a ``TASK`` class, which
+satisfies :class:`pretrain.engine.task.Task`). Other distributions add tasks through the entry-point group
+``capt.tasks`` (name = the type, value = the package).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from importlib.metadata import entry_points
+from typing import Any
+
+from tokenizer.errors import ConfigError
+
+TASKS = {
+    "capt_language": "pretrain.language",
+}
+
+
+def task_packages() -> dict[str, str]:
+    """All known tasks: the built-in ones and those of installed entry points."""
+    return TASKS | {entry.name: entry.value for entry in entry_points(group="capt.tasks")}
+
+
+def _package(type_: str) -> str:
+    packages = task_packages()
+    if type_ not in packages:
+        near = difflib.get_close_matches(type_, packages, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(packages))}"
+        raise ConfigError(f"task.type: unknown task {type_!r}; {hint}")
+    return packages[type_]
+
+
+def job_class(type_: str) -> Any:
+    """The configuration class of a task (imports no torch). Raises ``ConfigError`` for an unknown type."""
+    return importlib.import_module(f"{_package(type_)}.config").JOB
+
+
+def task_class(type_: str) -> Any:
+    """The task's implementation (imports torch)."""
+    return importlib.import_module(f"{_package(type_)}.task").TASK

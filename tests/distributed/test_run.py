@@ -1,0 +1,192 @@
+"""A run's life: start, log, checkpoint, stop by signal, resume, refuse, fail on all ranks together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.config.load import job_from_mapping
+from pretrain.engine.checkpoint import checkpoints_of, find_checkpoint
+from pretrain.engine.quiet import quiet_libraries
+from pretrain.engine.run import run_job
+from pretrain.tasks import TASKS
+from tests.support import run_ranks
+from tokenizer.errors import CheckpointError, ConfigError, UserError
+
+TASKS["toy"] = "tests.toy"
+
+
+def _mapping(run_dir: Path, **changes: Any) -> dict[str, Any]:
+    mapping: dict[str, Any] = {
+        "task": {"type": "toy"},
+        "run": {"dir": str(run_dir), "log_every": 1, "tensorboard": False},
+        "batch": {"global": 8, "micro": 2},
+        "schedule": {"max_steps": 6, "warmup_steps": 2},
+        "optimizer": {"lr": 1e-2},
+        "validate": {"every": 3},
+        "checkpoint": {"every": 2, "keep": 2},
+    }
+    for key, value in changes.items():
+        mapping[key] = {**mapping.get(key, {}), **value} if isinstance(value, dict) else value
+    return mapping
+
+
+def _run(mapping: dict[str, Any], resume: bool = False, checkpoint: str | None = None) -> int | str:
+    quiet_libraries(debug=False)
+    job = job_from_mapping(mapping, "test")
+    try:
+        return run_job(job, resume=resume, checkpoint=checkpoint)
+    except UserError as error:
+        return f"{type(error).__name__}: {error}"
+    except Exception as error:
+        return f"failed: {type(error).__name__}: {error}"
+
+
+def _rows(run_dir: Path, split: str | None = None) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row.get("split") == split]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 6 steps on 2 ranks, uninterrupted."""
+    run_dir = tmp_path_factory.mktemp("finished") / "run"
+    assert run_ranks(_run, 2, _mapping(run_dir)) == [0, 0]
+    return run_dir
+
+
+def test_run_folder_holds_what_is_promised(finished: Path) -> None:
+    rows = _rows(finished)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert {"loss", "lr", "grad_norm", "samples_per_second", "samples"} <= rows[0].keys()
+    assert rows[-1]["samples"] == 48
+    assert [row["step"] for row in _rows(finished, "validation")] == [3, 6]
+    assert json.loads((finished / "status.json").read_text())["state"] == "done"
+    assert [path.name for path in checkpoints_of(finished)] == ["step-00000004", "step-00000006"]
+    assert (finished / "checkpoints" / "latest").resolve().name == "step-00000006"
+    assert (finished / "log" / "rank-1.log").exists()
+    manifest = json.loads((find_checkpoint(finished) / "manifest.json").read_text())
+    assert manifest["world_size"] == 2
+    assert manifest["provenance"]["torch"].startswith("2.")
+
+
+def test_a_used_folder_is_refused(finished: Path) -> None:
+    before = (finished / "metrics.jsonl").read_text()
+    outcome = run_ranks(_run, 1, _mapping(finished))[0]
+    assert outcome.startswith("ConfigError") and "capt resume" in outcome
+    assert (finished / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_sigterm_on_one_rank_stops_all_and_resume_repeats_nothing(
+    finished: Path, tmp_path: Path, asynchronous: bool
+) -> None:
+    run_dir = tmp_path / "run"
+    mapping = _mapping(run_dir, fault={"kind": "term", "step": 3, "rank": 1}, checkpoint={"async": asynchronous})
+    assert run_ranks(_run, 2, mapping) == [75, 75]
+    status = json.loads((run_dir / "status.json").read_text())
+    assert status == {"state": "stopped", "step": 3, "exit_code": 75, "reason": "SIGTERM received"}
+    assert find_checkpoint(run_dir).name == "step-00000003"
+    assert run_ranks(_run, 2, mapping, True) == [0, 0]
+    assert [row["loss"] for row in _rows(run_dir)] == [row["loss"] for row in _rows(finished)]
+
+
+def test_stop_after_is_resumable(finished: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    assert run_ranks(_run, 2, _mapping(run_dir, schedule={"max_steps": 6, "warmup_steps": 2, "stop_after": 5})) == [75, 75]
+    assert run_ranks(_run, 1, _mapping(run_dir, batch={"global": 8, "micro": 4}), True) == [0]
+    losses = [row["loss"] for row in _rows(run_dir)]
+    assert losses == pytest.approx([row["loss"] for row in _rows(finished)], rel=1e-5)
+
+
+def test_failure_on_one_rank_fails_all(tmp_path: Path) -> None:
+    mapping = _mapping(tmp_path / "run", fault={"kind": "nan", "step": 2, "rank": 1})
+    for outcome in run_ranks(_run, 2, mapping):
+        assert "loss is nan at step 2" in outcome
+    assert not checkpoints_of(tmp_path / "run"), "a diverged state must not be saved"
+
+
+def _damage(checkpoint: Path, how: str) -> str:
+    shard = sorted(checkpoint.glob("model-optimizer-*"))[1]
+    content = bytearray(shard.read_bytes())
+    if how == "flip":
+        content[-3] ^= 1
+        shard.write_bytes(content)
+    elif how == "truncate":
+        shard.write_bytes(content[:-7])
+    elif how == "missing":
+        shard.unlink()
+    elif how == "manifest":
+        (checkpoint / "manifest.json").write_text("{")
+        return "manifest.json"
+    return shard.name
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "missing", "manifest"])
+def test_damage_is_named_and_the_previous_checkpoint_offered(finished: Path, tmp_path: Path, how: str) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished, run_dir, symlinks=True)
+    name = _damage(find_checkpoint(run_dir), how)
+    mapping = _mapping(run_dir, schedule={"max_steps": 8, "warmup_steps": 2})
+    for outcome in run_ranks(_run, 2, mapping, True):
+        assert outcome.startswith("CheckpointError")
+        assert name in outcome
+        assert "--checkpoint step-00000004" in outcome
+    assert run_ranks(_run, 2, mapping, True, "step-00000004") == [0, 0]
+    assert find_checkpoint(run_dir).name == "step-00000008"
+
+
+def test_half_written_checkpoint_is_not_one(finished: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished, run_dir, symlinks=True)
+    newest = find_checkpoint(run_dir)
+    (newest / "manifest.json").unlink()
+    assert find_checkpoint(run_dir).name == "step-00000004"
+    with pytest.raises(CheckpointError, match="half-written; the newest complete one is step-00000004"):
+        find_checkpoint(newest)
+    with pytest.raises(CheckpointError, match="neither a checkpoint"):
+        find_checkpoint(tmp_path)
+
+
+def test_another_architecture_is_refused(finished: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished, run_dir, symlinks=True)
+    outcome = run_ranks(_run, 1, {**_mapping(run_dir, batch={"global": 8, "micro": 4}), "width": 14}, True)[0]
+    assert "another architecture: first.weight has shape (13, 7), the configured model (14, 7)" in outcome
+
+
+def test_full_disk_keeps_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = tmp_path / "run"
+    outcomes = run_ranks(_run_on_full_disk, 2, _mapping(run_dir), 4)
+    for outcome in outcomes:
+        assert "rank 1" in outcome
+        assert "no space left" in outcome
+    assert [path.name for path in checkpoints_of(run_dir)] == ["step-00000002"]
+    assert not list((run_dir / "checkpoints").glob(".*.partial"))
+    assert run_ranks(_run, 2, _mapping(run_dir), True) == [0, 0]
+
+
+def _run_on_full_disk(mapping: dict[str, Any], step: int) -> int | str:
+    """The disk is full for rank 1 when it writes the checkpoint of ``step``."""
+    import errno
+
+    from pretrain.engine import distributed, safe_files
+
+    real = safe_files.save_file
+
+    def full(tensors: Any, path: Path, metadata: Any) -> None:
+        if f"step-{step:08d}" in str(path) and distributed.rank() == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(tensors, path, metadata)
+
+    safe_files.save_file = full
+    return _run(mapping)
+
+
+def test_unknown_task_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'capt_language'"):
+        job_from_mapping({"task": {"type": "capt_langage"}}, "test")

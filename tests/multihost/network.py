@@ -1,0 +1,171 @@
+"""Two hosts on one machine: network namespaces joined by a bridge, an sshd in each, keys of their own.
+
+Nothing outside a temporary folder and the namespaces is touched: ssh reads a configuration of its own, through a
+wrapper that stands first on ``PATH``, as a user's working ``~/.ssh/config`` would.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+INTERFACE = "eth0"
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+
+
+def missing() -> str:
+    """What this machine lacks, or the empty string."""
+    if os.geteuid() != 0:
+        return "needs root"
+    tools = {
+        "sshd": "openssh-server",
+        "ssh": "openssh-client",
+        "ssh-keygen": "openssh-client",
+        "ip": "iproute2",
+        "pdsh": "pdsh",
+    }
+    absent = sorted({package for tool, package in tools.items() if _which(tool) is None})
+    if absent:
+        return f"needs the packages {', '.join(absent)}"
+    probe = f"capt-probe-{uuid.uuid4().hex[:6]}"
+    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        return f"needs network namespaces ({made.stderr.strip()})"
+    _run("ip", "netns", "del", probe)
+    return ""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Two hosts that reach each other over ssh as ``ADDRESSES``; ``names`` are their namespaces."""
+
+    names: tuple[str, str]
+    folder: Path
+
+    def hostfile(self, slots: int = 1) -> Path:
+        """A hostfile that lists both."""
+        path = self.folder / "hosts"
+        path.write_text("".join(f"{address} slots={slots}\n" for address in ADDRESSES))
+        return path
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        """The environment of a user on the first host."""
+        home = self.folder / "home"
+        home.mkdir(exist_ok=True)
+        keep = {name: os.environ[name] for name in ("LANG", "CAPT_DATA") if name in os.environ}
+        return {**keep, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "HOME": str(home), **extra}
+
+    def popen(self, argv: list[str], *, cwd: Path, log: Path, **extra: str) -> subprocess.Popen[bytes]:
+        """Start a command on the first host."""
+        with log.open("wb") as f:
+            return subprocess.Popen(
+                ["ip", "netns", "exec", self.names[0], *argv],
+                cwd=cwd,
+                env=self.environment(**extra),
+                stdin=subprocess.DEVNULL,
+                stdout=f,
+                stderr=subprocess.STDOUT,
+            )
+
+    def pids(self, host: int) -> list[int]:
+        """Processes on a host, without its sshd."""
+        listed = _run("ip", "netns", "pids", self.names[host]).split()
+        return [int(pid) for pid in listed if _command(int(pid)) not in ("sshd", "")]
+
+
+@contextmanager
+def two_hosts(folder: Path) -> Iterator[Hosts]:
+    """Make the two hosts, and take all of it away again, whatever runs in them."""
+    tag = uuid.uuid4().hex[:6]
+    names = (f"capt-{tag}-a", f"capt-{tag}-b")
+    bridge = f"br-{tag}"
+    with ExitStack() as undo:
+        _run("ip", "link", "add", bridge, "type", "bridge")
+        undo.callback(_run, "ip", "link", "del", bridge)
+        _run("ip", "link", "set", bridge, "up")
+        for index, (name, address) in enumerate(zip(names, ADDRESSES, strict=True)):
+            _run("ip", "netns", "add", name)
+            undo.callback(_remove_namespace, name)
+            outer = f"v{index}-{tag}"
+            _run("ip", "link", "add", outer, "type", "veth", "peer", "name", INTERFACE, "netns", name)
+            _run("ip", "link", "set", outer, "master", bridge, "up")
+            _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", INTERFACE)
+            for device in ("lo", INTERFACE):
+                _run("ip", "-n", name, "link", "set", device, "up")
+        _start_sshds(names, folder)
+        yield Hosts(names, folder)
+
+
+def _start_sshds(names: tuple[str, str], folder: Path) -> None:
+    keys = folder / "ssh"
+    keys.mkdir(mode=0o700)
+    for key in ("host", "user"):
+        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / key))
+    host_key = (keys / "host.pub").read_text()
+    (keys / "known_hosts").write_text("".join(f"{address} {host_key}" for address in ADDRESSES))
+    (keys / "config").write_text(
+        f"IdentityFile {keys}/user\nIdentitiesOnly yes\nUserKnownHostsFile {keys}/known_hosts\n"
+        "GlobalKnownHostsFile /dev/null\nStrictHostKeyChecking yes\nLogLevel ERROR\n"
+    )
+    wrapper = folder / "bin" / "ssh"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/sh\nexec {_which("ssh")} -F {keys}/config "$@"\n')
+    wrapper.chmod(0o755)
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    for name, address in zip(names, ADDRESSES, strict=True):
+        config = keys / f"sshd-{address}"
+        config.write_text(
+            f"ListenAddress {address}\nHostKey {keys}/host\nAuthorizedKeysFile {keys}/user.pub\nPidFile none\n"
+            "StrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin prohibit-password\nMaxStartups 100\n"
+        )
+        _run("ip", "netns", "exec", name, str(_which("sshd")), "-f", str(config), "-E", str(keys / f"log-{address}"))
+        _wait_for_port(name, address)
+
+
+def _wait_for_port(name: str, address: str) -> None:
+    probe = f"import socket; socket.create_connection(({address!r}, 22), 1).close()"
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        command = ["ip", "netns", "exec", name, "python3", "-S", "-c", probe]
+        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"sshd on {address} does not answer")
+
+
+def _remove_namespace(name: str) -> None:
+    for _ in range(50):
+        pids = _run("ip", "netns", "pids", name).split()
+        if not pids:
+            break
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.1)
+    _run("ip", "netns", "del", name)
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _which(tool: str) -> str | None:
+    return shutil.which(tool, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+def _run(*argv: str) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise AssertionError(f"{' '.join(argv)}: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,37 @@
+"""Configuration of the toy task."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Literal
+
+from pretrain.config.base import Section
+from pretrain.config.schema import Job
+from pretrain.engine import distributed
+
+
+class Fault(Section):
+    """Something that goes wrong on one rank at one step."""
+
+    kind: Literal["none", "exception", "term", "nan"] = "none"
+    step: int = 0
+    rank: int = 0
+
+    def strike(self, step: int) -> None:
+        if step != self.step or distributed.rank() != self.rank:
+            return
+        if self.kind == "exception":
+            raise RuntimeError("the toy task was told to fail")
+        if self.kind == "term":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class ToyJob(Job):
+    """A job with a width and a fault."""
+
+    width: int = 13
+    fault: Fault = Fault()
+
+
+JOB = ToyJob

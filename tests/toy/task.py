@@ -1,0 +1,89 @@
+"""A small regression task for tests of the engine: two tied-weight layers, deterministic data, a sharded counter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pretrain.engine import distributed
+from pretrain.engine.engines import Engine
+from pretrain.engine.task import Progress, Report
+from tests.toy.config import ToyJob
+
+
+class ToyModel(nn.Module):
+    """Odd sizes, so that ZeRO's partitions are padded and cut through parameters; one tied weight."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(7, width)
+        self.norm = nn.LayerNorm(width)
+        self.last = nn.Linear(width, 7)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.tied = nn.Linear(7, width, bias=False)
+        self.tied.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.scale * self.last(torch.tanh(self.norm(self.first(x))))
+        return self.tied(x)
+
+
+class ToyTask:
+    """Samples are numbered; sample g is drawn from its own generator, rank g % W takes it."""
+
+    def __init__(self, job: ToyJob, run_dir: Path) -> None:
+        self.job = job
+        self.seen: list[int] = []
+
+    def build_modules(self) -> Mapping[str, nn.Module]:
+        torch.manual_seed(self.job.run.seed)
+        return {"model": ToyModel(self.job.width)}
+
+    def build_batches(self, progress: Progress) -> Iterator[list[list[int]]]:
+        rank, world = distributed.rank(), distributed.world_size()
+        start, size, share = progress.samples, self.job.batch.global_, self.job.batch.micro * world
+        while True:
+            parts = [range(start + first, start + first + share) for first in range(0, size, share)]
+            yield [[g for g in part if g % world == rank] for part in parts]
+            start += size
+
+    def step(self, engines: Mapping[str, Engine], batch: list[list[int]], progress: Progress) -> Report:
+        engine, total = engines["model"], 0.0
+        self.job.fault.strike(progress.step + 1)
+        for part in batch:
+            x = torch.from_numpy(np.stack([np.random.default_rng(g).normal(size=7) for g in part])).float()
+            half = self.job.engine.precision == "fp16" and self.job.engine.zero_stage > 0
+            loss = engine(x.half() if half else x).float().square().mean()
+            engine.backward(loss)
+            engine.step()
+            total += float(loss.detach()) / len(batch)
+            self.seen += part
+        progress.samples += self.job.batch.global_
+        if self.job.fault.kind == "nan" and progress.step + 1 == self.job.fault.step:
+            total = float("nan")
+        return {"loss": total, "grad_norm": engine.gradient_norm()}
+
+    def validate(self, engines: Mapping[str, Engine], progress: Progress) -> Report:
+        return {"loss": 1.0}
+
+    def save_state(self, folder: Path) -> dict[str, Any]:
+        (folder / f"seen-{distributed.rank()}.json").write_text(json.dumps(self.seen))
+        return {"width": self.job.width}
+
+    def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
+        assert state["width"] == self.job.width
+
+    def flops_per_step(self) -> float:
+        return 1.0
+
+    def export_files(self) -> Mapping[str, Path]:
+        return {}
+
+
+TASK = ToyTask

@@ -1,0 +1,115 @@
+"""Configuration: inheritance, overrides, YAML's traps, and errors that name the key and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pretrain.config import load_job, load_mapping, resolve_path
+from pretrain.language.config import LanguageJob
+from tokenizer.errors import ConfigError
+
+
+def _write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_later_wins_defaults_base_file_command_line(tmp_path: Path) -> None:
+    _write(tmp_path, "grand.yaml", "task: {type: capt_language}\noptimizer: {lr: 1.0e-3, eps: 1.0e-8}\nrun: {seed: 5}\n")
+    _write(tmp_path, "parent.yaml", "base: grand.yaml\noptimizer: {lr: 2.0e-3, betas: [0.8, 0.9]}\n")
+    path = _write(tmp_path, "job.yaml", "base: [parent.yaml]\noptimizer: {betas: [0.7, 0.9]}\nrun: {seed: 6}\n")
+    job = load_job(path, ["run.seed=7", "data.files=[a.txt, b.txt]", "model.size=tiny"])
+    assert isinstance(job, LanguageJob)
+    assert (job.optimizer.lr, job.optimizer.eps, job.optimizer.betas) == (2e-3, 1e-8, (0.7, 0.9))
+    assert (job.run.seed, job.data.files, job.model.hidden) == (7, ["a.txt", "b.txt"], 128)
+    assert job.optimizer.weight_decay == 0.01
+
+
+def test_shipped_jobs_are_found_by_bare_name() -> None:
+    assert resolve_path("capt_tiny").name == "capt_tiny.yaml"
+    with pytest.raises(ConfigError, match="did you mean the shipped job 'capt_tiny'"):
+        resolve_path("capt_tinny")
+
+
+def test_resolved_configuration_reads_back_the_same(tmp_path: Path) -> None:
+    job = load_job("capt_small", ["data.files=x.txt", "batch.global=64"])
+    text = yaml.safe_dump(job.model_dump(mode="json", by_alias=True), sort_keys=False)
+    assert load_job(_write(tmp_path, "config.yaml", text)) == job
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-4", 1e-4), ("1.5E3", 1500.0), ("no", "no"), ("on", "on"), ("true", True), ("12", 12), (".5", 0.5), ("-2.", -2.0)],
+)
+def test_yaml_reads_what_people_mean(tmp_path: Path, text: str, value: object) -> None:
+    mapping = load_mapping(_write(tmp_path, "a.yaml", f"key: {text}\n"))
+    assert mapping["key"] == value
+    assert type(mapping["key"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["contrast.queu=3"], "contrast.queu: unknown key; did you mean 'queue'?"),
+        (["contrast.temperature.typ=constant"], "contrast.temperature.typ: unknown key; did you mean 'type'?"),
+        (["batch.globl=3"], "did you mean 'global'?"),
+        (["optimiser.lr=1"], "optimiser: unknown key; did you mean 'optimizer'?"),
+        (["contrast.queue=-1"], "contrast.queue: -1"),
+        (["contrast.temperature.value=0"], "contrast.temperature.value: 0"),
+        (["contrast.temperature.type=cosine"], "inverted_triangle"),
+        (["corruption.type=mask_tokns"], "did you mean 'mask_tokens'?"),
+        (["optimizer.lr=nan"], "optimizer.lr"),
+        (["optimizer.lr=0"], "optimizer.lr: 0"),
+        (["corruption.rate=1.5"], "corruption.rate: 1.5"),
+        (["data.sequence_length=600"], "data.sequence_length 600 is longer than the position table"),
+        (["contrast.queue=0", "contrast.in_batch=none"], "leaves no negatives"),
+        (["optimizer.type=lamb"], "lamb needs engine.zero_stage 0"),
+        (["engine.offload_param=true"], "offload_param needs zero_stage 3"),
+        (["model.heads=7"], "heads 7 does not divide hidden"),
+        (["run.seed"], "not of the form a.b=value"),
+        (["run.dir=${nothing}"], "nothing"),
+    ],
+)
+def test_mistakes_are_one_line_with_the_key_and_a_remedy(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_job("capt_small", overrides)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "key 'a' stands on line 1 and again on line 3"),
+        ("a: !!python/object/apply:os.system [ls]\n", "not valid YAML"),
+        ("- 1\n- 2\n", "must hold a mapping"),
+        ("a: [1\n", "not valid YAML"),
+        ("base: self.yaml\n", "goes round in a circle"),
+        ("base: nowhere.yaml\n", "no configuration file 'nowhere.yaml'"),
+    ],
+)
+def test_malformed_files(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
+        load_mapping(_write(tmp_path, "self.yaml", text))
+
+
+def test_not_utf8(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(b"a: \xff\n")
+    with pytest.raises(ConfigError, match=r"not UTF-8 text \(byte 3\)"):
+        load_mapping(tmp_path / "a.yaml")
+
+
+def test_batch_identity_names_what_would_fit() -> None:
+    job = load_job("capt_small", ["batch.global=96", "batch.micro=32"])
+    assert job.accumulation(3) == 1
+    with pytest.raises(ValueError, match=r"batch.global 96 is not batch.micro 32 x accumulation x 2 ranks; .*\[.*16, 24, 48\]"):
+        job.accumulation(2)
+
+
+def test_the_schema_version_is_checked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="schema_version 99; this release reads 1"):
+        load_job(_write(tmp_path, "a.yaml", "schema_version: 99\ntask: {type: capt_language}\n"))

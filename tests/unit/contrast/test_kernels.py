@@ -1,0 +1,86 @@
+"""The chunked kernel equals the dense one, on shapes that fit no block."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pretrain.contrast.kernels import KERNELS, chunked
+from tests.unit.contrast.support import relative, unit
+
+SHAPES = [(1, 1, 3), (5, 127, 123), (300, 7, 9), (259, 2100, 17), (3, 0, 4), (0, 5, 4)]
+
+
+def _problem(n: int, c: int, d: int, tau: float) -> tuple[torch.Tensor, torch.Tensor]:
+    return unit(n, d, seed=0) / tau, unit(c, d, seed=1)
+
+
+def _ids(n: int, c: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(n) % 11, torch.arange(c) % 7
+
+
+@pytest.mark.parametrize(("n", "c", "d"), SHAPES)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("running", [False, True])
+def test_sums_are_equal(n: int, c: int, d: int, masked: bool, running: bool) -> None:
+    q, keys = _problem(n, c, d, 0.05)
+    results = []
+    for kernel in (KERNELS["chunked"], KERNELS["dense"]):
+        sums = torch.ones(n, d + 1, dtype=torch.float64)
+        reference = torch.full((n,), -3.0, dtype=torch.float64) if running else None
+        kernel.accumulate(sums, reference, q, keys, _ids(n, c) if masked else None)
+        results.append((sums, reference))
+    (actual, actual_reference), (expected, expected_reference) = results
+    torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-12)
+    if running and actual_reference is not None and expected_reference is not None:
+        torch.testing.assert_close(actual_reference, expected_reference, rtol=1e-14, atol=0.0)
+
+
+@pytest.mark.parametrize(("n", "c", "d"), SHAPES)
+@pytest.mark.parametrize("masked", [False, True])
+def test_key_gradients_are_equal(n: int, c: int, d: int, masked: bool) -> None:
+    q, keys = _problem(n, c, d, 0.05)
+    lse = (q @ keys.T).logsumexp(1) + 0.1 if c else torch.zeros(n, dtype=torch.float64)
+    ids = _ids(n, c) if masked else None
+    actual, expected = (KERNELS[name].key_gradient(q, keys, lse, ids) for name in ("chunked", "dense"))
+    torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-14)
+
+
+def test_an_anchor_whose_padding_says_infinity_asks_nothing_of_the_keys() -> None:
+    q, keys = _problem(3, 5, 4, 0.5)
+    q[2] = 0.0
+    lse = torch.tensor([1.0, 2.0, torch.inf], dtype=torch.float64)
+    without = KERNELS["dense"].key_gradient(q[:2], keys, lse[:2], None)
+    assert relative(KERNELS["chunked"].key_gradient(q, keys, lse, None), without) < 1e-14
+
+
+def test_normaliser_alone_needs_no_second_product() -> None:
+    q, keys = _problem(5, 127, 8, 0.1)
+    sums = torch.zeros(5, 1, dtype=torch.float64)
+    chunked.accumulate(sums, None, q, keys, None)
+    torch.testing.assert_close(sums[:, 0], torch.exp(q @ keys.T).sum(1), rtol=1e-13, atol=0.0)
+
+
+def test_running_reference_survives_logits_that_overflow_exp() -> None:
+    q, keys = unit(4, 6, seed=2) * 5000, unit(90, 6, seed=3)
+    sums = torch.zeros(4, 7, dtype=torch.float64)
+    reference = torch.full((4,), -5000.0, dtype=torch.float64)
+    chunked.accumulate(sums, reference, q, keys, None)
+    logits = q @ keys.T
+    torch.testing.assert_close(reference, logits.amax(1))
+    torch.testing.assert_close(sums[:, -1].log() + reference, logits.logsumexp(1), rtol=1e-13, atol=0.0)
+
+
+def test_blocks_cover_everything_once_and_stay_small() -> None:
+    for n, c in ((1, 1), (10, 507), (513, 100_000), (4096, 3)):
+        seen = torch.zeros(n, c, dtype=torch.int32) if n * c < 10**7 else None
+        covered = 0
+        for rows, columns in chunked._blocks(n, c, torch.device("cpu")):
+            size = (rows.stop - rows.start) * (columns.stop - columns.start)
+            covered += size
+            assert size <= max(2**18, 256)
+            assert columns.stop - columns.start <= max(1, -(-c // 8))
+            if seen is not None:
+                seen[rows, columns] += 1
+        assert covered == n * c
+        assert seen is None or bool((seen == 1).all())

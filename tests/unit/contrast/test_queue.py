@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pretrain.contrast import ShardedQueue
+from pretrain.contrast.queue import NO_ID
+from pretrain.engine import distributed
+from tests.unit.contrast.support import unit
+from tokenizer.errors import CheckpointError, ConfigError
+
+MakeRanks = Callable[..., list[ShardedQueue]]
+
+
+def _ranks(patch: pytest.MonkeyPatch, world: int, capacity: int, dim: int = 1) -> list[ShardedQueue]:
+    """The queues that ``world`` ranks would make; pushing needs no communication, so one process can play them all."""
+    queues = []
+    for rank in range(world):
+        patch.setattr(distributed, "rank", lambda group=None, rank=rank: rank)
+        patch.setattr(distributed, "world_size", lambda group=None: world)
+        queues.append(ShardedQueue(capacity, dim, dtype=torch.float64))
+    patch.undo()
+    return queues
+
+
+class Fifo:
+    """The queue of one process, as plainly as can be: a list of numbers, each row a counter."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.kept, self.count = capacity, list[float](), 0
+
+    def step(self, queues: list[ShardedQueue], n: int) -> None:
+        """Push ``n`` samples a rank, two views, in the joined order; sample g of the step belongs to rank g % W."""
+        total = n * len(queues)
+        s, s_hat = (torch.arange(total, dtype=torch.float64) + self.count + view * total for view in (0, 1))
+        self.count += 2 * total
+        self.kept = (self.kept + s.tolist() + s_hat.tolist())[-self.capacity :]
+        for rank, queue in enumerate(queues):
+            mine = slice(rank, None, len(queues))
+            queue.enqueue(s[mine, None], s_hat[mine, None], ids=torch.arange(total)[mine])
+
+    def equals(self, queues: list[ShardedQueue]) -> bool:
+        return sorted(torch.cat([queue.rows for queue in queues]).flatten().tolist()) == sorted(self.kept)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    world=st.integers(1, 6),
+    capacity=st.integers(1, 60),
+    steps=st.lists(st.integers(0, 9), min_size=1, max_size=8),
+)
+def test_union_of_the_shards_is_the_global_fifo(world: int, capacity: int, steps: list[int]) -> None:
+    """For every capacity and world size, with no divisibility rule, at every step."""
+    with pytest.MonkeyPatch.context() as patch:
+        queues = _ranks(patch, world, capacity)
+    fifo = Fifo(capacity)
+    for n in steps:
+        fifo.step(queues, n)
+        assert fifo.equals(queues)
+        assert max(len(queue) for queue in queues) <= -(-capacity // world)
+    assert sum(queue.share for queue in queues) == capacity
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    capacity=st.integers(1, 50),
+    worlds=st.lists(st.integers(1, 5), min_size=2, max_size=4),
+    n=st.integers(1, 6),
+    new_capacity=st.integers(1, 50),
+)
+def test_reshards_to_any_world_size_and_goes_on(
+    tmp_path_factory: pytest.TempPathFactory, capacity: int, worlds: list[int], n: int, new_capacity: int
+) -> None:
+    """Save, load on another number of ranks, push on: still the one global FIFO. At last into another capacity."""
+    fifo = Fifo(capacity)
+    with pytest.MonkeyPatch.context() as patch:
+        queues = _ranks(patch, worlds[0], capacity)
+        fifo.step(queues, n)
+        fifo.step(queues, n)
+        for world in worlds[1:]:
+            folder = tmp_path_factory.mktemp("queue")
+            for queue in queues:
+                queue.save_shard(folder)
+            queues = _ranks(patch, world, capacity)
+            for queue in queues:
+                queue.load_shards(folder)
+            assert fifo.equals(queues)
+            fifo.step(queues, n)
+            assert fifo.equals(queues)
+        for queue in queues:
+            queue.save_shard(folder := tmp_path_factory.getbasetemp())
+        resized = _ranks(patch, 2, new_capacity)
+        for queue in resized:
+            queue.load_shards(folder)
+        for path in folder.glob("queue-*.safetensors"):
+            path.unlink()
+    fifo.capacity, fifo.kept = new_capacity, fifo.kept[-new_capacity:]
+    assert fifo.equals(resized)
+    fifo.step(resized, n)
+    assert fifo.equals(resized)
+
+
+def test_reshards_4_2_1_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fifo = Fifo(507)
+    queues = _ranks(monkeypatch, 4, 507)
+    for _ in range(70):
+        fifo.step(queues, 3)
+    for world in (2, 1, 3):
+        folder = tmp_path / str(world)
+        folder.mkdir()
+        for queue in queues:
+            queue.save_shard(folder)
+        queues = _ranks(monkeypatch, world, 507)
+        for queue in queues:
+            queue.load_shards(folder)
+        assert fifo.equals(queues)
+        for _ in range(5):
+            fifo.step(queues, 3)
+            assert fifo.equals(queues)
+
+
+def test_ids_travel_with_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queues = _ranks(monkeypatch, 2, 9)
+    for rank, queue in enumerate(queues):
+        queue.enqueue(torch.tensor([[1.0 + rank], [3.0 + rank]]).double(), ids=torch.tensor([10 + rank, 30 + rank]))
+        queue.enqueue(torch.tensor([[5.0 + rank]]).double())
+        queue.save_shard(tmp_path)
+    single = ShardedQueue(9, 1, dtype=torch.float64)
+    single.load_shards(tmp_path)
+    assert single.rows.flatten().tolist() == [1, 2, 3, 4, 5, 6]
+    assert single.ids.tolist() == [10, 11, 30, 31, NO_ID, NO_ID]
+
+
+def test_unfilled_slots_are_never_seen() -> None:
+    queue = ShardedQueue(100, 8)
+    assert queue.rows.shape == (0, 8)
+    queue.enqueue(unit(3, 8, seed=0, dtype=torch.float32))
+    assert queue.rows.shape == (3, 8)
+    assert len(queue) == 3
+    torch.testing.assert_close(queue.rows.norm(dim=1), torch.ones(3))
+
+
+def test_rows_are_detached_copies_in_the_dtype_of_the_queue() -> None:
+    rows = unit(4, 8, seed=0, dtype=torch.float32).requires_grad_()
+    queue = ShardedQueue(10, 8, dtype=torch.bfloat16)
+    queue.enqueue(rows)
+    with torch.no_grad():
+        rows.zero_()
+    assert not queue.rows.requires_grad
+    assert queue.rows.dtype == torch.bfloat16
+    assert bool((queue.rows.float().norm(dim=1) > 0.9).all())
+
+
+def test_state_dict_round_trip_and_growth() -> None:
+    queue, other = ShardedQueue(10, 1, dtype=torch.float64), ShardedQueue(10, 1, dtype=torch.float64)
+    queue.enqueue(torch.arange(14.0).double()[:, None], ids=torch.arange(14))
+    other.load_state_dict(queue.state_dict())
+    assert other.state_dict()["rows"].flatten().tolist() == list(range(4, 14))
+    assert other.state_dict()["ids"].tolist() == list(range(4, 14))
+    for q in (queue, other):
+        q.enqueue(torch.tensor([[99.0]]).double())
+    assert other.state_dict()["rows"].flatten().tolist() == queue.state_dict()["rows"].flatten().tolist()
+    smaller, larger = ShardedQueue(3, 1), ShardedQueue(20, 1)
+    smaller.load_state_dict(queue.state_dict())
+    larger.load_state_dict(queue.state_dict())
+    assert smaller.state_dict()["rows"].flatten().tolist() == [12, 13, 99]
+    larger.enqueue(torch.tensor([[100.0]]))
+    assert larger.state_dict()["rows"].flatten().tolist() == [*range(5, 14), 99, 100]
+
+
+def test_an_overflowed_step_cannot_spoil_the_queue() -> None:
+    queue = ShardedQueue(10, 4)
+    rows = unit(3, 4, seed=1, dtype=torch.float32)
+    rows[1, 2] = torch.nan
+    rows[2, 0] = torch.inf
+    queue.enqueue(rows)
+    torch.testing.assert_close(queue.rows, torch.stack([rows[0], torch.zeros(4), torch.zeros(4)]))
+
+
+def test_warns_once_when_it_holds_less_than_one_step(caplog: pytest.LogCaptureFixture) -> None:
+    queue = ShardedQueue(7, 4)
+    with caplog.at_level(logging.WARNING):
+        queue.enqueue(unit(3, 4, seed=0), unit(3, 4, seed=1))
+        assert not caplog.records
+        queue.enqueue(unit(4, 4, seed=0), unit(4, 4, seed=1))
+        queue.enqueue(unit(4, 4, seed=0), unit(4, 4, seed=1))
+    assert len(caplog.records) == 1
+    assert "holds less than one step" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"capacity": 0, "dim": 4}, "capacity and a dim of 1 or more"),
+        ({"capacity": -8, "dim": 4}, "got -8 and 4"),
+        ({"capacity": 8, "dim": 0}, "got 8 and 0"),
+        ({"capacity": 8, "dim": 4, "dtype": torch.float16}, "dtype must be one of"),
+    ],
+)
+def test_bad_construction(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ShardedQueue(**arguments)  # type: ignore[arg-type]
+
+
+def test_rows_of_another_width_are_refused() -> None:
+    with pytest.raises(ConfigError, match="4 features, got rows of 5"):
+        ShardedQueue(8, 4).enqueue(unit(2, 5, seed=0))
+
+
+def test_bad_checkpoints_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match="holds no queue shard"):
+        ShardedQueue(8, 4).load_shards(tmp_path)
+    queues = _ranks(monkeypatch, 2, 8, dim=4)
+    for queue in queues:
+        queue.enqueue(unit(2, 4, seed=0))
+        queue.save_shard(tmp_path)
+    with pytest.raises(CheckpointError, match=r"shape \[4\], this model's have \[5\]"):
+        ShardedQueue(8, 5).load_shards(tmp_path)
+    with pytest.raises(CheckpointError, match="rank 0 of 2, but this is rank 0 of 1"):
+        ShardedQueue(8, 4).load_state_dict(queues[0].state_dict())
+    with pytest.raises(CheckpointError, match="4 features, not 5"):
+        _ranks(monkeypatch, 2, 8, dim=5)[0].load_state_dict(queues[0].state_dict())
+
+    shard = tmp_path / "queue-00001-of-00002.safetensors"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-9])
+    with pytest.raises(CheckpointError, match=f"{shard.name} is damaged"):
+        ShardedQueue(8, 4).load_shards(tmp_path)
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=f"lacks {shard.name}"):
+        ShardedQueue(8, 4).load_shards(tmp_path)
+    ShardedQueue(8, 4).save_shard(tmp_path)
+    with pytest.raises(CheckpointError, match=r"mixes queue shards of \[1, 2\] ranks"):
+        ShardedQueue(8, 4).load_shards(tmp_path)

@@ -1,0 +1,49 @@
+import json
+
+import pytest
+import yaml
+
+from pretrain.convert.card import final_metrics, model_card
+
+JOB = {
+    "data": {"source": "files", "files": ["/home/someone/secret/books.txt"], "sequence_length": 128},
+    "batch": {"global": 32, "micro": 8},
+    "optimizer": {"lr": 5e-4, "betas": [0.9, 0.98]},
+    "contrast": {"weight": 1.0, "queue": 256, "temperature": {"type": "inverted_triangle"}},
+}
+
+
+@pytest.mark.parametrize("form", ["hf", "sentence-transformers", "onnx"])
+def test_card_has_a_head_a_loading_example_and_the_facts(form):
+    text = model_card(form, name="capt-tiny", model={"layers": 2}, job=JOB, step=10, metrics={"loss": 1.25})
+    _, head, body = text.split("---\n", 2)
+    fields = yaml.safe_load(head)
+    assert fields["library_name"] in ("transformers", "sentence-transformers", "onnx")
+    assert "capt" in fields["tags"]
+    assert not {"license", "language"} & fields.keys()
+    for row in ("| layers | 2 |", "| loss | 1.25 |", "| token positions seen | 40960 |"):
+        assert row in body
+    assert "# capt-tiny" in body
+    assert "books.txt" in body
+    assert "/home/someone" not in text
+    assert "inverted_triangle" in body
+    for line in body.split("```python\n")[1].split("```")[0].splitlines():
+        compile(line, "card", "exec")
+
+
+def test_a_model_without_a_run_has_no_training_section():
+    text = model_card("hf", name="x", model={"layers": 2}, job={})
+    assert "## Training" not in text
+    assert "CAPT (" not in text
+
+
+def test_metrics_are_those_of_the_checkpoint_not_of_the_end(tmp_path):
+    rows = [
+        {"step": 1, "loss": 3.0, "note": "text"},
+        {"step": 2, "loss": 2.0},
+        {"step": 2, "split": "validation", "mlm_loss": 2.5},
+        {"step": 3, "loss": 1.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 2, "lo')
+    assert final_metrics(tmp_path, 2) == {"step": 2, "loss": 2.0, "validation/step": 2, "validation/mlm_loss": 2.5}
+    assert final_metrics(tmp_path / "none", 2) == {}

@@ -1,0 +1,145 @@
+"""Hostile and broken Hugging Face folders: one line that names file and key, in no time, with nothing run."""
+
+import json
+import os
+import struct
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pretrain.convert.hf_folder import read_config, read_json, read_tensors
+from tokenizer.errors import CheckpointError
+
+GOOD = {"model_type": "roberta", "hidden_size": 8, "hidden_act": "gelu", "id2label": {"0": "x"}}
+
+
+def write(path, value):
+    path.write_text(json.dumps(value))
+    return path
+
+
+def refused(call, *mentions):
+    with pytest.raises(CheckpointError) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text
+    for mention in mentions:
+        assert mention in text
+
+
+def test_a_plain_configuration_is_read(tmp_path):
+    write(tmp_path / "config.json", GOOD)
+    assert read_config(tmp_path) == GOOD
+
+
+@pytest.mark.parametrize(
+    ("extra", "key"),
+    [
+        ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map"),
+        ({"_attn_implementation_internal": "evil/kernel"}, "_attn_implementation_internal"),
+        ({"_attn_implementation": "evil/kernel"}, "_attn_implementation"),
+        ({"attn_implementation": "evil/kernel"}, "attn_implementation"),
+        ({"text_config": {"auto_map": {}}}, "text_config.auto_map"),
+        ({"parts": [{"deep": [{"trust_remote_code": True}]}]}, "trust_remote_code"),
+        ({"custom_pipelines": {"x": {"impl": "evil.py"}}}, "custom_pipelines"),
+        ({"model_type": "bert"}, "model_type"),
+        ({"hidden_act": "relu"}, "hidden_act"),
+        ({"is_decoder": True}, "is_decoder"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ({"quantization_config": {"quant_method": "x"}}, "quantization_config"),
+    ],
+)
+def test_keys_that_run_code_or_mean_another_model_are_named(tmp_path, extra, key):
+    write(tmp_path / "config.json", GOOD | extra)
+    refused(lambda: read_config(tmp_path), "config.json", key)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe{}", b'"x"', b"[" * 100_000])
+def test_broken_json_is_named(tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content)
+    refused(lambda: read_config(tmp_path), "config.json")
+
+
+def test_missing_configuration_and_model_type(tmp_path):
+    refused(lambda: read_config(tmp_path), "config.json", "no such file")
+    write(tmp_path / "config.json", {"hidden_size": 8})
+    refused(lambda: read_config(tmp_path), "model_type")
+
+
+def test_a_huge_json_is_not_read(tmp_path):
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(10**9)
+    refused(lambda: read_json(tmp_path / "config.json"), "config.json", "bytes")
+
+
+@pytest.mark.timeout(10)
+def test_fifos_and_links_are_not_opened(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    os.mkfifo(folder / "config.json")
+    refused(lambda: read_config(folder), "not a regular file")
+    os.mkfifo(folder / "model.safetensors")
+    refused(lambda: read_tensors(folder), "not a regular file")
+    (folder / "model.safetensors").unlink()
+    save_file({"w": torch.ones(2)}, tmp_path / "elsewhere.safetensors")
+    (folder / "model.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
+    refused(lambda: read_tensors(folder), "link")
+
+
+def test_the_links_of_a_hub_cache_are_followed(tmp_path):
+    snapshot, blobs = tmp_path / "models--x--y" / "snapshots" / "abc", tmp_path / "models--x--y" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    save_file({"w": torch.ones(2)}, blobs / "hash")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/hash")
+    assert torch.equal(read_tensors(snapshot)["w"], torch.ones(2))
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "model.safetensors").symlink_to("../../blobs/gone")
+    refused(lambda: read_tensors(snapshot), "not a regular file")
+
+
+def index(folder, weight_map):
+    write(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
+
+
+def test_shards_are_joined(tmp_path):
+    save_file({"a": torch.zeros(1)}, tmp_path / "model-00001-of-00002.safetensors")
+    save_file({"b": torch.ones(1)}, tmp_path / "model-00002-of-00002.safetensors")
+    index(tmp_path, {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"})
+    assert {name: float(x) for name, x in read_tensors(tmp_path).items()} == {"a": 0.0, "b": 1.0}
+    index(tmp_path, {"a": "model-00001-of-00002.safetensors", "c": "model-00002-of-00002.safetensors"})
+    refused(lambda: read_tensors(tmp_path), "b, c")
+
+
+@pytest.mark.parametrize(
+    "name", ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "x.bin", ".hidden.safetensors", "", 7, None]
+)
+def test_shard_names_that_leave_the_folder_or_are_pickles(tmp_path, name):
+    index(tmp_path, {"w": name})
+    refused(lambda: read_tensors(tmp_path), "weight_map['w']")
+
+
+def test_only_a_pickle(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n.")
+    refused(lambda: read_tensors(tmp_path), "pytorch_model.bin", "pickle", "safetensors")
+
+
+def header(length, content):
+    return struct.pack("<Q", length) + content
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 8, header(2**40, b"{}"), header(2, b"[]"), header(10, b'{"w":1}'), header(7, b'{"w":1}')]
+)
+def test_damaged_safetensors(tmp_path, content):
+    (tmp_path / "model.safetensors").write_bytes(content)
+    refused(lambda: read_tensors(tmp_path), "model.safetensors")
+
+
+def test_truncated_safetensors(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file({"w": torch.ones(100)}, path)
+    path.write_bytes(path.read_bytes()[:-1])
+    refused(lambda: read_tensors(tmp_path), "model.safetensors")

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from pretrain.data.corpus import documents
+from pretrain.data.files import FileCorpus, resolve
+from tokenizer.errors import DataError
+
+DOCUMENTS = ["One paragraph.\nAnöther, with an ümlaut.", "Second document."]
+TEXT = "\n\n".join(DOCUMENTS) + "\n"
+
+
+def read(*paths: Path, column: str = "text", start: str | None = None) -> list[str]:
+    return list(documents(FileCorpus(paths, column, start)))
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    data = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", TEXT),
+        ("a.txt.gz", TEXT),
+        ("a.txt", "\ufeff" + TEXT),
+        ("a.txt", TEXT.replace("\n", "\r\n")),
+        ("a.txt", "\n \n" + TEXT.replace("\n\n", "\n\t \n\n") + "\n\n"),
+        ("a.txt", TEXT.rstrip()),
+        ("a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS)),
+        ("a.json.gz", "\n\n".join(json.dumps({"id": 1, "text": text}) for text in DOCUMENTS)),
+    ],
+    ids=["txt", "gz", "bom", "crlf", "extra-blank-lines", "no-final-newline", "jsonl", "json.gz-blank-lines"],
+)
+def test_documents_of_every_format(tmp_path: Path, name: str, content: str) -> None:
+    assert read(write(tmp_path / name, content)) == DOCUMENTS
+
+
+def test_parquet(tmp_path: Path) -> None:
+    table = pyarrow.table({"id": list(range(1000)), "body": [f"row {i}" for i in range(1000)]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=300)
+    assert read(tmp_path / "a.parquet", column="body") == [f"row {i}" for i in range(1000)]
+
+
+def test_wikitext_documents_are_articles(tmp_path: Path) -> None:
+    text = " \n = First = \n \n Some text . \n \n = = Section = = \n \n More . \n \n = Second = \n \n Text . \n"
+    parts = read(write(tmp_path / "wiki.valid.tokens", text))
+    assert [part.split("\n")[0].strip() for part in parts] == ["= First =", "= Second ="]
+    assert "More" in parts[0]
+
+
+def test_documents_may_start_at_a_pattern(tmp_path: Path) -> None:
+    text = write(tmp_path / "a.txt", "CHAPTER 1\nx\n\ny\nCHAPTER 2\nz\n")
+    assert read(text, start="CHAPTER") == ["CHAPTER 1\nx\ny", "CHAPTER 2\nz"]
+    rows = write(tmp_path / "a.jsonl", "\n".join(json.dumps({"text": line}) for line in ["# a", "b", "", "# c"]))
+    assert read(rows, start="# ") == ["# a\nb", "# c"]
+
+
+def test_several_files_are_read_in_order_and_progress_is_bytes_on_disk(tmp_path: Path) -> None:
+    files = [write(tmp_path / "a.txt", "x\n" * 50_000), write(tmp_path / "b.txt.gz", "y\n" * 50_000)]
+    corpus = FileCorpus(files, "text", None)
+    positions = [corpus.position for _ in corpus]
+    assert positions == sorted(positions)
+    assert positions[-1] == corpus.size == sum(file.stat().st_size for file in files)
+    assert read(*files)[1][0] == "y"
+
+
+def test_a_border_between_files_is_a_border_between_documents(tmp_path: Path) -> None:
+    assert read(write(tmp_path / "a.txt", "a"), write(tmp_path / "b.txt", "b")) == ["a", "b"]
+
+
+def test_one_endless_line_is_read_in_pieces(tmp_path: Path) -> None:
+    text = "word " * 200_000
+    path = write(tmp_path / "text8.txt", text)
+    lengths = [len(passage.text) for passage in FileCorpus([path], "text", None)]
+    assert max(lengths) <= 4096
+    assert read(path) == [text.rstrip()]
+
+
+BAD = {
+    "empty": ("a.txt", b"", "a.txt is empty"),
+    "blank": ("a.txt", b"\n \n\n", "holds no text"),
+    "blank rows": ("a.jsonl", b'{"text": ""}\n{"text": " "}\n', "holds no text"),
+    "binary": ("a.txt", b"text\nmore\0text", "a.txt is binary, not text: NUL at line 2, byte 9"),
+    "utf-16": ("a.txt", "text".encode("utf-16"), "not UTF-8: byte 0xff at line 1, byte 0"),
+    "latin-1": ("a.txt", b"one\ntwo\ncaf\xe9\n", "not UTF-8: byte 0xe9 at line 3, byte 11; convert it"),
+    "latin-1 in gz": ("a.txt.gz", b"one\ntwo\ncaf\xe9\n", "not UTF-8: byte 0xe9 at line 3, byte 11"),
+    "latin-1 far in": ("a.txt", b"ok \xc3\xa9\n" * 30_000 + b"\xe9", "at line 30001, byte 180000"),
+    "cut in a character": ("a.txt", b"caf\xc3", "not UTF-8: byte 0xc3 at line 1, byte 3"),
+    "json": ("a.jsonl", b'{"text": "a"}\n{"text": }\n', "a.jsonl, line 2, column 10: not JSON"),
+    "json list": ("a.jsonl", b"[1]\n", "a.jsonl, line 1: a JSON object is needed, this is a list"),
+    "json key": ("a.jsonl", b'{"text": "a"}\n{"txt": "b"}\n', "line 2: there is no 'text' .*; did you mean 'txt'"),
+    "json key, none near": ("a.jsonl", b'{"id": 1, "body": "b"}\n', "there is no 'text' .*; it has 'id', 'body'"),
+    "json type": ("a.jsonl", b'{"text": null}\n', "line 1: 'text' must be text, it is NoneType"),
+    "json NUL": ("a.jsonl", b'{"text": "a\\u0000b"}\n', "line 1: 'text' is binary, not text: NUL at character 1"),
+    "json utf-8": ("a.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n', "not UTF-8: byte 0xe9 at line 2, byte 24"),
+    "parquet": ("a.parquet", b"PAR1 is not enough", "a.parquet is not a readable parquet file"),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD.values(), ids=BAD)
+def test_bad_files_are_named_with_the_place(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    path = write(tmp_path / name, content)
+    with pytest.raises(DataError, match=message) as error:
+        read(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "not gzip"])
+def test_damaged_gzip_is_named(tmp_path: Path, damage: str) -> None:
+    path = write(tmp_path / "a.txt.gz", os.urandom(40_000).hex())
+    path.write_bytes(path.read_bytes()[:-4000] if damage == "truncated" else b"plain text\n" * 100)
+    with pytest.raises(DataError, match=re.escape(f"{path} is not a whole gzip file")):
+        read(path)
+
+
+def test_parquet_column_is_checked(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"txt": ["a"], "n": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a.parquet: there is no 'text' .*; did you mean 'txt'"):
+        read(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a.parquet, row 1: 'n' must be text, it is int"):
+        read(tmp_path / "a.parquet", column="n")
+
+
+def test_patterns_name_files(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "sub/c.txt", "notes.md", "odd[1].txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / name, "text")
+    os.mkdir(tmp_path / "folder.txt")
+    assert [p.name for p in resolve([f"{tmp_path}/[ab].txt"], "data.files")] == ["a.txt", "b.txt"]
+    odd = resolve([f"{tmp_path}/**/c.txt", f"{tmp_path}/odd[1].txt"], "data.files")
+    assert [p.name for p in odd] == ["c.txt", "odd[1].txt"]
+    with pytest.raises(DataError, match=r"a\.txt is named twice"):
+        resolve([f"{tmp_path}/a.txt", f"{tmp_path}/*.txt"], "data.files")
+    with pytest.raises(DataError, match=r"no reader for files ending in \.md; known: \.txt,"):
+        resolve([f"{tmp_path}/notes.md"], "data.files")
+    with pytest.raises(DataError, match="is a folder; name its files"):
+        resolve([str(tmp_path)], "data.files")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("books.tx", "data.files: .*books.tx does not exist; did you mean .*books.txt?"),
+        ("zzz.txt", "zzz.txt does not exist$"),
+        ("no/books.txt", "books.txt does not exist: there is no folder .*no$"),
+        ("*.jsonl", r"\*.jsonl does not exist"),
+    ],
+)
+def test_missing_files_come_with_the_nearest_name(tmp_path: Path, name: str, message: str) -> None:
+    write(tmp_path / "books.txt", "text")
+    with pytest.raises(DataError, match=message):
+        resolve([str(tmp_path / name)], "data.files")

@@ -1,0 +1,65 @@
+"""The generated DeepSpeed configuration, and the mistakes DeepSpeed itself would swallow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pretrain.config import load_job
+from pretrain.engine.deepspeed_config import deepspeed_config
+from tokenizer.errors import ConfigError
+
+
+def _config(world: int = 2, *overrides: str) -> dict[str, Any]:
+    return deepspeed_config(load_job("capt_small", ["batch.global=64", "batch.micro=8", *overrides]), world)
+
+
+def test_batch_identity_and_stage() -> None:
+    config = _config(2, "engine.zero_stage=3", "engine.offload_param=true", "engine.offload_optimizer=true")
+    assert config["train_batch_size"] == 64
+    assert config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * 2 == 64
+    zero = config["zero_optimization"]
+    assert (zero["stage"], zero["offload_param"], zero["offload_optimizer"]) == (3, {"device": "cpu"}, {"device": "cpu"})
+
+
+@pytest.mark.parametrize(
+    ("precision", "stage", "key", "value"),
+    [
+        ("bf16", 2, "torch_autocast", {"enabled": True, "dtype": "bfloat16"}),
+        ("fp16", 0, "torch_autocast", {"enabled": True, "dtype": "float16"}),
+    ],
+)
+def test_precision(precision: str, stage: int, key: str, value: Any) -> None:
+    config = _config(1, f"engine.precision={precision}", f"engine.zero_stage={stage}")
+    assert config[key] == value
+    assert "fp16" not in config
+
+
+def test_fp16_scales_the_loss() -> None:
+    assert _config(1, "engine.precision=fp16", "engine.zero_stage=2")["fp16"]["enabled"]
+    assert "torch_autocast" not in _config(1, "engine.precision=fp32")
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ("zero_optimisation={stage: 2}", "did you mean 'zero_optimization'"),
+        ("gradient_clippin=1.0", "DeepSpeed has no such key"),
+        ("train_batch_size=8", "set batch.global"),
+        ("zero_optimization={stage: 2}", "set engine.zero_stage"),
+    ],
+)
+def test_extra_keys_are_checked(extra: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _config(1, f"engine.deepspeed_extra.{extra}")
+
+
+def test_extra_is_merged_last_and_deeply() -> None:
+    zero = _config(1, "engine.deepspeed_extra.zero_optimization={overlap_comm: true}")["zero_optimization"]
+    assert zero == {"stage": 1, "overlap_comm": True}
+
+
+def test_batches_that_do_not_fit_are_a_user_error() -> None:
+    with pytest.raises(ConfigError, match="batch.global 64 is not batch.micro 8 x accumulation x 3 ranks"):
+        _config(3)

@@ -1,0 +1,84 @@
+"""Optimizers against the equations, parameter groups, and honest refusals."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from pretrain.config import load_job
+from pretrain.engine.optimizers import Lamb, apex_available, build_optimizer, parameter_groups
+from pretrain.engine.schedule import learning_rate
+from tokenizer.errors import ConfigError
+
+
+def _lamb_literally(w: list[float], gradients: list[list[float]], lr: float, decay: float) -> list[float]:
+    """Algorithm 2 of You et al. 2020 with plain floats."""
+    b1, b2, eps = 0.9, 0.999, 1e-6
+    m, v = [0.0] * len(w), [0.0] * len(w)
+    for t, g in enumerate(gradients, 1):
+        m = [b1 * a + (1 - b1) * b for a, b in zip(m, g, strict=True)]
+        v = [b2 * a + (1 - b2) * b * b for a, b in zip(v, g, strict=True)]
+        r = [
+            (a / (1 - b1**t)) / ((b / (1 - b2**t)) ** 0.5 + eps) + decay * x for a, b, x in zip(m, v, w, strict=True)
+        ]
+        ratio = (sum(x * x for x in w) ** 0.5) / (sum(x * x for x in r) ** 0.5) if decay else 1.0
+        w = [x - lr * ratio * y for x, y in zip(w, r, strict=True)]
+    return w
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_lamb_follows_the_equations(decay: float) -> None:
+    torch.manual_seed(0)
+    p = nn.Parameter(torch.randn(5, dtype=torch.float64))
+    start, gradients = p.detach().tolist(), torch.randn(4, 5, dtype=torch.float64)
+    optimizer = Lamb([p], lr=0.01, weight_decay=decay)
+    for g in gradients:
+        p.grad = g.clone()
+        optimizer.step()
+    expected = _lamb_literally(start, gradients.tolist(), 0.01, decay)
+    torch.testing.assert_close(p.detach(), torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+def test_lamb_leaves_the_ratio_at_one_for_zero_weights() -> None:
+    p = nn.Parameter(torch.zeros(3))
+    optimizer = Lamb([p], lr=0.1, weight_decay=0.5)
+    p.grad = torch.ones(3)
+    optimizer.step()
+    torch.testing.assert_close(p.detach(), torch.full((3,), -0.1), rtol=1e-4, atol=0)
+
+
+def test_vectors_do_not_decay() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
+    decay, rest = parameter_groups(module, 0.1)
+    assert [tuple(p.shape) for p in decay["params"]] == [(4, 3)]
+    assert (decay["weight_decay"], rest["weight_decay"], len(rest["params"])) == (0.1, 0.0, 3)
+
+
+def test_the_log_says_which_optimizer_is_used(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        build_optimizer(load_job("capt_tiny"), nn.Linear(2, 2))
+    assert "torch AdamW (fused)" in caplog.text or "apex FusedAdam" in caplog.text
+
+
+@pytest.mark.skipif(apex_available(), reason="NVIDIA apex is here")
+def test_apex_is_refused_where_it_is_not() -> None:
+    with pytest.raises(ConfigError, match="never `pip install apex`"):
+        build_optimizer(load_job("capt_tiny", ["optimizer.backend=apex"]), nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("linear", [0.25, 0.5, 0.75, 1.0, 1.0, 0.5, 0.0]), ("constant", [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0])],
+)
+def test_warmup_and_decay(kind: str, expected: list[float]) -> None:
+    job = load_job("capt_tiny", ["schedule.max_steps=6", "schedule.warmup_steps=4", f"schedule.type={kind}", "optimizer.lr=1.0"])
+    rates = [learning_rate(step, job.schedule, job.optimizer) for step in range(7)]
+    assert rates == pytest.approx(expected)
+
+
+def test_cosine_ends_at_zero() -> None:
+    job = load_job("capt_tiny", ["schedule.max_steps=8", "schedule.warmup_steps=0", "schedule.type=cosine", "optimizer.lr=2.0"])
+    assert [learning_rate(s, job.schedule, job.optimizer) for s in (0, 4, 8)] == pytest.approx([2.0, 1.0, 0.0], abs=1e-12)

@@ -1,0 +1,74 @@
+import logging
+from pathlib import Path
+
+import pytest
+
+from launcher.environment import travelling, visible_gpus
+from tokenizer.errors import ConfigError
+
+
+def test_only_listed_variables_travel() -> None:
+    here = {"NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "HOME": "/root", "EDITOR": "vi"}
+    assert travelling(here, ()) == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "CAPT_API_KEY", "HF_PASSWORD", "NCCL_MY_SECRET", "CAPT_AUTH"])
+def test_secrets_stay_and_their_values_are_not_logged(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert travelling({name: "canary"}, ()) == {}
+    assert name in caplog.text
+    assert "canary" not in caplog.text
+
+
+def test_a_url_with_a_password_stays() -> None:
+    assert travelling({"HF_ENDPOINT": "https://me:canary@mirror.example"}, ()) == {}
+    assert travelling({"HF_ENDPOINT": "https://mirror.example"}, ()) == {"HF_ENDPOINT": "https://mirror.example"}
+
+
+def test_tokenizers_parallelism_is_no_secret() -> None:
+    assert travelling({"TOKENIZERS_PARALLELISM": "true"}, ()) == {"TOKENIZERS_PARALLELISM": "true"}
+
+
+@pytest.mark.parametrize(
+    "value", ["$(touch X)", "`touch X`", "a;b", "a|b", "a&b", 'a"b', "a'b", "a\\b", "a\nb", "a>b", "*"]
+)
+def test_what_a_shell_would_execute_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match="NCCL_DEBUG"):
+        travelling({"NCCL_DEBUG": value}, ())
+
+
+def test_later_files_win_over_earlier_ones_and_the_environment(tmp_path: Path) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    for folder, text in ((home, "NCCL_DEBUG=home\nMY_SETTING=1\n\n"), (here, "NCCL_DEBUG = here\n")):
+        folder.mkdir()
+        (folder / ".deepspeed_env").write_text(text)
+    assert travelling({"NCCL_DEBUG": "env"}, (home, here)) == {"NCCL_DEBUG": "here", "MY_SETTING": "1"}
+
+
+def test_ds_env_file_names_another_file(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("A=1\n")
+    assert travelling({"DS_ENV_FILE": str(tmp_path / "mine")}, (tmp_path,)) == {"A": "1"}
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("no equals", "NAME=value"),
+        ("1A=2", "NAME=value"),
+        ("A;B=2", "NAME=value"),
+        ("MY_TOKEN=canary", "looks like a secret"),
+        ("A=$(id)", "remote shell"),
+    ],
+)
+def test_a_wrong_line_of_an_env_file_is_named(tmp_path: Path, line: str, says: str) -> None:
+    (tmp_path / ".deepspeed_env").write_text(f"OK=1\n{line}\n")
+    with pytest.raises(ConfigError, match="line 2") as error:
+        travelling({}, (tmp_path,))
+    assert says in str(error.value)
+    assert "canary" not in str(error.value)
+
+
+@pytest.mark.parametrize(("value", "count"), [("0,1,3", 3), ("", 0), ("-1", 0), ("GPU-1a", 1)])
+def test_visible_gpus_follow_the_variable(monkeypatch: pytest.MonkeyPatch, value: str, count: int) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert len(visible_gpus()) == count

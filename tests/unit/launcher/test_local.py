@@ -1,0 +1,138 @@
+"""The local backend with real processes (no torch in them, so that they start at once)."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.backends.local import run_ranks
+from launcher.plan import Command
+
+PRELUDE = "import os, pathlib, signal, subprocess, sys, time; rank = int(os.environ['RANK']);"
+SAVES = "signal.signal({signal}, lambda *_: os._exit(75)); pathlib.Path(f'ready-{{rank}}').touch(); time.sleep(60)"
+
+
+def ranks(script: str, count: int = 2) -> tuple[Command, ...]:
+    return tuple(Command((sys.executable, "-S", "-c", PRELUDE + script), {"RANK": str(r)}) for r in range(count))
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_for(condition: object, seconds: float = 10) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():  # type: ignore[operator]
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture
+def launcher(tmp_path: Path):
+    """Start ``run_ranks`` on a script in a process of its own, as ``capt`` does."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(script: str, count: int = 2) -> subprocess.Popen[bytes]:
+        driver = (
+            "import sys; from launcher.backends.local import run_ranks; from launcher.plan import Command;"
+            "sys.exit(run_ranks(tuple(Command((sys.executable, '-S', '-c', sys.argv[1]), {'RANK': str(r)})"
+            " for r in range(int(sys.argv[2])))))"
+        )
+        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+        process = subprocess.Popen([sys.executable, "-c", driver, PRELUDE + script, str(count)], cwd=tmp_path, env=env)
+        started.append(process)
+        assert wait_for(lambda: len(list(tmp_path.glob("ready-*"))) == count), "the ranks did not start"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("code", [0, 75])
+def test_a_common_end_is_the_jobs(count: int, code: int) -> None:
+    # rank 0 ends first: a rank that is done must not have the others stopped
+    assert run_ranks(ranks(f"time.sleep(.2 * rank); sys.exit({code})", count)) == code
+
+
+@pytest.mark.parametrize(("code", "expected"), [(1, 1), (2, 2), (3, 1), (139, 1)])
+def test_the_first_failing_rank_decides_and_the_others_are_stopped(tmp_path: Path, code: int, expected: int) -> None:
+    script = (
+        f"pathlib.Path({str(tmp_path)!r}, str(rank)).write_text(str(os.getpid()));"
+        f"rank == 1 and (time.sleep(.2), os._exit({code}));"
+        "time.sleep(60)"
+    )
+    begin = time.monotonic()
+    assert run_ranks(ranks(script, 3)) == expected
+    assert time.monotonic() - begin < 4
+    assert all(is_gone(int((tmp_path / str(rank)).read_text())) for rank in range(3))
+
+
+def test_a_rank_killed_by_a_signal_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    assert run_ranks(ranks("rank == 0 and os.kill(os.getpid(), 9); time.sleep(60)")) == 1
+    assert "rank 0 was killed by SIGKILL" in caplog.text
+
+
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace() -> None:
+    script = "signal.signal(15, signal.SIG_IGN); rank == 0 and (time.sleep(.3), os._exit(1)); time.sleep(60)"
+    begin = time.monotonic()
+    assert run_ranks(ranks(script), grace=0.5) == 1
+    assert time.monotonic() - begin < 5
+
+
+def test_ranks_that_disagree_are_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    assert run_ranks(ranks("sys.exit(75 * rank)")) == 1
+    assert "disagree" in caplog.text
+
+
+def test_what_a_rank_started_dies_with_it(tmp_path: Path) -> None:
+    script = (
+        "child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)']);"
+        f"pathlib.Path({str(tmp_path / 'child')!r}).write_text(str(child.pid))"
+    )
+    assert run_ranks(ranks(script, 1)) == 0
+    assert wait_for(lambda: is_gone(int((tmp_path / "child").read_text())))
+
+
+@pytest.mark.parametrize(
+    ("sent", "received"),
+    [
+        (signal.SIGTERM, signal.SIGTERM),
+        (signal.SIGUSR1, signal.SIGUSR1),
+        (signal.SIGINT, signal.SIGTERM),
+        (signal.SIGHUP, signal.SIGTERM),
+    ],
+)
+def test_signals_reach_the_ranks_which_save_and_stop(launcher, sent: signal.Signals, received: signal.Signals) -> None:
+    process = launcher(SAVES.format(signal=int(received)))
+    process.send_signal(sent)
+    assert process.wait(timeout=10) == 75
+
+
+def test_a_second_interrupt_stops_at_once(launcher) -> None:
+    process = launcher("signal.signal(15, signal.SIG_IGN);" + SAVES.format(signal=int(signal.SIGUSR1)))
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=5) == 1
+
+
+def test_the_ranks_die_with_the_launcher(launcher, tmp_path: Path) -> None:
+    script = "signal.signal(15, signal.SIG_IGN); pathlib.Path(f'pid-{rank}').write_text(str(os.getpid()));"
+    process = launcher(script + "pathlib.Path(f'ready-{rank}').touch(); time.sleep(60)")
+    process.kill()
+    pids = [int(path.read_text()) for path in tmp_path.glob("pid-*")]
+    assert len(pids) == 2
+    assert wait_for(lambda: all(map(is_gone, pids)), seconds=2)

