@@ -85,6 +85,8 @@ class Plan:
     files: Mapping[Path, str] = field(default_factory=dict)
     travels: Mapping[str, str] = field(default_factory=dict)
     master_port: int | None = None
+    obstacle: str = ""
+    """Why this can be shown but not started from here; empty when it can."""
 
     @property
     def world(self) -> int:
@@ -116,4 +118,6 @@ def describe(launch: Launch, plan: Plan) -> str:
     )
     blocks += [f"# file that would be written: {path}\n{text.rstrip()}" for path, text in plan.files.items()]
     blocks.append("# commands\n" + "\n".join(map(str, plan.commands)))
+    if plan.obstacle:
+        blocks.append(f"# cannot be started from here: {plan.obstacle}")
     return "\n\n".join(blocks)

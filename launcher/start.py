@@ -77,6 +77,8 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None) -> int:
     if show is not None:
         show(describe(launch, plan))
         return runfolder.DONE
+    if plan.obstacle:
+        raise ConfigError(plan.obstacle)
     runfolder.write_private(launch.run_dir / "launch.json", launch.options.to_json() + "\n")
     for path, text in plan.files.items():
         runfolder.write_private(path, text)

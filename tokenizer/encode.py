@@ -19,12 +19,11 @@ from tokenizer.formats import open_folder
 from tokenizer.special import SpecialIds, is_bert_like, resolve
 
 _BATCH_CHARACTERS = 4_000_000
-_PARALLELISM = "TOKENIZERS_PARALLELISM"
 
 
 def _one_thread_after_fork() -> None:
-    """A forked child must not use the parent's thread pool; with the variable set, the library does not warn of it."""
-    os.environ.setdefault(_PARALLELISM, "false")
+    """The parent's threads do not exist in a forked child: with the variable true, encoding would wait for them forever."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 os.register_at_fork(after_in_child=_one_thread_after_fork)

@@ -22,6 +22,7 @@ from launcher.plan import Command, Launch, Plan
 from tokenizer.errors import ConfigError
 
 _DEFAULT_PORT = 29500
+_DEEPSPEED = Path(sys.executable).with_name("deepspeed")
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
 # DeepSpeed sends these on by itself, whatever they hold (deepspeed.launcher.runner.EXPORT_ENVS and NCCL).
 _SENT_BY_DEEPSPEED = ("MLFLOW", "MV2", "NCCL", "PYTHON", "UCX")
@@ -57,7 +58,7 @@ def plan(launch: Launch) -> Plan:
     env_file = (launch.run_dir / "launch.env").resolve()
     port = options.master_port or _DEFAULT_PORT
     argv = (
-        str(Path(sys.executable).with_name("deepspeed")),
+        str(_DEEPSPEED),
         *("--hostfile", str(options.hostfile.resolve())),
         *("--master_addr", options.master_addr or hosts[0].name),
         *("--master_port", str(port)),
@@ -74,20 +75,21 @@ def plan(launch: Launch) -> Plan:
         files={env_file: "".join(f"{line}\n" for line in lines)},
         travels=travels,
         master_port=port,
+        obstacle=_obstacle(),
     )
 
 
-def start(launch: Launch, plan: Plan) -> int:
-    """Run the job on all hosts; SIGTERM, SIGUSR1 and Ctrl-C reach every rank.
-
-    Raises:
-        ConfigError: ``deepspeed`` or ``pdsh`` is not installed.
-    """
-    (command,) = plan.commands
-    if not Path(command.argv[0]).is_file():
-        raise ConfigError(f"there is no {command.argv[0]}; install deepspeed into this Python environment")
+def _obstacle() -> str:
+    if not _DEEPSPEED.is_file():
+        return f"there is no {_DEEPSPEED}; install deepspeed into this Python environment"
     if shutil.which("pdsh") is None:
-        raise ConfigError("pdsh is not installed (Debian and Ubuntu: apt-get install pdsh); --hostfile needs it")
+        return "pdsh is not installed (Debian and Ubuntu: apt-get install pdsh); --hostfile needs it"
+    return ""
+
+
+def start(launch: Launch, plan: Plan) -> int:
+    """Run the job on all hosts and return its exit code; SIGTERM, SIGUSR1 and Ctrl-C reach every rank."""
+    (command,) = plan.commands
     inherited = {
         name: value
         for name, value in environment.inherited().items()

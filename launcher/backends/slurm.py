@@ -59,18 +59,18 @@ def plan(launch: Launch) -> Plan:
     cluster = load_cluster(options.cluster or Path("slurm"))
     script = (launch.run_dir / "job.sbatch").resolve()
     hosts = tuple(Host(f"node-{index}", cluster.ranks_per_node) for index in range(cluster.nodes))
-    return Plan("slurm", hosts, (Command(("sbatch", str(script))),), files={script: render(launch, cluster)})
+    return Plan(
+        "slurm",
+        hosts,
+        (Command(("sbatch", str(script))),),
+        files={script: render(launch, cluster)},
+        obstacle="" if shutil.which("sbatch") else "there is no sbatch here; run this on a login node of the cluster",
+    )
 
 
 def start(launch: Launch, plan: Plan) -> int:
-    """Submit the script; returns as soon as Slurm has queued it.
-
-    Raises:
-        ConfigError: there is no ``sbatch`` here.
-    """
+    """Submit the script; returns as soon as Slurm has queued it."""
     (command,) = plan.commands
-    if shutil.which("sbatch") is None:
-        raise ConfigError("there is no sbatch here; run this on a login node, or add --dry-run to see the script")
     (launch.run_dir / "log").mkdir(parents=True, exist_ok=True)
     return 0 if subprocess.run(command.argv, check=False).returncode == 0 else 1
 

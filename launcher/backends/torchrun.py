@@ -12,6 +12,7 @@ from launcher.plan import Command, Launch, Plan
 from tokenizer.errors import ConfigError
 
 _DEFAULT_PORT = 29500
+_TORCHRUN = Path(sys.executable).with_name("torchrun")
 
 
 def plan(launch: Launch) -> Plan:
@@ -35,7 +36,7 @@ def plan(launch: Launch) -> Plan:
     commands = tuple(
         Command(
             (
-                str(Path(sys.executable).with_name("torchrun")),
+                str(_TORCHRUN),
                 *("--nnodes", str(len(hosts))),
                 *("--node-rank", str(index)),
                 *("--nproc-per-node", str(host.slots)),
@@ -48,21 +49,19 @@ def plan(launch: Launch) -> Plan:
         )
         for index, host in enumerate(hosts)
     )
-    return Plan("torchrun", hosts, commands, master_port=port)
+    return Plan("torchrun", hosts, commands, master_port=port, obstacle=_obstacle(hosts))
 
 
-def start(launch: Launch, plan: Plan) -> int:
-    """Run the job on this host.
-
-    Raises:
-        ConfigError: the plan spans several hosts, or torchrun is not installed.
-    """
-    if len(plan.commands) > 1:
-        raise ConfigError(
+def _obstacle(hosts: tuple[Host, ...]) -> str:
+    if len(hosts) > 1:
+        return (
             "torchrun starts processes on its own host only: run the commands that --dry-run shows on each host, "
             "or use --launcher deepspeed"
         )
+    return "" if _TORCHRUN.is_file() else f"there is no {_TORCHRUN}; install torch into this Python environment"
+
+
+def start(launch: Launch, plan: Plan) -> int:
+    """Run the job on this host and return its exit code."""
     (command,) = plan.commands
-    if not Path(command.argv[0]).is_file():
-        raise ConfigError(f"there is no {command.argv[0]}; install torch into this Python environment")
     return run_launcher(command, environment.inherited(), launch.run_dir)

@@ -12,9 +12,9 @@ from pretrain.engine import distributed
 
 @dataclass(frozen=True)
 class Exchange:
-    """Rows per rank of one step. Collectives want equal shapes, so the rows of a rank are padded to the longest.
+    """Rows per rank of one step. Collectives want equal shapes: each rank's rows are padded with zeros to the longest.
 
-    A padded anchor is computed like any other and dropped by its owner; no mask is needed, because keys never travel.
+    No mask is needed: a zero anchor asks nothing of any key, its own sums are dropped at home, and keys never travel.
     """
 
     counts: tuple[int, ...]
@@ -47,13 +47,13 @@ class Exchange:
         start = self.index * max(self.counts)
         return slice(start, start + self.counts[self.index])
 
-    def gather(self, rows: Tensor, padding: float | int) -> Tensor:
+    def gather(self, rows: Tensor) -> Tensor:
         """The rows of all ranks, ``(n, ...) -> (W * max n, ...)``."""
         if len(self.counts) == 1:
             return rows
         missing = max(self.counts) - len(rows)
         if missing:
-            rows = torch.cat([rows, rows.new_full((missing, *rows.shape[1:]), padding)])
+            rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
         return distributed.all_gather(rows, self.group).flatten(0, 1)
 
     def bring_home(self, sums: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class Step:
     def query_ids(self, queries: Tensor) -> Tensor:
         """The instances of the gathered anchors; without shared ids only this rank's own are known, and needed."""
         if self.shared_ids:
-            return self.exchange.gather(self.anchor_ids, NO_ID)
+            return self.exchange.gather(self.anchor_ids)
         ids = self.anchor_ids.new_full((len(queries),), NO_ID)
         ids[self.exchange.own] = self.anchor_ids
         return ids
@@ -82,7 +82,7 @@ class ShardedSoftmax(torch.autograd.Function):
     ) -> Tensor:
         """This rank's share of the loss, a scalar. Shapes: anchors and positives ``(m, d)``, live keys ``(c, d)``."""
         scaled = anchors / temperature
-        queries = step.exchange.gather(scaled.to(step.operand_dtype), 0.0)
+        queries = step.exchange.gather(scaled.to(step.operand_dtype))
         query_ids = step.query_ids(queries)
         live_rows = live.to(step.operand_dtype)
 
@@ -130,7 +130,7 @@ class ShardedSoftmax(torch.autograd.Function):
 def _live_gradient(queries: Tensor, query_ids: Tensor, live: Tensor, lse: Tensor, step: Step) -> Tensor:
     r"""What all anchors ask of this rank's live keys: :math:`\frac1\tau \sum_i p_{ij} q_i`, ``(c, d)``."""
     total = lse.new_zeros(live.shape)
-    everyone_lse = step.exchange.gather(lse, torch.inf)  # a padded anchor asks for nothing
+    everyone_lse = step.exchange.gather(lse)
     for part, ids in step.live_parts(query_ids):
         total += step.kernel.key_gradient(queries[part], live, everyone_lse[part], ids)
     return total * step.scale

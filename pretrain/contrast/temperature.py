@@ -93,11 +93,12 @@ class Learned(nn.Module):
         if not minimum <= start <= maximum:
             raise ConfigError(f"a learned temperature must start within {minimum} .. {maximum}, got {start}")
         self.minimum, self.maximum = minimum, maximum
-        self.log_temperature = nn.Parameter(torch.tensor(math.log(start)))
+        # one element, not a scalar: DeepSpeed cannot broadcast parameters without dimensions
+        self.log_temperature = nn.Parameter(torch.tensor([math.log(start)]))
 
     def forward(self, step: int) -> Float[Tensor, ""]:
         """The temperature in float32, whatever the step."""
-        free = self.log_temperature.float()
+        free = self.log_temperature.float().squeeze()
         bounded = free.detach().clamp(math.log(self.minimum), math.log(self.maximum))
         return torch.exp(bounded + (free - free.detach()))
 

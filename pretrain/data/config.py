@@ -44,7 +44,8 @@ class DataConfig(Section):
     document_start: str | None = Field(
         None,
         description="regular expression: a line or row that begins with a match begins a document. Without it, text has"
-        " a blank line between documents, and a row of a table is one; WikiText's files have their own, '^ = [^=]'",
+        " a blank line between documents, and a row of a table is one; WikiText's files have their own, '^ = [^=]'."
+        " With '.' every line is a document",
     )
     sequence_length: int = Field(512, ge=8, description="tokens of a window, <s> and </s> included")
     cross_document_attention: bool = Field(True, description="false: tokens attend only within their document")

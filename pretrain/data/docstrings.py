@@ -34,7 +34,7 @@ _FUNCTION_WORDS = re.compile(
     re.IGNORECASE,
 )
 _FIELD = re.compile(r"(?::[\w ]+:|@\w+|[-*+•]|\(?\d+[.)]|\.\. [\w-]+::|\*{0,2}\w+(?: \([^)]*\))?:)(?:\s+|$)")
-_CODE = re.compile(r">>>|\.\.\. |\$ |#|\||```|\+[-=]|([^\w\s])\1{2,}$")
+_CODE = re.compile(r"[*\w]+(?:, [*\w]+)* : |>>>|\.\.\. |\$ |#|\||```|\+[-=]|([^\w\s])\1{2,}$")
 _ROLE = re.compile(r":[a-zA-Z:]+:`[~!]?([^`<]*?)(?: ?<[^`]*>)?`")
 _MARKS = re.compile(r"`+_*|\*\*")
 _WORD = re.compile(r"[(\"']*[A-Za-z]+(?:['-][A-Za-z]+)*[)\"'.,;:!?]*")

@@ -141,7 +141,7 @@ def resolve(patterns: Sequence[str], key: str) -> list[Path]:
     Raises ``DataError`` for a pattern without a match (with the nearest existing name), an unknown suffix, or a file
     named twice.
     """
-    paths: list[Path] = []
+    paths: dict[Path, None] = {}
     for pattern in patterns:
         path = Path(pattern).expanduser()
         found = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(str(path), recursive=True))
@@ -152,8 +152,8 @@ def resolve(patterns: Sequence[str], key: str) -> list[Path]:
             if file in paths:
                 raise DataError(f"{key}: {file} is named twice")
             _reader(file)
-            paths.append(file)
-    return paths
+            paths[file] = None
+    return list(paths)
 
 
 def sha256(path: Path) -> str:

@@ -55,11 +55,10 @@ def _load(name: str, subset: str | None, split: str) -> datasets.Dataset:
     try:
         if Path(name, "state.json").is_file() or Path(name, "dataset_dict.json").is_file():
             saved = datasets.load_from_disk(name)
-            if isinstance(saved, datasets.Dataset):
-                return saved
-            if split not in saved:
-                raise DataError(f"data.name: {name} has no split {split!r}; it has {', '.join(saved)}")
-            return saved[split]
+            splits = {"train": saved} if isinstance(saved, datasets.Dataset) else saved
+            if split not in splits:
+                raise DataError(f"data.name: {name} has no split {split!r}; it has {', '.join(splits)}")
+            return splits[split]
         if subset is None:
             subsets = datasets.get_dataset_config_names(name)
             if len(subsets) > 1:

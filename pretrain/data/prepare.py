@@ -127,5 +127,7 @@ def _text(data: DataConfig, progress: Progress | None, hub_split: str | None) ->
     if data.source == "docstrings":
         paths = [docstring_file(data.cache / "docstrings", data.workers or usable_cores(), progress=progress)]
     else:
+        if not data.files:
+            raise DataError("data.files is empty: data.shards alone holds no text to train a tokenizer on")
         paths = resolve(data.files, "data.files")
     return FileCorpus(paths, data.text_column, data.document_start)

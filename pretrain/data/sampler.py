@@ -18,7 +18,7 @@ from tokenizer.errors import ConfigError
 
 Words = UInt64[np.ndarray, "..."]
 
-_ROUNDS = 8
+_ROUNDS = 6
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -59,30 +59,32 @@ class Sampler:
 def permute(places: Int64[np.ndarray, " n"], size: int, key: int) -> Int64[np.ndarray, " n"]:
     """The images of ``places`` under a pseudo-random permutation of ``0 .. size-1`` chosen by ``key``.
 
-    A balanced Feistel network (Luby and Rackoff 1988) permutes the next larger power of four; what falls outside is
-    put through it again until it falls inside (cycle walking, Black and Rogaway 2002), fewer than 4 times on average.
+    A Feistel network (Luby and Rackoff 1988) permutes the next larger power of two; what falls outside is put through
+    it again until it falls inside (cycle walking, Black and Rogaway 2002), less than twice on average.
     """
-    half = np.uint64(max(1, -(-(size - 1).bit_length() // 2)))
-    low = np.uint64((1 << int(half)) - 1)
+    bits = max(2, (size - 1).bit_length())
     values = places.astype(np.uint64)
     walking = np.ones(len(values), dtype=bool)
     while walking.any():
-        values[walking] = _feistel(values[walking], half, low, key)
+        values[walking] = _feistel(values[walking], bits, key)
         walking = values >= size
     return values.astype(np.int64)
 
 
-def _feistel(values: Words, half: np.uint64, low: np.uint64, key: int) -> Words:
-    left, right = values >> half, values & low
-    for round_key in _round_keys(key):
-        left, right = right, left ^ (_mix(right + round_key) & low)
+def _feistel(values: Words, bits: int, key: int) -> Words:
+    half = np.uint64(bits // 2)
+    left_mask, right_mask = np.uint64((1 << bits - bits // 2) - 1), np.uint64((1 << bits // 2) - 1)
+    left, right = values >> half, values & right_mask
+    for even, odd in _round_keys(key):
+        left = left ^ (_mix(right + even) & left_mask)
+        right = right ^ (_mix(left + odd) & right_mask)
     joined: Words = left << half | right
     return joined
 
 
 @lru_cache(maxsize=64)
 def _round_keys(key: int) -> Words:
-    return _mix(np.uint64(key) + _GOLDEN * np.arange(1, _ROUNDS + 1, dtype=np.uint64))
+    return _mix(np.uint64(key) + _GOLDEN * np.arange(1, _ROUNDS + 1, dtype=np.uint64)).reshape(-1, 2)
 
 
 def _mix(x: Words) -> Words:

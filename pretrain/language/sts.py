@@ -43,20 +43,28 @@ def encode(texts: Sequence[str], encoder: Encoder, batch: int) -> Float[np.ndarr
 
 
 def score(pairs: Pairs, encoder: Encoder, batch: int = 64) -> dict[str, float]:
+    """`score_rows` of what ``encoder`` makes of the sentences, ``batch`` of them at a time."""
+    return score_rows(pairs, encode([*pairs.first, *pairs.second], encoder, batch))
+
+
+def score_rows(pairs: Pairs, rows: Float[np.ndarray, "2n d"]) -> dict[str, float]:
     """``spearman`` in [-1, 1] between the cosines of the pairs and the gold scores, and ``pairs``, their number.
 
     With it SimCSE's ``alignment`` (on pairs with a gold score above 4; absent where there are fewer than two) and
     ``uniformity`` (over the distinct sentences of the set).
 
+    Args:
+        pairs: n pairs.
+        rows: the vectors of all first sentences, then of all second ones.
+
     Raises:
-        ValueError: as `encode`; a vector of zeros; all cosines equal (the encoder has collapsed, rho is undefined).
+        ValueError: a vector of zeros; all cosines equal (the encoder has collapsed, and rho is undefined).
     """
-    rows = torch.from_numpy(encode([*pairs.first, *pairs.second], encoder, batch))
-    norms = rows.norm(dim=1)
-    if not bool((norms > 0).all()):
+    vectors = torch.from_numpy(rows).double()
+    if not bool((vectors.norm(dim=1) > 0).all()):
         raise ValueError(f"{pairs.name} {pairs.split}: the encoder returned a vector of zeros, which has no cosine")
-    rows = F.normalize(rows, dim=1)
-    first, second = rows.split(len(pairs.gold))
+    vectors = F.normalize(vectors, dim=1)
+    first, second = vectors.split(len(pairs.gold))
     cosines = (first * second).sum(dim=1).numpy()
     if np.ptp(cosines) < 1e-12:
         raise ValueError(f"{pairs.name} {pairs.split}: all cosines are {cosines[0]:.6g}; the encoder has collapsed")
@@ -65,5 +73,5 @@ def score(pairs: Pairs, encoder: Encoder, batch: int = 64) -> dict[str, float]:
     if int(close.sum()) > 1:
         result["alignment"] = alignment(first[close], second[close])
     distinct = {text: row for row, text in enumerate([*pairs.first, *pairs.second])}
-    result["uniformity"] = uniformity(rows[list(distinct.values())])
+    result["uniformity"] = uniformity(vectors[list(distinct.values())])
     return result

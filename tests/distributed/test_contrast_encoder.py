@@ -1,7 +1,7 @@
 """An encoder trained with a token loss and the contrastive loss on W ranks gets the gradients of one process.
 
-The classic bug gathers detached rows, or takes the whole loss on every rank: the engine's averaging then shrinks or bends
-the contrastive gradient against that of the token loss. Both wrong ways are tried here and must fail the same check.
+The classic bug gathers detached rows, or takes the whole loss on every rank: the engine's averaging then shrinks or
+bends the contrastive gradient against that of the token loss. Both wrong ways are tried here and must fail.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.contrast import ShardedQueue, capt_loss
-from pretrain.contrast.reference import capt_loss_dense
+from pretrain.contrast.reference import capt_loss_dense, info_nce_dense
 from pretrain.engine import distributed
 from tests.support import run_ranks
 from tests.unit.contrast.support import relative
@@ -65,11 +65,15 @@ def _whole_loss_on_every_rank(s: Tensor, s_hat: Tensor, queue: ShardedQueue) -> 
 
 
 def _detached_keys(s: Tensor, s_hat: Tensor, queue: ShardedQueue) -> Tensor:
-    """Own anchors against gathered keys that carry no gradient, of other ranks' anchors nothing."""
-    whole = _whole_loss_on_every_rank(s, s_hat, queue)
-    others = _whole_loss_on_every_rank(s.detach(), s_hat.detach(), queue)
-    own = capt_loss_dense(s, s_hat, TAU, s[:0]) / len(s)
-    return own - own.detach() + 0 * whole + others
+    """Own anchors against gathered rows that carry no gradient: right in value, wrong in direction."""
+    n = len(s)
+    others = torch.cat([distributed.all_gather(rows).flatten(0, 1) for rows in (s, s_hat)])
+    keys = torch.cat([others, _whole_queue(queue)])
+    instances = (torch.arange(n) + distributed.rank() * n).repeat(2)
+    total = len(others) // 2
+    key_instances = torch.cat([torch.arange(total).repeat(2), torch.full((len(keys) - 2 * total,), -1)])
+    rows, partners = torch.cat([s, s_hat]), torch.cat([s_hat, s]).detach()
+    return info_nce_dense(rows, partners, keys, instances[:, None] != key_instances[None, :], TAU).sum() / n
 
 
 def _whole_queue(queue: ShardedQueue) -> Tensor:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
 from pretrain.engine import distributed
@@ -19,27 +18,24 @@ from tests.unit.contrast.test_capt import _LargestTensor
 N, D = 16, 64
 
 
-class Wire:
-    """Counts the bytes that each collective brings to this rank."""
+class Wire(TorchDispatchMode):
+    """Records each collective as the dispatcher sees it, and the bytes that it brings to this rank."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+    SIZES: ClassVar[dict[str, Callable[[Any, Any], int]]] = {
+        "_allgather_base_": lambda out, sent: out.nbytes - sent.nbytes,
+        "_reduce_scatter_base_": lambda out, sent: sent.nbytes - out.nbytes,
+        "allreduce_": lambda tensors, _: tensors[0].nbytes,
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
         self.received: list[tuple[str, int]] = []
-        world = dist.get_world_size()
-        own_share: dict[str, Callable[[Tensor, Tensor], int]] = {
-            "all_gather_into_tensor": lambda out, sent: (world - 1) * sent.nbytes,
-            "reduce_scatter_tensor": lambda out, sent: (world - 1) * out.nbytes,
-        }
-        for name, size in own_share.items():
-            patch.setattr(dist, name, self._counted(name, getattr(dist, name), size))
-        original = dist.all_reduce
-        patch.setattr(dist, "all_reduce", self._counted("all_reduce", original, lambda x, *_: x.nbytes))
 
-    def _counted(self, name: str, call: Callable[..., Any], size: Callable[..., int]) -> Callable[..., Any]:
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self.received.append((name, size(*args)))
-            return call(*args, **kwargs)
-
-        return counted
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, name = func._schema.name.split("::")
+        if namespace == "c10d":
+            self.received.append((name, self.SIZES[name](*args[:2])))
+        return func(*args, **(kwargs or {}))
 
 
 def _traffic(capacity: int, options: dict[str, Any], frozen: bool) -> dict[str, Any]:
@@ -49,8 +45,7 @@ def _traffic(capacity: int, options: dict[str, Any], frozen: bool) -> dict[str, 
     queue.enqueue(unit(queue.share, D, seed=9 + rank, dtype=torch.float32))
     stats = ContrastStats() if options.pop("stats", False) else None
     ids = torch.arange(N) if options.pop("ids", False) else None
-    with pytest.MonkeyPatch.context() as patch, _LargestTensor() as largest:
-        wire = Wire(patch)
+    with Wire() as wire, _LargestTensor() as largest:
         loss = capt_loss(s, s_hat, queue, temperature=0.05, stats=stats, ids=ids, **options)
         forward = list(wire.received)
         if not frozen:
@@ -66,10 +61,10 @@ def test_traffic_is_that_of_the_anchors_whatever_the_queue(world: int) -> None:
         results = run_ranks(_traffic, world, capacity, {}, False)
         for result in results:
             assert result["forward"] == [
-                ("all_gather_into_tensor", others * 8),  # rows of each rank
-                ("all_gather_into_tensor", others * m * D * 4),  # the anchors
-                ("reduce_scatter_tensor", others * m * (D + 1) * 4),  # their sums
-                ("all_gather_into_tensor", others * m * 4),  # their log-sums, for the gradients of live keys
+                ("_allgather_base_", others * 8),  # rows of each rank
+                ("_allgather_base_", others * m * D * 4),  # the anchors
+                ("_reduce_scatter_base_", others * m * (D + 1) * 4),  # their sums
+                ("_allgather_base_", others * m * 4),  # their log-sums, for the gradients of live keys
             ]
             assert result["later"] == []
             assert result["largest"] < min(world * m * capacity / 4, capacity * D)
@@ -92,11 +87,10 @@ def test_what_each_option_adds(options: dict[str, Any], frozen: bool, expected: 
 
 def _local_without_queue() -> list[tuple[str, int]]:
     rows = unit(N, D, seed=distributed.rank()).requires_grad_()
-    with pytest.MonkeyPatch.context() as patch:
-        wire = Wire(patch)
+    with Wire() as wire:
         capt_loss(rows, rows.flip(0).detach(), temperature=0.05, in_batch="local").backward()
-        return wire.received
+    return wire.received
 
 
 def test_local_negatives_without_a_queue_send_nothing_but_the_counts() -> None:
-    assert run_ranks(_local_without_queue, 2) == [[("all_gather_into_tensor", 8)]] * 2
+    assert run_ranks(_local_without_queue, 2) == [[("_allgather_base_", 8)]] * 2

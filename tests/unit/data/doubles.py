@@ -10,7 +10,6 @@ import numpy as np
 from pretrain.data.corpus import Corpus, Piece
 from tokenizer.special import SpecialIds
 
-
 SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
 
 

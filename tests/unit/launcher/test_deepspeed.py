@@ -116,6 +116,11 @@ def test_arguments_with_control_characters_are_refused() -> None:
         deepspeed.remote_word("a=1\ntouch X")
 
 
+def test_without_pdsh_it_can_only_be_shown(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "apt-get install pdsh" in deepspeed.plan(launch).obstacle
+
+
 def test_signals_go_to_the_ranks_of_this_job_only() -> None:
     command = deepspeed.signal_command((Host("a", 1), Host("b", 2)), 29501, signal.SIGUSR1)
     assert command[:5] == ["pdsh", "-f", "1024", "-w", "a,b"]

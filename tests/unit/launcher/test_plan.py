@@ -69,6 +69,7 @@ def test_a_hostfile_of_this_host_alone_runs_locally(folder: Path) -> None:
         ((), {"launcher": "local", "hostfile": Path("hosts")}, "this host only"),
         ((), {"launcher": "mpi"}, "choose one of local, deepspeed, torchrun, slurm"),
         (("engine.deepspeed_extra.zero_optimisation.stage=2",), {}, "did you mean 'zero_optimization'"),
+        (("batch.micro=4",), {"launcher": "torchrun", "hostfile": Path("hosts")}, "its own host only"),
         (("optimizer.lrr=1",), {}, "did you mean 'lr'"),
     ],
 )

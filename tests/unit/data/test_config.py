@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from pretrain.data.config import CorruptionConfig, DataConfig, default_cache
+
+
+@pytest.mark.parametrize(
+    ("keys", "source"),
+    [
+        ({}, "docstrings"),
+        ({"files": "a.txt"}, "files"),
+        ({"shards": "prepared"}, "files"),
+        ({"name": "Salesforce/wikitext"}, "hub"),
+        ({"source": "files", "files": ["a.txt", "b.txt"]}, "files"),
+        ({"source": None, "files": ["a.txt"]}, "files"),
+    ],
+)
+def test_source_follows_from_what_is_given(keys: dict[str, object], source: str) -> None:
+    assert DataConfig(**keys).source == source
+
+
+def test_one_file_is_a_list_of_one() -> None:
+    assert DataConfig(files="a.txt", validation_files="b.txt").files == ["a.txt"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"source": "files"}, r"data\.files is empty"),
+        ({"source": "hub"}, r"data\.name is not set"),
+        ({"source": "docstrings", "files": "a.txt"}, r"data\.source is docstrings: set data\.source=files"),
+        ({"files": "a.txt", "name": "x/y"}, r"data\.name is given, but data\.source is files"),
+        ({"validation_split": "test"}, r"data\.validation_split is given"),
+        ({"sequence_length": 4}, "greater than or equal to 8"),
+        ({"validation_fraction": 1.0}, "less than 1"),
+        ({"validation_fraction": -0.1}, "greater than or equal to 0"),
+        ({"workers": 0}, "greater than 0"),
+        ({"document_start": "("}, "is not a regular expression: missing \\)"),
+        ({"source": "internet"}, "'files', 'docstrings' or 'hub'"),
+        ({"sequence_lenght": 128}, "Extra inputs are not permitted"),
+    ],
+)
+def test_impossible_settings_are_refused(keys: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        DataConfig(**keys)
+
+
+def test_cache_follows_the_desktop_rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache() == DataConfig().cache == tmp_path / "capt"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert default_cache() == Path("/home/someone/.cache/capt")
+
+
+@pytest.mark.parametrize("kind", ["shuffle+mask_tokens", ["shuffle", "mask_tokens"]])
+def test_corruptions_by_name_or_list(kind: str | list[str]) -> None:
+    assert CorruptionConfig(type=kind).names == ["shuffle", "mask_tokens"]
+
+
+def test_validating_needs_nothing_heavy() -> None:
+    code = (
+        "import sys; from pretrain.data.config import CorruptionConfig, DataConfig; CorruptionConfig(); DataConfig();"
+        "print([m for m in ('torch', 'datasets', 'transformers', 'pyarrow', 'tokenizers') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pretrain.data.docstrings import docstring_file, prose
+from tokenizer.errors import DataError
+
+NUMPY = """
+    Return the union of the indexes that are given by the user.
+
+    The behavior of ``sort`` is not :class:`~pandas.Index` consistent, and the
+    result may therefore depend on the order of the arguments.
+
+    Parameters
+    ----------
+    indexes : list of Index or list objects
+        When intersect is true, the function does not accept a list
+        of lists as one of its arguments.
+    sort : bool
+
+    >>> union(a, b)  # the union of the indexes a and b in the order of a
+    Index([1, 2])
+
+    Examples::
+
+        result = union(first, second)
+        for item in result: print(item)
+
+    * the first point of a list which is long enough to be
+      a sentence of its own
+    * short point
+"""
+
+GOOGLE = """
+    Run part of the model from the start node to the end node.
+
+    Args:
+        start: The name of the node which is the first node of the submodule
+            we want to run.
+        end (str): The name of the node which is the last node of the submodule that we want.
+    Returns:
+        `List[int]`: A list of integers in the range [0, 1].
+"""
+
+
+def test_prose_of_a_numpy_docstring() -> None:
+    assert list(prose(NUMPY)) == [
+        "Return the union of the indexes that are given by the user.",
+        "The behavior of sort is not pandas.Index consistent, and the result may therefore depend on the order of the"
+        " arguments.",
+        "When intersect is true, the function does not accept a list of lists as one of its arguments.",
+        "the first point of a list which is long enough to be a sentence of its own",
+    ]
+
+
+def test_prose_of_a_google_docstring() -> None:
+    assert list(prose(GOOGLE)) == [
+        "Run part of the model from the start node to the end node.",
+        "The name of the node which is the first node of the submodule we want to run.",
+        "The name of the node which is the last node of the submodule that we want.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Too short to keep.",
+        "x = f(a, b); y = g(x) for x in range(10)",
+        "eins zwei drei vier sechs sieben acht neun zehn",
+        "| a | table | of | the | words | in | it | is |",
+    ],
+)
+def test_what_is_not_english_prose_is_left_out(text: str) -> None:
+    assert list(prose(text)) == []
+
+
+def install(folder: Path) -> Path:
+    """A site-packages with two packages, a vendored copy, a broken file and tests."""
+    sentence = "This is the {} of the {} and it is long enough to be kept by the filter."
+    files = {
+        "b/__init__.py": f'"""{sentence.format("module", "package b")}"""\n',
+        "a/core.py": f'class A:\n    """{sentence.format("class", "module a")}"""\n\n    def f(self):\n'
+        f'        """{sentence.format("method", "class A")}"""\n\n        def inner():\n'
+        f'            """{sentence.format("inner function", "method")}"""\n',
+        "z/vendored.py": f'"""{sentence.format("module", "package b")}"""\n',
+        "b/broken.py": f'"""{sentence.format("module", "broken package")}"""\ndef (:\n',
+        "b/latin1.py": f'"""{sentence.format("module", "old package")} caf\xe9"""\n',
+        "b/tests/test_b.py": f'"""{sentence.format("test", "package b")}"""\n',
+        "b/escape.py": f'"""{sentence.format("module", "regular expressions")}"""\nx = "\\d"\n',
+    }
+    for name, source in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(source, encoding="latin-1")
+    return folder
+
+
+def test_documents_are_modules_in_a_fixed_order_without_repetition(tmp_path: Path) -> None:
+    folder = install(tmp_path / "site")
+    seen: list[tuple[int, int]] = []
+    path = docstring_file(tmp_path / "cache", 1, [folder], progress=lambda done, total: seen.append((done, total)))
+    sentence = "This is the {} of the {} and it is long enough to be kept by the filter."
+    documents = [
+        [("class", "module a"), ("method", "class A"), ("inner function", "method")],
+        [("module", "package b")],
+        [("module", "regular expressions")],
+    ]
+    expected = ["".join(sentence.format(*names) + "\n" for names in document) + "\n" for document in documents]
+    assert path.read_text() == "".join(expected)
+    assert seen == [(6, 6)]
+    assert list((tmp_path / "cache").iterdir()) == [path]
+
+
+def test_file_is_made_once_for_a_set_of_sources(tmp_path: Path) -> None:
+    folder = install(tmp_path / "site")
+    path = docstring_file(tmp_path / "cache", 1, [folder])
+    path.write_text("marked")
+    assert docstring_file(tmp_path / "cache", 1, [folder]).read_text() == "marked"
+    with (folder / "a" / "core.py").open("a") as source:
+        source.write("\n")
+    assert docstring_file(tmp_path / "cache", 1, [folder]) != path
+
+
+def test_result_does_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
+    folder = Path(json.__file__).parent.parent / "email"
+    one, two = (docstring_file(tmp_path / str(n), n, [folder]) for n in (1, 2))
+    assert one.read_bytes() == two.read_bytes()
+    assert one.stat().st_size > 10_000
+
+
+def test_folder_without_docstrings(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    with pytest.raises(DataError, match="no docstrings in 0 Python files"):
+        docstring_file(tmp_path / "cache", 1, [tmp_path / "site"])
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_real_english_dominates(tmp_path: Path) -> None:
+    """Of the words in the standard library's docstrings, the commonest are those of English, at English rates."""
+    library = Path(json.__file__).parent.parent
+    path = docstring_file(tmp_path, 1, [library / name for name in ("asyncio", "email", "unittest", "http")])
+    words = path.read_text().lower().split()
+    assert len(words) > 10_000
+    assert 0.05 < words.count("the") / len(words) < 0.12
+    assert sum(words.count(w) for w in ("a", "and", "in", "is", "of", "to")) / len(words) > 0.1
+    assert (
+        sum(word.strip(".,;:!?()'\"").replace("-", "").replace("'", "").isalpha() for word in words) / len(words) > 0.93
+    )

@@ -1,0 +1,110 @@
+"""Batches: the same samples and the same noise for any world size, worker count and restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pretrain.config.load import job_from_mapping
+from pretrain.data.corruption import IGNORE
+from pretrain.language.batches import Assembler, LanguageBatch, training_batches, validation_batches
+from pretrain.language.prepare import Prepared, prepare
+from tests.language import language_mapping
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    folder = tmp_path_factory.mktemp("batches")
+    return prepare(job_from_mapping(language_mapping(folder), "test"))  # type: ignore[arg-type]
+
+
+def _assembler(prepared: Prepared, *, cross: bool = True) -> Assembler:
+    return Assembler(
+        prepared.train, prepared.corruptor, seed=3, stream="corruption/train", shuffle=True,
+        pad_id=prepared.tokenizer.special.pad, cross_document_attention=cross,
+    )  # fmt: skip
+
+
+def _epochs(prepared: Prepared, world: int, start: int, steps: int, workers: int = 0) -> list[dict[int, LanguageBatch]]:
+    """Per step: sample rows by global sample number, over all ranks and micro-batches."""
+    size, micro = 12, 12 // world // (2 if world < 4 else 1)
+    taken: list[dict[int, LanguageBatch]] = [{} for _ in range(steps)]
+    for rank in range(world):
+        starts = range(start, start + steps * size, size)
+        shape = (size, micro, world, rank)
+        for step, parts in enumerate(training_batches(_assembler(prepared), starts, shape, workers=workers, prefetch=2)):
+            for index, part in enumerate(parts):
+                for row in range(micro):
+                    base = starts[step] + index * micro * world
+                    sample = next(g for g in range(base, base + micro * world) if g % world == rank) + row * world
+                    only = slice(row, row + 1)
+                    taken[step][sample] = LanguageBatch(
+                        part.tokens[only], part.corrupted[only], part.positions[only], part.labels[only], part.ids[only],
+                        part.padded,
+                    )  # fmt: skip
+    return taken
+
+
+def _same(a: LanguageBatch, b: LanguageBatch) -> bool:
+    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("tokens", "corrupted", "labels", "ids"))
+
+
+@pytest.mark.parametrize(("world", "workers"), [(2, 0), (4, 0), (1, 2), (3, 1)])
+def test_a_step_holds_the_same_samples_whoever_loads_them(prepared: Prepared, world: int, workers: int) -> None:
+    reference = _epochs(prepared, 1, start=5, steps=3)
+    other = _epochs(prepared, world, start=5, steps=3, workers=workers)
+    for a, b in zip(reference, other, strict=True):
+        assert a.keys() == b.keys()
+        assert all(_same(a[sample], b[sample]) for sample in a)
+
+
+def test_resuming_in_the_middle_of_an_epoch_continues_it(prepared: Prepared) -> None:
+    whole = _epochs(prepared, 1, start=0, steps=6)
+    rest = _epochs(prepared, 2, start=36, steps=3)
+    assert [sorted(step) for step in rest] == [sorted(step) for step in whole[3:]]
+    assert all(_same(a[g], b[g]) for a, b in zip(rest, whole[3:], strict=True) for g in a)
+
+
+def test_an_epoch_shows_every_window_once_and_noise_changes_between_epochs(prepared: Prepared) -> None:
+    n = len(prepared.train)
+    assemble = _assembler(prepared)
+    first, second = assemble(np.arange(n)), assemble(np.arange(n, 2 * n))
+    assert sorted(first.ids.tolist()) == sorted(second.ids.tolist()) == list(range(n))
+    assert first.ids.tolist() != second.ids.tolist()
+    order = first.ids.argsort(), second.ids.argsort()
+    assert torch.equal(first.tokens[order[0]], second.tokens[order[1]])
+    assert not torch.equal(first.corrupted[order[0]], second.corrupted[order[1]])
+
+
+def test_labels_are_the_original_tokens(prepared: Prepared) -> None:
+    batch = _assembler(prepared)(np.arange(20))
+    used = batch.labels != IGNORE
+    assert used.float().mean() > 0.9
+    originals = batch.tokens.gather(1, batch.positions)
+    assert torch.equal(originals[used], batch.labels[used])
+    assert batch.tokens.ne(batch.corrupted).any(1).float().mean() > 0.9  # a chosen token may also be kept
+
+
+def test_documents_are_numbered_where_attention_must_not_cross(prepared: Prepared) -> None:
+    batch = _assembler(prepared, cross=False)(np.arange(4))
+    assert batch.documents is not None
+    assert (batch.documents.diff(dim=1) >= 0).sum() >= 4 * 30
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_validation_counts_each_sample_once_and_ranks_agree_on_the_number_of_batches(
+    prepared: Prepared, world: int
+) -> None:
+    ids, counts = [], []
+    for rank in range(world):
+        batches = list(validation_batches(_assembler(prepared), 11, 2, world, rank))
+        counts.append([len(batch.tokens) for batch, _ in batches])
+        for batch, counted in batches:
+            ids += batch.ids[:counted].tolist()
+            assert (batch.labels[counted:] == IGNORE).all()
+    assert all(count == counts[0] for count in counts)
+    expected = _assembler(prepared)(np.arange(11)).ids.tolist()
+    assert sorted(ids) == sorted(expected)

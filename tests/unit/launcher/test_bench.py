@@ -1,0 +1,53 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.bench import find_benchmarks, run_benchmarks
+from tokenizer.errors import ConfigError
+
+GOOD = '''"""Speed of nothing.
+
+More text.
+"""
+print("chatter")
+print('{"rows": [{"size": 1, "seconds": 0.123456}, {"size": 2, "note": "a|b"}], "bound": 0.5}')
+'''
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    folder = tmp_path / "tests" / "benchmarks"
+    folder.mkdir(parents=True)
+    for package in (folder, folder.parent):
+        (package / "__init__.py").touch()
+    (folder / "bench_good.py").write_text(GOOD)
+    (folder / "bench_bad.py").write_text('"""A miss."""\nprint("too slow")\nraise SystemExit(1)\n')
+    return tmp_path
+
+
+def test_results_stand_with_what_they_were_measured_on(checkout: Path) -> None:
+    out = checkout / "docs"
+    assert run_benchmarks(find_benchmarks(["good"], checkout), out) == 0
+    record = json.loads((out / "good.json").read_text())
+    assert record["result"]["rows"][0] == {"size": 1, "seconds": 0.123456}
+    assert record["versions"]["torch"]
+    page = (out / "good.md").read_text()
+    assert page.startswith("# Speed of nothing\n")
+    assert "`python -m tests.benchmarks.bench_good`" in page
+    assert "| size | seconds | note |\n| --- | --- | --- |\n| 1 | 0.1235 |  |\n| 2 |  | a\\|b |\n" in page
+    assert "- bound: 0.5" in page
+    assert "GiB" in page
+
+
+def test_a_missed_bound_is_a_failure_and_its_output_is_kept(checkout: Path) -> None:
+    assert run_benchmarks(find_benchmarks([], checkout), checkout / "docs") == 1
+    assert "too slow" in (checkout / "docs" / "bad.md").read_text()
+    assert (checkout / "docs" / "good.md").is_file()
+
+
+def test_unknown_names_and_missing_checkouts_are_refused(checkout: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'good'"):
+        find_benchmarks(["god"], checkout)
+    with pytest.raises(ConfigError, match="source checkout"):
+        find_benchmarks([], checkout / "docs")

@@ -1,0 +1,176 @@
+"""Every shipped YAML loads, fits its world sizes, can be launched; and no mistyped key of it passes."""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.cluster import load_cluster
+from launcher.plan import Options
+from launcher.start import begin
+from pretrain.config.load import job_from_mapping, load_job, load_mapping, resolve_path
+from pretrain.engine.deepspeed_config import deepspeed_config
+from tokenizer.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+JOBS = sorted((CONFIGS / "pretrain").glob("*.yaml"))
+CLUSTERS = sorted((CONFIGS / "cluster").glob("*.yaml"))
+WORLDS = (1, 2, 8)
+
+jobs = pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+clusters = pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
+
+
+def test_every_shipped_file_is_looked_at() -> None:
+    assert set(CONFIGS.rglob("*.yaml")) == {*JOBS, *CLUSTERS}
+    assert {f"{kind}_{size}" for kind in ("capt", "mlm") for size in ("tiny", "small", "base", "large")} <= {
+        path.stem for path in JOBS
+    }
+
+
+@jobs
+def test_job_loads_by_its_bare_name(path: Path) -> None:
+    assert resolve_path(path.stem).samefile(path)
+    job = load_job(path.stem)
+    assert job.run.dir == Path("runs") / path.stem, "two shipped jobs must not share a run folder"
+    assert job == load_job(path)
+
+
+@jobs
+@pytest.mark.parametrize("world", WORLDS)
+def test_batches_fit_the_world_or_are_refused(path: Path, world: int) -> None:
+    job = load_job(path)
+    if job.batch.global_ % (job.batch.micro * world):
+        with pytest.raises(ConfigError, match=r"batch\.global .* x accumulation x"):
+            deepspeed_config(job, world)
+        return
+    generated = deepspeed_config(job, world)
+    accumulation = generated["gradient_accumulation_steps"]
+    assert generated["train_batch_size"] == job.batch.global_
+    assert generated["train_micro_batch_size_per_gpu"] * accumulation * world == job.batch.global_
+    assert generated["zero_optimization"]["stage"] == job.engine.zero_stage
+    assert ("torch_autocast" in generated) == (job.engine.precision == "bf16")
+
+
+@jobs
+def test_job_can_be_launched(path: Path, tmp_path: Path) -> None:
+    shown: list[str] = []
+    overrides = [f"run.dir={tmp_path / 'run'}"]
+    assert begin("pretrain", path.stem, overrides, Options(nproc=2), debug=False, show=shown.append) == 0
+    (plan,) = shown
+    assert f"-m pretrain {path.stem} run.dir={tmp_path / 'run'}" in plan
+    assert f"batch.global {load_job(path).batch.global_} = " in plan
+    assert not (tmp_path / "run").exists(), "a dry run writes nothing"
+
+
+@pytest.mark.parametrize("size", ["tiny", "small", "base", "large"])
+def test_baseline_differs_in_the_contrast_alone(size: str) -> None:
+    capt, mlm = (load_job(f"{kind}_{size}").model_dump(by_alias=True) for kind in ("capt", "mlm"))
+    assert {key for key in capt if capt[key] != mlm[key]} == {"run", "contrast"}
+    assert capt["run"] | {"dir": mlm["run"]["dir"]} == mlm["run"]
+    assert capt["contrast"] | {"weight": 0.0, "queue": 0} == mlm["contrast"]
+
+
+def test_paper_hyperparameters() -> None:
+    """CAPT, Appendix A."""
+    for name, batch, steps, warmup, lr in (
+        ("capt_small", 2048, 200_000, 10_000, 5e-4),
+        ("capt_large", 8192, 500_000, 30_000, 6e-4),
+    ):
+        job = load_job(name).model_dump(by_alias=True)
+        assert job["batch"]["global"] == batch
+        assert job["schedule"] | {"max_steps": steps, "warmup_steps": warmup, "type": "linear"} == job["schedule"]
+        adam = {"type": "adamw", "lr": lr, "betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01}
+        assert job["optimizer"] | adam == job["optimizer"]
+        assert job["contrast"]["queue"] == 8192
+        assert job["contrast"]["temperature"]["type"] == "inverted_triangle"
+        assert job["model"]["dropout"] == job["model"]["attention_dropout"] == 0.1
+
+
+@clusters
+def test_cluster_loads(path: Path) -> None:
+    assert load_cluster(path).nodes >= 1
+
+
+def _keys(value: Any, parents: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        yield (*parents, key)
+        yield from _keys(inner, (*parents, key))
+
+
+def _typos(path: tuple[str, ...]) -> set[str]:
+    """The last key with a letter left out, typed twice, and swapped with the next: at a place that the path decides."""
+    key, chance = path[-1], zlib.crc32(".".join(path).encode())
+    i, j = chance % len(key), chance % max(len(key) - 1, 1)
+    typos = {key[:i] + key[i + 1 :], key[:i] + key[i] + key[i:], key[:j] + key[j + 1 : j + 2] + key[j] + key[j + 2 :]}
+    return typos - {key, ""}
+
+
+def _renamed(mapping: dict[str, Any], path: tuple[str, ...], name: str) -> dict[str, Any]:
+    changed = copy.deepcopy(mapping)
+    node = changed
+    for key in path[:-1]:
+        node = node[key]
+    node[name] = node.pop(path[-1])
+    return changed
+
+
+def _message_of(mapping: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        job_from_mapping(mapping, "job.yaml")
+    return str(caught.value)
+
+
+@jobs
+def test_typos_of_every_key_are_refused_and_named(path: Path) -> None:
+    """What is still required without the mistyped key is named instead of it (``task``, ``data``)."""
+    mapping = load_mapping(path)
+    own = yaml.safe_load(path.read_text())
+    own.pop("base", None)
+    for keys in _keys(own):
+        for typo in sorted(_typos(keys)):
+            if typo in (node := _at(mapping, keys[:-1])):
+                raise AssertionError(f"{typo} is a key of {node}: the test needs another word")
+            message = _message_of(_renamed(mapping, keys, typo))
+            wrong, right = ".".join([*keys[:-1], typo]), ".".join(keys)
+            assert wrong in message or right in message, message
+            assert "\n" not in message
+
+
+def _at(mapping: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    for key in keys:
+        mapping = mapping[key]
+    return mapping
+
+
+def test_nearest_key_is_suggested() -> None:
+    message = _message_of(_renamed(load_mapping("capt_tiny"), ("contrast", "queue"), "qeue"))
+    assert message == "job.yaml: contrast.qeue: unknown key; did you mean 'queue'?"
+
+
+def test_typo_in_a_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("base: capt_tiny\noptimizer: {leraning_rate: 1.0e-3}\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml: optimizer\.leraning_rate: unknown key"):
+        load_job(file)
+
+
+def test_typo_in_an_override_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"optimizer\.lrr: unknown key; did you mean 'lr'"):
+        load_job("capt_tiny", ["optimizer.lrr=1e-3"])
+
+
+@clusters
+def test_typo_in_a_cluster_file_is_refused(path: Path, tmp_path: Path) -> None:
+    mapping = yaml.safe_load(path.read_text())
+    file = tmp_path / "cluster.yaml"
+    for key in mapping:
+        file.write_text(yaml.safe_dump(_renamed(mapping, (key,), key[:-1])))
+        with pytest.raises(ConfigError, match=f"{key[:-1]}: unknown key; did you mean '{key}'"):
+            load_cluster(file)

