@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LINES = 1000
-"""An export is compared on at least so many lines."""
+"""An export is compared on at least so many texts."""
 
 TRICKY = (
     "",
@@ -55,32 +55,28 @@ def check_round_trip(
     *,
     allow_ties: bool = False,
 ) -> int:
-    """Compare the ids of ``tokenizer`` with SentencePiece's on ``texts`` and ``TRICKY``; return the number of texts.
+    """Compare ids with SentencePiece's on ``texts``, ``TRICKY`` and 1,000 texts of random pieces; return how many.
 
-    Where these are fewer than ``LINES``, texts made of random pieces of the model fill up. ``allow_ties`` lets the same
-    pieces in another order pass, with a warning: segmentations of equal score, see `train._fit`.
+    ``allow_ties`` lets the same pieces in another order pass, with a warning: segmentations of equal score, see
+    `train`. ``texts`` is read as a stream.
 
     Raises:
         DataError: a text gets other ids. The message shows the text and the first pieces that differ.
     """
-    given = [*texts, *TRICKY]
-    lines = [*given, *islice(_random_texts(processor), max(0, LINES - len(given)))]
-    ties = 0
-    for text, ours in zip(lines, tokenizer.encode_batch(lines), strict=True):
-        theirs = processor.encode(text)
-        if ours.tolist() != theirs:
-            if allow_ties and sorted(ours.tolist()) == sorted(theirs):
-                ties += 1
+    compared = ties = 0
+    lines = chain(TRICKY, texts, islice(_random_texts(processor), LINES))
+    while batch := list(islice(lines, LINES)):
+        for text, ids in zip(batch, tokenizer.encode_batch(batch), strict=True):
+            ours, theirs = ids.tolist(), processor.encode(text)
+            if ours == theirs:
                 continue
-            same = _common_prefix(ours.tolist(), theirs)
-            raise DataError(
-                f"{where}: the export does not tokenize like SentencePiece, so nothing was written: {_shorten(text)} "
-                f"gives {_pieces(tokenizer, ours[same:].tolist())}, not {_pieces(tokenizer, theirs[same:])}, after "
-                f"{same} equal pieces; training with normalization='identity' avoids differences in Unicode forms"
-            )
+            if not (allow_ties and sorted(ours) == sorted(theirs)):
+                raise DataError(f"{where}: {_difference(tokenizer, text, ours, theirs)}")
+            ties += 1
+        compared += len(batch)
     if ties:
-        logger.warning("%s: %d of %d lines got pieces of equal score in another order", where, ties, len(lines))
-    return len(lines)
+        logger.warning("%s: %d of %d lines got pieces of equal score in another order", where, ties, compared)
+    return compared
 
 
 def check_with_transformers(folder: Path, texts: Sequence[str]) -> int:
@@ -141,8 +137,14 @@ def _random_texts(processor: SentencePieceProcessor) -> Iterator[str]:
         yield processor.decode([generator.choice(pieces) for _ in range(generator.randint(1, 40))])
 
 
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+def _difference(tokenizer: TextTokenizer, text: str, ours: Sequence[int], theirs: Sequence[int]) -> str:
+    differ = (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
+    same = next(differ, min(len(ours), len(theirs)))
+    return (
+        f"the export does not tokenize like SentencePiece, so nothing was written: {_shorten(text)} gives "
+        f"{_pieces(tokenizer, ours[same:])}, not {_pieces(tokenizer, theirs[same:])}, after {same} equal pieces; "
+        "training with normalization='identity' avoids differences in Unicode forms"
+    )
 
 
 def _pieces(tokenizer: TextTokenizer, ids: Sequence[int]) -> list[str | None]:

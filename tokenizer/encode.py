@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ _BATCH_CHARACTERS = 4_000_000
 
 
 def _one_thread_after_fork() -> None:
-    """The parent's threads do not exist in a forked child: with the variable true, encoding would wait for them forever."""
+    """A forked child does not have the parent's threads: with the variable true, it would wait for them forever."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
@@ -43,6 +44,10 @@ class TextTokenizer:
         self.backend = backend
         self.special = special
         self.model_max_length = model_max_length
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.backend.encode_special_tokens = True  # the one setting that its pickle leaves out
 
     @cached_property
     def vocab_size(self) -> int:

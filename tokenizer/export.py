@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from itertools import chain, islice
 from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from tokenizer.check import check_round_trip
+from tokenizer.check import LINES, check_round_trip, check_with_transformers
 from tokenizer.encode import TextTokenizer
 from tokenizer.errors import DataError
 from tokenizer.files import new_folder
@@ -50,9 +51,10 @@ def export(
     """Write the SentencePiece model ``source`` (a ``.model`` file, or the folder that holds it) as a tokenizer folder.
 
     The folder gets ``sentencepiece.model``, ``tokenizer.json``, ``tokenizer_config.json``; ids are SentencePiece's own
-    (fairseq's XLM-R shifts them by one: use its ``tokenizer.json`` instead). Returns the number of lines whose ids were
-    compared with SentencePiece: ``texts``, made up to 1,000 with random pieces of the model, and awkward ones. Ties of
-    a unigram model pass with a warning.
+    (fairseq's XLM-R shifts them by one: use its ``tokenizer.json`` instead). Returns the number of texts whose ids were
+    compared with SentencePiece: ``texts``, awkward ones, and 1,000 of random pieces of the model. Ties of a unigram
+    model pass with a warning. The folder is then loaded with ``transformers``, which must give the same ids as well on
+    the first 2,000 of ``texts``.
 
     Raises:
         DataError: ``source`` is not a SentencePiece model, is of a kind that has no exact counterpart, lacks a special
@@ -60,20 +62,19 @@ def export(
     """
     path = _model_file(source)
     with new_folder(out) as folder:
-        return write_folder(
+        lines = iter(texts)
+        first = list(islice(lines, 2 * LINES))
+        compared = write_folder(
             path.read_bytes(),
             folder,
             path,
-            texts=texts,
+            texts=chain(first, lines),
             model_max_length=model_max_length,
             add_missing=add_missing,
             allow_ties=True,
         )
-
-
-def is_sentencepiece(source: Path) -> bool:
-    """Whether ``source`` is for `export`: a file, or a folder with a ``.model`` and no ``tokenizer.json`` yet."""
-    return source.is_file() or (not (source / "tokenizer.json").is_file() and any(source.glob("*.model")))
+        check_with_transformers(folder, first)
+    return compared
 
 
 def write_folder(

@@ -127,14 +127,16 @@ class ShardedQueue:
     def _oldest_first(self, stored: Tensor) -> Tensor:
         return torch.cat([stored[self._next : self._filled], stored[: self._next]])
 
-    def _refill(self, rows: Tensor, ids: Tensor) -> None:
-        self._next = self._filled = 0
+    def _refill(self, rows: Tensor, ids: Tensor, start: int) -> None:
+        """Rows in the very places they had: sums over them then round as they would have without the interruption."""
+        self._filled = 0
+        self._next = start % self.share if 0 < self.share == len(rows) else 0
         self._push(rows, ids)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's shard: ``rows`` and ``ids`` (copies, oldest first), ``rank`` and ``world``."""
+        """This rank's shard: ``rows`` and ``ids`` (copies, oldest first), ``start``, ``rank`` and ``world``."""
         rows, ids = self._oldest_first(self._rows), self._oldest_first(self._ids)
-        return {"rows": rows, "ids": ids, "rank": self.rank, "world": self.world}
+        return {"rows": rows, "ids": ids, "start": self._next, "rank": self.rank, "world": self.world}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the shard of the same rank of as many ranks; a smaller capacity keeps the newest rows.
@@ -149,12 +151,12 @@ class ShardedQueue:
             )
         if state["rows"].shape[1] != self.dim:
             raise CheckpointError(f"the queue state holds rows of {state['rows'].shape[1]} features, not {self.dim}")
-        self._refill(state["rows"], state["ids"])
+        self._refill(state["rows"], state["ids"], state["start"])
 
     def save_shard(self, folder: Path) -> Path:
         """Write this rank's shard into ``folder`` and return the file; every rank writes its own."""
         state = self.state_dict()
-        return shards.write(folder, self.rank, self.world, state["rows"], state["ids"])
+        return shards.write(folder, **state)
 
     def load_shards(self, folder: Path) -> None:
         """Fill this rank's shard from what any number of ranks saved in ``folder``, reading only the rows it keeps.

@@ -26,15 +26,16 @@ def share(capacity: int, rank: int, world: int) -> int:
     return (capacity + rank) // world
 
 
-def write(folder: Path, rank: int, world: int, rows: Tensor, ids: Tensor) -> Path:
-    """Write one rank's shard, rows oldest first, and return the file."""
+def write(folder: Path, rows: Tensor, ids: Tensor, start: int, rank: int, world: int) -> Path:
+    """Write one rank's shard, rows oldest first, and return the file; ``start`` is the oldest row's place in memory."""
     path = folder / f"queue-{rank:05d}-of-{world:05d}.safetensors"
-    save_file({"rows": rows.cpu().contiguous(), "ids": ids.cpu().contiguous()}, path)
+    save_file({"rows": rows.cpu(), "ids": ids.cpu(), "start": torch.tensor(start)}, path)
     return path
 
 
-def read(folder: Path, capacity: int, dim: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
-    """The rows and ids, oldest first, that ``rank`` of ``world`` keeps of the newest ``capacity`` rows in ``folder``.
+def read(folder: Path, capacity: int, dim: int, rank: int, world: int) -> tuple[Tensor, Tensor, int]:
+    """Rows and ids, oldest first, that ``rank`` of ``world`` keeps of the newest ``capacity`` in ``folder``; and the
+    place of the oldest, which has a meaning for as many ranks as wrote them.
 
     Only these rows are read. Raises :class:`CheckpointError` for a missing, damaged or foreign shard.
     """
@@ -53,10 +54,10 @@ def read(folder: Path, capacity: int, dim: int, rank: int, world: int) -> tuple[
                 rows.append(file.get_slice("rows")[wanted])
                 ids.append(file.get_slice("ids")[wanted])
     if not rows:
-        return torch.empty(0, dim), torch.empty(0, dtype=torch.int64)
+        return torch.empty(0, dim), torch.empty(0, dtype=torch.int64), 0
     by_file = torch.cat([(file_of_row[mine] == index).nonzero().flatten() for index in range(len(paths))])
     back_in_order = by_file.argsort()
-    return torch.cat(rows)[back_in_order], torch.cat(ids)[back_in_order]
+    return torch.cat(rows)[back_in_order], torch.cat(ids)[back_in_order], _start(paths, rank, world)
 
 
 def _complete_set(folder: Path) -> list[Path]:
@@ -73,6 +74,13 @@ def _complete_set(folder: Path) -> list[Path]:
             f"{folder} lacks queue-{missing[0]:05d}-of-{world:05d}.safetensors ({len(missing)} missing)"
         )
     return list(found)
+
+
+def _start(paths: list[Path], rank: int, world: int) -> int:
+    if len(paths) != world:
+        return 0
+    with safe_open(paths[rank], "pt") as file:
+        return int(file.get_tensor("start"))
 
 
 def _count(path: Path, dim: int) -> int:

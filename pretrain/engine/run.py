@@ -14,6 +14,7 @@ from pretrain.engine.callbacks import default_callbacks
 from pretrain.engine.checkpoint import (
     find_checkpoint,
     read_job,
+    read_manifest,
     read_metadata,
     restore_engine,
     restore_weights,
@@ -63,6 +64,7 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None) ->
                 restore_engine(source, engine, state["engines"][name])
             task.load_state(source, state["task"])
         logger.info("resuming from %s at step %d", source, progress.step)
+        _warn_of_other_micro_batches(source, job)
     _start_folder(run_dir, job)
     _write_status(run_dir, "running", progress.step, None)
     run = Run(job, run_dir, task, engines, progress)
@@ -100,6 +102,16 @@ def _choose_checkpoint(run_dir: Path, name: str | None) -> Path:
         if chosen != str(source):
             raise ConfigError(f"run.dir {run_dir}: ranks see different checkpoints ({source} and {chosen})")
     return source
+
+
+def _warn_of_other_micro_batches(source: Path, job: Job) -> None:
+    then = read_manifest(source)["world_size"] * read_job(source).batch.micro
+    now = distributed.world_size() * job.batch.micro
+    if then != now:
+        logger.warning(
+            "batch.micro x ranks is %d, it was %d: a loss over the sequences of a forward pass (in-batch negatives) now "
+            "sees another number of them; batch.micro=%g keeps it", now, then, then / distributed.world_size(),
+        )  # fmt: skip
 
 
 def changed_keys(old: Job, new: Job) -> list[str]:

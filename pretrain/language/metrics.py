@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -171,11 +171,9 @@ class MaskedTokenAccumulator:
     def __init__(self) -> None:
         self._sums = torch.zeros(3, dtype=torch.float64, device=device())
 
-    def update(self, logits: Float[Tensor, "m v"], targets: Int[Tensor, " m"]) -> None:
-        """Add the masked positions of a batch: their scores over the vocabulary and the true token ids."""
-        loss = F.cross_entropy(logits.detach().float(), targets, reduction="none").double().sum()
-        hits = (logits.argmax(dim=1) == targets).sum()
-        self._sums += torch.stack((loss, hits.double(), loss.new_tensor(len(targets))))
+    def update(self, loss_sum: Float[Tensor, ""], correct: Shaped[Tensor, ""], count: Shaped[Tensor, ""]) -> None:
+        """Add the sums of a batch: the cross entropy in nats, the right predictions, the masked tokens."""
+        self._sums += torch.stack((loss_sum.detach().double(), correct.double(), count.double()))
 
     def compute(self) -> dict[str, float]:
         """``loss/mlm`` (mean nats a masked token) and ``accuracy/mlm`` over all ranks (collective).
@@ -183,10 +181,10 @@ class MaskedTokenAccumulator:
         Raises:
             DataError: no token was masked on any rank.
         """
-        loss, hits, count = all_reduce_sum(self._sums).tolist()
+        loss, correct, count = all_reduce_sum(self._sums).tolist()
         if count == 0:
             raise DataError("validation saw no masked token: the corruption masks none, or the texts are too short")
-        return {"loss/mlm": loss / count, "accuracy/mlm": hits / count}
+        return {"loss/mlm": loss / count, "accuracy/mlm": correct / count}
 
 
 def _double(x: Tensor) -> Tensor:

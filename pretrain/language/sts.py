@@ -47,7 +47,7 @@ def score(pairs: Pairs, encoder: Encoder, batch: int = 64) -> dict[str, float]:
     return score_rows(pairs, encode([*pairs.first, *pairs.second], encoder, batch))
 
 
-def score_rows(pairs: Pairs, rows: Float[np.ndarray, "2n d"]) -> dict[str, float]:
+def score_rows(pairs: Pairs, rows: Float[np.ndarray, "m d"]) -> dict[str, float]:
     """``spearman`` in [-1, 1] between the cosines of the pairs and the gold scores, and ``pairs``, their number.
 
     With it SimCSE's ``alignment`` (on pairs with a gold score above 4; absent where there are fewer than two) and
@@ -55,7 +55,7 @@ def score_rows(pairs: Pairs, rows: Float[np.ndarray, "2n d"]) -> dict[str, float
 
     Args:
         pairs: n pairs.
-        rows: the vectors of all first sentences, then of all second ones.
+        rows: 2n vectors, of all first sentences, then of all second ones.
 
     Raises:
         ValueError: a vector of zeros; all cosines equal (the encoder has collapsed, and rho is undefined).

@@ -60,8 +60,9 @@ class Hosts:
         """The environment of a user on the first host."""
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
-        keep = {name: os.environ[name] for name in ("LANG", "CAPT_DATA") if name in os.environ}
-        return {**keep, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "HOME": str(home), **extra}
+        cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # what torch has compiled already
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        return {"PATH": path, "HOME": str(home), "XDG_CACHE_HOME": cache, **extra}
 
     def popen(self, argv: list[str], *, cwd: Path, log: Path, **extra: str) -> subprocess.Popen[bytes]:
         """Start a command on the first host."""

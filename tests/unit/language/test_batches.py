@@ -35,7 +35,9 @@ def _epochs(prepared: Prepared, world: int, start: int, steps: int, workers: int
     for rank in range(world):
         starts = range(start, start + steps * size, size)
         shape = (size, micro, world, rank)
-        for step, parts in enumerate(training_batches(_assembler(prepared), starts, shape, workers=workers, prefetch=2)):
+        for step, parts in enumerate(
+            training_batches(_assembler(prepared), starts, shape, workers=workers, prefetch=2)
+        ):
             for index, part in enumerate(parts):
                 for row in range(micro):
                     base = starts[step] + index * micro * world

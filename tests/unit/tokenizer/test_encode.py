@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.unit.tokenizer.corpus import DATA, docstrings, lines, realdata
 from tokenizer import encode
+from tokenizer.check import TRICKY
 from tokenizer.encode import load_tokenizer
 from tokenizer.errors import DataError
 from tokenizer.special import SpecialIds
@@ -65,6 +67,14 @@ def test_text_comes_back(trained: Path) -> None:
     wrapped = [tokenizer.special.bos, *ids, tokenizer.special.eos]
     assert tokenizer.decode(wrapped) == "the end"
     assert tokenizer.decode(np.asarray(wrapped), skip_special=False) == "<s> the end</s>"
+
+
+def test_a_pickled_copy_encodes_alike(trained: Path) -> None:
+    tokenizer = load_tokenizer(trained)
+    copy = pickle.loads(pickle.dumps(tokenizer))
+    for ours, theirs in zip(tokenizer.encode_batch(list(TRICKY)), copy.encode_batch(list(TRICKY)), strict=True):
+        assert ours.tolist() == theirs.tolist()
+    assert copy.fingerprint == tokenizer.fingerprint
 
 
 def test_batches_are_cut_by_size(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +245,7 @@ def test_a_forked_process_encodes(trained: Path, parallelism: dict[str, str]) ->
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("module", ["tokenizer", "tokenizer.errors", "tokenizer.commands"])
+@pytest.mark.parametrize("module", ["tokenizer", "tokenizer.errors", "tokenizer.files"])
 def test_light_imports(module: str) -> None:
     code = f"import sys, {module}; print(*{{'torch', 'numpy', 'tokenizers', 'sentencepiece'}} & set(sys.modules))"
     root = str(Path(__file__).parents[3])

@@ -13,7 +13,7 @@ from tests.unit.tokenizer.corpus import lines
 from tokenizer.check import LINES, TRICKY
 from tokenizer.encode import TextTokenizer, load_tokenizer
 from tokenizer.errors import DataError
-from tokenizer.export import export, is_sentencepiece
+from tokenizer.export import export
 from tokenizer.special import SpecialIds
 from tokenizer.train import train
 
@@ -89,7 +89,7 @@ def test_a_foreign_unigram_model(tmp_path: Path) -> None:
 def test_ties_of_a_foreign_model_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = foreign(tmp_path / "m.model")
     checked = export(model, tmp_path / "out", texts=lines(), add_missing=True)
-    assert checked == len(lines()) + len(TRICKY)
+    assert checked == len(lines()) + len(TRICKY) + LINES
     assert f"of {checked} lines got pieces of equal score in another order" in caplog.text
 
 
@@ -130,6 +130,22 @@ def test_merges_in_another_order_are_refused(tmp_path: Path, monkeypatch: pytest
     assert [p.name for p in tmp_path.iterdir()] == ["m.model"]
 
 
+def test_what_transformers_reads_otherwise_is_refused(
+    tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = TextTokenizer.save
+
+    def save_as_roberta(self: TextTokenizer, out: Path) -> None:
+        save(self, out)
+        config = out / "tokenizer_config.json"
+        config.write_text(config.read_text().replace("PreTrainedTokenizerFast", "RobertaTokenizer"))
+
+    monkeypatch.setattr(TextTokenizer, "save", save_as_roberta)
+    with pytest.raises(DataError, match="transformers tokenizes the text"):
+        export(trained / "sentencepiece.model", tmp_path / "out", texts=lines()[:200])
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("content", [b"", b"no protobuf at all", b"\x0a\x00"])
 def test_not_a_model(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.model").write_bytes(content)
@@ -143,11 +159,7 @@ def test_which_model(tmp_path: Path, trained: Path) -> None:
         export(tmp_path / "nowhere", tmp_path / "out")
     with pytest.raises(DataError, match=r"0 \.model files; give one"):
         export(tmp_path, tmp_path / "out")
-    assert not is_sentencepiece(trained)
-    assert is_sentencepiece(trained / "sentencepiece.model")
-    assert not is_sentencepiece(tmp_path)
     (tmp_path / "m.model").write_bytes((trained / "sentencepiece.model").read_bytes())
-    assert is_sentencepiece(tmp_path)
     export(tmp_path, tmp_path / "out")
     for file in ("tokenizer.json", "tokenizer_config.json", "sentencepiece.model"):
         assert (tmp_path / "out" / file).read_bytes() == (trained / file).read_bytes()

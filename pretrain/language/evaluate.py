@@ -1,0 +1,212 @@
+"""``capt evaluate``: what a trained encoder is worth, every number beside the protocol that it was measured by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.nn import functional as F
+
+from pretrain.data.config import CorruptionConfig, DataConfig
+from pretrain.data.corruption import Corruptor
+from pretrain.data.packing import PackedDataset
+from pretrain.data.prepare import prepare
+from pretrain.engine.distributed import device, rank, world_size
+from pretrain.engine.provenance import provenance
+from pretrain.language.batches import Assembler, validation_batches
+from pretrain.language.metrics import MaskedTokenAccumulator, PairAccumulator, contrast_metrics, noise_invariance
+from pretrain.language.prepare import vocabulary_of
+from pretrain.language.representations import POOLERS, Representations
+from pretrain.language.restore import Restored, load_model
+from pretrain.language.sts import encode, score_rows
+from pretrain.language.sts_files import Pairs, find_sets
+from tokenizer.errors import CheckpointError, ConfigError, DataError
+
+RATES = (0.15, 0.3)
+TEMPERATURE = 0.05
+"""Fixed, so that checkpoints trained under different temperatures compare."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Numbers measured on one thing, and how: ``metrics`` of the model, ``poolers`` of each pooler's vectors."""
+
+    name: str
+    protocol: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    poolers: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to evaluate; see `evaluate`."""
+
+    batch: int
+    seed: int
+    samples: int
+    length: int
+
+
+def evaluate(
+    checkpoint: Path,
+    *,
+    text: Sequence[Path] = (),
+    sts: Path | None = None,
+    out: Path | None = None,
+    batch: int = 32,
+    seed: int = 1,
+    poolers: Sequence[str] = tuple(POOLERS),
+    samples: int = 2048,
+    length: int | None = None,
+) -> dict[str, Any]:
+    """Evaluate a checkpoint, or the newest one of a run, on held-out text and on semantic textual similarity.
+
+    On each text, with 15% and with 30% of its tokens chosen for masking: MLM loss and accuracy, and by each pooler
+    `contrast_metrics` (on unit rows) and `noise_invariance`. On each STS set: `score_rows`. The numbers of two
+    checkpoints compare where their protocol lines are the same.
+
+    Args:
+        checkpoint: checkpoint folder or run folder.
+        text: files of held-out text.
+        sts: a folder for `find_sets`; dev and test of STS-B, test of the others.
+        out: JSON file to write the result to as well.
+        batch: windows or sentences a forward pass.
+        seed: of the choice of windows and of the corruption.
+        poolers: of ``cls``, ``mean`` and ``head``; the head is left out where the checkpoint has none (MLM alone).
+        samples: windows of each text, at most.
+        length: tokens of a window; unset = as the checkpoint was trained.
+
+    Returns:
+        ``checkpoint``, ``versions`` and ``sections`` (each `Section` as a mapping); `as_text` is for people.
+
+    Raises:
+        ConfigError: nothing to evaluate on, an unknown pooler, or ``length`` does not fit the position table.
+        CheckpointError: as `load_model`; or only the head is asked for and there is none.
+        DataError: text or STS files that cannot be used.
+    """
+    if not text and sts is None:
+        raise ConfigError("nothing to evaluate on: give files of held-out text, or a folder with STS sets")
+    unknown = [pooler for pooler in poolers if pooler not in POOLERS]
+    if unknown or not poolers:
+        raise ConfigError(f"poolers {', '.join(unknown) or '(none)'}: choose from {', '.join(POOLERS)}")
+    sets = find_sets(sts) if sts is not None else []
+    restored = load_model(checkpoint)
+    settings = Settings(batch, seed, samples, length or restored.job.data.sequence_length)
+    if not 8 <= settings.length <= restored.model.config.max_positions:
+        raise ConfigError(f"length {length}: this checkpoint takes 8 to {restored.model.config.max_positions} tokens")
+    representations = Representations(restored, _present(restored, poolers))
+    sections = [part for path in text for part in _text_sections(restored, representations, path, settings)]
+    sections += [_sts_section(representations, pairs, settings) for pairs in sets]
+    result = {
+        "checkpoint": str(restored.checkpoint),
+        "versions": provenance(),
+        "sections": [asdict(section) for section in sections],
+    }
+    if out is not None and rank() == 0:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return result
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The result of `evaluate` as plain text: under each heading the protocol line and the numbers."""
+    lines = [f"checkpoint {result['checkpoint']}"]
+    for section in result["sections"]:
+        lines += ["", section["name"], f"  protocol: {section['protocol']}"]
+        lines += [f"  {name:<24}{value:>10.4f}" for name, value in section["metrics"].items()]
+        lines.append(f"  {'':<24}" + "".join(f"{pooler:>10}" for pooler in section["poolers"]))
+        names = dict.fromkeys(name for values in section["poolers"].values() for name in values)
+        for name in names:
+            cells = (f"{values[name]:>10.4f}" for values in section["poolers"].values())
+            lines.append(f"  {name:<24}" + "".join(cells))
+    return "\n".join(lines)
+
+
+def _present(restored: Restored, poolers: Sequence[str]) -> list[str]:
+    present = [pooler for pooler in poolers if pooler != "head" or restored.model.aggregation is not None]
+    if not present:
+        raise CheckpointError(
+            f"{restored.checkpoint}: trained without contrast, so there is no aggregation head; use pooler cls or mean"
+        )
+    return present
+
+
+def _text_sections(restored: Restored, model: Representations, path: Path, settings: Settings) -> list[Section]:
+    trained_on = restored.job.data
+    data = DataConfig(
+        source="files",
+        files=[str(path)],
+        text_column=trained_on.text_column,
+        document_start=trained_on.document_start,
+        sequence_length=settings.length,
+        cross_document_attention=trained_on.cross_document_attention,
+        validation_fraction=0.0,
+        workers=trained_on.workers,
+        cache=trained_on.cache,
+    )
+    shards = prepare(data, restored.tokenizer, "train")
+    assert shards is not None, "only validation text may be absent"
+    windows = PackedDataset(shards, settings.length)
+    if len(windows) < 2:
+        raise DataError(f"{path}: fills {len(windows)} window of {settings.length} tokens; two or more are needed")
+    return [_masked_section(restored, model, windows, data, rate, settings) for rate in RATES]
+
+
+def _masked_section(
+    restored: Restored,
+    model: Representations,
+    windows: PackedDataset,
+    data: DataConfig,
+    rate: float,
+    settings: Settings,
+) -> Section:
+    assembler = Assembler(
+        windows,
+        Corruptor(CorruptionConfig(rate=rate), vocabulary_of(restored.tokenizer), settings.length),
+        seed=settings.seed,
+        stream="corruption/evaluation",
+        shuffle=True,
+        pad_id=restored.model.config.pad_id,
+        cross_document_attention=data.cross_document_attention,
+    )
+    samples = min(settings.samples, len(windows))
+    tokens, pairs = MaskedTokenAccumulator(), {pooler: PairAccumulator() for pooler in model.poolers}
+    for batch, counted in validation_batches(assembler, samples, settings.batch, world_size(), rank()):
+        views, sums = model.of_views(batch)
+        tokens.update(*sums)
+        for pooler, (x, x_hat) in views.items():
+            pairs[pooler].update(x[:counted], x_hat[:counted])
+    poolers = {}
+    for pooler, accumulator in pairs.items():
+        x, x_hat = accumulator.gather()
+        unit = F.normalize(x, dim=1), F.normalize(x_hat, dim=1)
+        poolers[pooler] = contrast_metrics(*unit, TEMPERATURE) | noise_invariance(x, x_hat)
+    attention = "across" if data.cross_document_attention else "within"
+    protocol = (
+        f"{samples} of {len(windows)} windows of {settings.length} tokens, seed {settings.seed}, attention {attention} "
+        f"documents; mask_tokens {rate:.0%} (80/10/10); contrast at temperature {TEMPERATURE}; {_how(model)}"
+    )
+    return Section(f"{Path(data.files[0]).name}, {rate:.0%} masked", protocol, tokens.compute(), poolers)
+
+
+def _sts_section(model: Representations, pairs: Pairs, settings: Settings) -> Section:
+    rows = encode([*pairs.first, *pairs.second], model.of_texts, settings.batch)
+    columns = np.split(rows, len(model.poolers), axis=1)
+    poolers = {name: score_rows(pairs, part) for name, part in zip(model.poolers, columns, strict=True)}
+    protocol = (
+        f"SimCSE: Spearman of cosine over all {len(pairs.gold)} pairs at once, words joined by one space, max length "
+        f"{model.model.config.max_positions} tokens, no prompt; {_how(model)}"
+    )
+    return Section(f"{pairs.name} {pairs.split}", protocol, poolers=poolers)
+
+
+def _how(model: Representations) -> str:
+    versions = provenance()
+    used = ", ".join(f"{name} {versions[name]}" for name in ("capt-pretraining", "torch", "transformers"))
+    pooled = ", ".join(f"{pooler} = {POOLERS[pooler]}" for pooler in model.poolers)
+    dtype = str(next(model.model.parameters()).dtype).removeprefix("torch.")
+    return f"{pooled}; {dtype} on {device().type}; {used}"

@@ -1,0 +1,65 @@
+"""What an encoder makes of a sequence: one vector by each of several poolers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pretrain.engine.distributed import device
+from pretrain.language.batches import LanguageBatch
+from pretrain.language.restore import Restored
+from pretrain.models.heads import MLMOutput
+from pretrain.models.roberta import take_rows
+
+POOLERS = {
+    "cls": "final hidden state of <s>, head not used",
+    "mean": "mean final hidden state of all tokens but padding, head not used",
+    "head": "aggregation head, unit rows",
+}
+
+
+class Representations:
+    """The representations of a model in evaluation mode by ``poolers`` (keys of ``POOLERS``), in fp32.
+
+    ``head`` needs a model with an aggregation head; it reads what it read in training (``model.pooling``).
+    """
+
+    def __init__(self, restored: Restored, poolers: Sequence[str]) -> None:
+        self.model = restored.model.to(device()).eval()
+        self.tokenizer = restored.tokenizer
+        self.poolers = tuple(poolers)
+
+    @torch.no_grad()
+    def of_views(self, batch: LanguageBatch) -> tuple[dict[str, tuple[Tensor, Tensor]], MLMOutput]:
+        """By pooler, the (n, h) rows of the originals and of the corrupted; and the MLM loss sums of the latter."""
+        batch = batch.to(device())
+        n = len(batch.tokens)
+        views = torch.cat([batch.tokens, batch.corrupted])
+        documents = None if batch.documents is None else batch.documents.repeat(2, 1)
+        hidden = self.model.encoder(views, padded=batch.padded, documents=documents)
+        pairs = {name: (rows[:n], rows[n:]) for name, rows in self._pool(hidden, views).items()}
+        return pairs, self.model.mlm(take_rows(hidden[n:], batch.positions), batch.labels)
+
+    @torch.no_grad()
+    def of_texts(self, texts: Sequence[str]) -> Float[np.ndarray, "n w"]:
+        """``<s> text </s>``, cut to the position table: the rows of all p poolers side by side, each h wide."""
+        special = self.tokenizer.special
+        room = self.model.config.max_positions - 2
+        ids = [
+            [special.bos, *encoded[:room].tolist(), special.eos] for encoded in self.tokenizer.encode_batch(list(texts))
+        ]
+        longest = max(map(len, ids))
+        tokens = torch.tensor([row + [special.pad] * (longest - len(row)) for row in ids], device=device())
+        hidden = self.model.encoder(tokens, padded=any(len(row) < longest for row in ids))
+        return torch.cat(list(self._pool(hidden, tokens).values()), dim=1).cpu().numpy()
+
+    def _pool(self, hidden: Float[Tensor, "n L h"], tokens: Int[Tensor, "n L"]) -> dict[str, Tensor]:
+        real = (tokens != self.model.config.pad_id).unsqueeze(-1)
+        pools = {"cls": hidden[:, 0].float(), "mean": (hidden.float() * real).sum(1) / real.sum(1)}
+        if self.model.aggregation is not None:
+            pools["head"] = self.model.aggregation(pools[self.model.config.pooling])
+        return {name: pools[name] for name in self.poolers}

@@ -1,0 +1,97 @@
+"""The language job through its real entry: resume repeats the uninterrupted run, on any world size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from pretrain.config.load import job_from_mapping
+from pretrain.engine.checkpoint import find_checkpoint
+from tests.language import language_mapping
+from tests.support import run_ranks
+from tokenizer.errors import UserError
+
+
+def _run(mapping: dict[str, Any], resume: bool = False) -> tuple[int | str, list[list[int]]]:
+    """Exit code (or the user error), and the window ids this rank trained on, step by step."""
+    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.engine.run import run_job
+    from pretrain.language.task import LanguageTask
+
+    quiet_libraries(debug=False)
+    seen: list[list[int]] = []
+    step = LanguageTask.step
+
+    def remember(self: LanguageTask, engines: Any, batch: Any, progress: Any) -> Any:
+        seen.append([int(i) for part in batch for i in part.ids])
+        return step(self, engines, batch, progress)
+
+    LanguageTask.step = remember  # type: ignore[method-assign]
+    try:
+        return run_job(job_from_mapping(mapping, "test"), resume=resume), seen
+    except UserError as error:
+        return f"{type(error).__name__}: {error}", seen
+
+
+def _losses(run_dir: str) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
+    keys = ("step", "loss", "loss/mlm", "loss/capt", "grad_norm", "temperature")
+    return [{key: row[key] for key in keys} for row in rows if "split" not in row]
+
+
+def _stopped_at(mapping: dict[str, Any], step: int | None) -> dict[str, Any]:
+    return {**mapping, "schedule": {**mapping["schedule"], "stop_after": step}}
+
+
+def test_resume_equals_the_uninterrupted_run_to_the_last_digit(tmp_path: Path) -> None:
+    """Dropout on, accumulation, a queue that wraps, a checkpoint in the middle of an epoch."""
+    job = language_mapping(tmp_path, model={"dropout": 0.1, "attention_dropout": 0.1})
+    whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
+    assert [code for code, _ in run_ranks(_run, 2, whole)] == [0, 0]
+    assert [code for code, _ in run_ranks(_run, 2, _stopped_at(job, 4))] == [75, 75]
+    assert [code for code, _ in run_ranks(_run, 2, job, True)] == [0, 0]
+    assert len(_losses(whole["run"]["dir"])) == 6
+    assert _losses(job["run"]["dir"]) == _losses(whole["run"]["dir"])
+
+
+def test_resume_on_other_world_sizes_and_stages(tmp_path: Path) -> None:
+    """2 -> 1 -> 4 ranks, ZeRO 1 -> 3 -> 2: the same samples in every step, losses within 1e-5."""
+    job = language_mapping(tmp_path, model={"initializer_range": 0.1}, optimizer={"lr": 1e-3, "clip": 1.0})
+    whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
+    reference = [ids for _, ids in run_ranks(_run, 2, whole)]
+    reference_steps = [sorted(a + b) for a, b in zip(*reference, strict=True)]
+    steps: list[list[int]] = []
+    for world, stage, stop in ((2, 1, 2), (1, 3, 4), (4, 2, None)):
+        engine, batch = {**job["engine"], "zero_stage": stage}, {"global": 8, "micro": 4 // world}
+        part = _stopped_at({**job, "engine": engine, "batch": batch}, stop)
+        outcomes = run_ranks(_run, world, part, stop != 2)
+        assert [code for code, _ in outcomes] == [0 if stop is None else 75] * world
+        steps += [sorted(sum(ranks, [])) for ranks in zip(*(ids for _, ids in outcomes), strict=True)]
+        if stop is not None:
+            _check_queue(tmp_path / "run", world)
+    assert steps == reference_steps
+    for ours, theirs in zip(_losses(job["run"]["dir"]), _losses(whole["run"]["dir"]), strict=True):
+        for key in ("loss", "loss/mlm", "loss/capt"):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-5), (ours["step"], key)
+
+
+def _check_queue(run_dir: Path, world: int) -> None:
+    """No rank stores more than its share of the 41 rows."""
+    shards = sorted(find_checkpoint(run_dir).glob("queue-*"))
+    assert len(shards) == world
+    for shard in shards:
+        with safe_open(shard, "pt") as file:
+            assert file.get_slice("rows").get_shape()[0] <= -(-41 // world)
+
+
+def test_a_checkpoint_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    job = language_mapping(tmp_path)
+    assert run_ranks(_run, 1, _stopped_at(job, 1))[0][0] == 75
+    other = {**job, "tokenizer": {**job["tokenizer"], "type": "unigram", "vocab_size": 420}}
+    outcome = run_ranks(_run, 1, other, True)[0][0]
+    assert "trained with tokenizer" in str(outcome)
+    assert "tokenizer.path=" in str(outcome)
