@@ -36,7 +36,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 quickstart: install
 	rm -rf $(RUN)
 	$(BIN)/capt pretrain capt_tiny --nproc 2 run.dir=$(RUN) schedule.stop_after=150 $(DATA) $(ARGS) || test $$? -eq 75
-	$(BIN)/capt resume $(RUN) schedule.stop_after=null
+	$(BIN)/capt resume $(RUN)
 	$(BIN)/capt convert $(RUN) $(RUN)/export/hf --to hf
 	$(BIN)/capt convert $(RUN) $(RUN)/export/sentence-transformers --to sentence-transformers
 	$(BIN)/capt neighbors $(RUN)/export/sentence-transformers --run $(RUN) \

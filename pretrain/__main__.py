@@ -56,7 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(job: Job, options: argparse.Namespace) -> int:
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from pretrain.engine.quiet import quiet_libraries
 
     quiet_libraries(debug=options.debug)

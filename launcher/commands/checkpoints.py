@@ -12,7 +12,63 @@ from launcher.commands import options as o
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
+    app.command(epilog="\b\nExample: capt evaluate runs/first --text held_out.txt --sts STS-B --out evaluation.json")(
+        evaluate
+    )
+    app.command(epilog="\b\nExample: capt convert runs/first export/hf --to hf")(convert)
     app.command(epilog="\b\nExample: capt neighbors export/st 'open a file' --run runs/first")(neighbors)
+
+
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a run (its newest one).")],
+    text: Annotated[list[Path] | None, typer.Option(help="Held-out text (may stand several times).")] = None,
+    sts: Annotated[Path | None, typer.Option(help="A folder with STS sets.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write the result to as well.")] = None,
+    pooler: Annotated[
+        list[str] | None, typer.Option(help="cls, mean, head (may stand several times); else all.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Windows of each text, at most.")] = 2048,
+    length: Annotated[int | None, typer.Option(min=8, help="Tokens of a window; else as trained.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Windows or sentences a forward pass.")] = 32,
+    seed: Annotated[int, typer.Option(min=0, help="Of the choice of windows and of the corruption.")] = 1,
+    json: o.Json = False,
+) -> None:
+    """Measure an encoder on held-out text and on semantic similarity, each number with its protocol."""
+    from pretrain.language.evaluate import as_text
+    from pretrain.language.evaluate import evaluate as measure
+    from pretrain.language.representations import POOLERS
+
+    result = measure(
+        checkpoint,
+        text=text or (),
+        sts=sts,
+        out=out,
+        batch=batch,
+        seed=seed,
+        poolers=pooler or tuple(POOLERS),
+        samples=samples,
+        length=length,
+    )
+    if json:
+        o.echo_json(result)
+    else:
+        typer.echo(as_text(result))
+
+
+def convert(
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A checkpoint or run; with --from a folder to read.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder to write.")],
+    to: Annotated[str | None, typer.Option(help="hf, sentence-transformers or onnx.")] = None,
+    from_: Annotated[str | None, typer.Option("--from", help="hf: make a checkpoint of a Hugging Face folder.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older export in OUT.")] = False,
+) -> None:
+    """Write a checkpoint as a Hugging Face, sentence-transformers or ONNX folder, or the other way round."""
+    from pretrain.convert.commands import convert as write
+
+    write(source, out, to=to, from_=from_, overwrite=overwrite)
+    typer.echo(out)
 
 
 def neighbors(

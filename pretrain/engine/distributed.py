@@ -22,6 +22,9 @@ from tokenizer.errors import UserError
 T = TypeVar("T")
 Group = dist.ProcessGroup | None
 
+_control_group: Group = None
+"""Over which ranks agree on verdicts and flags: a CPU group, so that no GPU is made to wait (None: the default group)."""
+
 
 def is_distributed() -> bool:
     """True when a process group is up."""
@@ -93,7 +96,7 @@ def broadcast_object(value: T, src: int = 0) -> T:
     if world_size() == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=src)
+    dist.broadcast_object_list(box, src=src, group=_control_group)
     return box[0]
 
 
@@ -102,8 +105,17 @@ def gather_objects(value: T) -> list[T]:
     if world_size() == 1:
         return [value]
     out: list[T | None] = [None] * world_size()
-    dist.all_gather_object(out, value)
+    dist.all_gather_object(out, value, group=_control_group)
     return out  # type: ignore[return-value]
+
+
+def highest_over_ranks(value: int) -> int:
+    """The largest of the ranks' numbers, on every rank; cheap enough for every step."""
+    if world_size() == 1:
+        return value
+    number = torch.tensor(value)
+    dist.all_reduce(number, dist.ReduceOp.MAX, group=_control_group)
+    return int(number)
 
 
 @contextmanager
@@ -132,7 +144,7 @@ def agreed() -> Iterator[None]:
 def barrier() -> None:
     """Wait for all ranks."""
     if world_size() > 1:
-        dist.barrier()
+        dist.barrier(group=_control_group)
 
 
 def device() -> torch.device:
@@ -156,9 +168,11 @@ def initialize(timeout_minutes: float) -> None:
         return
     if "RANK" not in os.environ:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    timeout = datetime.timedelta(minutes=timeout_minutes)
     if torch.cuda.is_available():
+        global _control_group
         torch.cuda.set_device(local_rank())
-    dist.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo",
-        timeout=datetime.timedelta(minutes=timeout_minutes),
-    )
+        dist.init_process_group("nccl", timeout=timeout)
+        _control_group = dist.new_group(backend="gloo", timeout=timeout)
+    else:
+        dist.init_process_group("gloo", timeout=timeout)

@@ -65,9 +65,12 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None) ->
             task.load_state(source, state["task"])
         logger.info("resuming from %s at step %d", source, progress.step)
         _warn_of_other_micro_batches(source, job)
+    run = Run(job, run_dir, task, engines, progress)
+    if run.finished:
+        logger.info("%s is done: all %d steps; raise schedule.max_steps to go on", run_dir, progress.step)
+        return DONE
     _start_folder(run_dir, job)
     _write_status(run_dir, "running", progress.step, None)
-    run = Run(job, run_dir, task, engines, progress)
     try:
         train(run, default_callbacks(job))
     except BaseException as error:

@@ -60,7 +60,7 @@ def evaluate(
     batch: int = 32,
     seed: int = 1,
     poolers: Sequence[str] = tuple(POOLERS),
-    samples: int = 2048,
+    samples: int = 512,
     length: int | None = None,
 ) -> dict[str, Any]:
     """Evaluate a checkpoint, or the newest one of a run, on held-out text and on semantic textual similarity.

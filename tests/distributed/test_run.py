@@ -105,8 +105,9 @@ def test_stop_after_is_resumable(finished: Path, tmp_path: Path) -> None:
 
 def test_failure_on_one_rank_fails_all(tmp_path: Path) -> None:
     mapping = _mapping(tmp_path / "run", fault={"kind": "nan", "step": 2, "rank": 1})
-    for outcome in run_ranks(_run, 2, mapping):
-        assert "loss is nan at step 2" in outcome
+    outcomes = run_ranks(_run, 2, mapping)
+    assert "another rank at step 2" in outcomes[0]
+    assert "loss is nan at step 2" in outcomes[1]
     assert not checkpoints_of(tmp_path / "run"), "a diverged state must not be saved"
 
 

@@ -3,9 +3,12 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,8 @@ pytestmark = [pytest.mark.multihost, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
+CAPT = (sys.executable, "-m", "launcher.cli", "pretrain")
+STEPS = 6
 QUEUE = 37  # odd and smaller than three steps: the shards differ in size and wrap
 LINES = "the cat sat on a mat while the old dog ran over green hills and far away birds sang in the morning light"
 
@@ -45,7 +50,7 @@ def workplace(hosts: Hosts) -> Path:
         "tokenizer": {"vocab_size": 370},
         "model": {"layers": 1, "hidden": 32, "heads": 2, "ffn": 64},
         "batch": {"global": 8, "micro": 2},
-        "schedule": {"max_steps": 6, "warmup_steps": 2},
+        "schedule": {"max_steps": 5000, "warmup_steps": 2},
         "contrast": {"queue": QUEUE},
         "validate": {"every": 0, "samples": 8},
         "checkpoint": {"every": 0},
@@ -55,83 +60,85 @@ def workplace(hosts: Hosts) -> Path:
     return folder
 
 
-def run(hosts: Hosts, folder: Path, *argv: str | Path) -> str:
-    """Run a command on the first host to its good end, and return what it said."""
-    log = hosts.folder / f"{Path(argv[0]).name}-{len(list(hosts.folder.glob('*.log')))}.log"
+@contextmanager
+def started(hosts: Hosts, folder: Path, name: str, *argv: str | Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A command that runs on the first host, and its log; afterwards nothing of it may be left on either."""
+    log = hosts.folder / f"{name}.log"
     process = hosts.popen([str(word) for word in argv], cwd=folder, log=log, PYTHONPATH=str(ROOT))
     try:
-        code = process.wait(timeout=200)
+        yield process, log
     finally:
         process.kill()
-    said = log.read_text(errors="replace")
-    assert code == 0, said[-6000:]
-    assert [hosts.pids(0), hosts.pids(1)] == [[], []], "processes were left behind"
-    return said
+    assert [hosts.pids(0), hosts.pids(1)] == [[], []], f"processes were left behind:\n{log.read_text()[-6000:]}"
+
+
+def run(hosts: Hosts, folder: Path, name: str, *argv: str | Path) -> str:
+    """Run a command until it stops at ``schedule.stop_after``, and return what it said."""
+    with started(hosts, folder, name, *argv) as (process, log):
+        assert process.wait(timeout=200) == 75, log.read_text(errors="replace")[-6000:]
+    return log.read_text(errors="replace")
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []  # the last one may be half written
+    rows = [json.loads(line) for line in lines]
     return [(row["step"], row["loss"]) for row in rows if row.get("split") != "validation"]
 
 
 @pytest.fixture(scope="module")
 def one_host(hosts: Hosts, workplace: Path) -> list[tuple[int, float]]:
     """The losses of two processes on one host."""
-    run(hosts, workplace, sys.executable, "-m", "launcher.cli", "pretrain", "job.yaml", "run.dir=one", "--nproc", "2")
+    run(hosts, workplace, "one", *CAPT, "job.yaml", "run.dir=one", f"schedule.stop_after={STEPS}", "--nproc", "2")
     found = losses(workplace / "one")
-    assert [step for step, _ in found] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, _ in found] == list(range(1, STEPS + 1))
     return found
 
 
 def check_two_hosts(said: str, folder: Path, expected: list[tuple[int, float]]) -> None:
     for rank, address in enumerate(ADDRESSES):
         assert re.search(rf"^{re.escape(address)}: .*nnodes=2, num_local_procs=1, node_rank={rank}", said, re.MULTILINE)
-    assert losses(folder) == expected
-    shards = sorted(folder.glob("checkpoints/step-00000006/queue-*.safetensors"))
+    assert losses(folder)[:STEPS] == expected
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("stopped", 75)
+    shards = sorted(folder.glob(f"checkpoints/step-{status['step']:08}/queue-*.safetensors"))
     assert [path.name for path in shards] == [f"queue-0000{rank}-of-00002.safetensors" for rank in (0, 1)]
     rows = [len(load_file(path)["rows"]) for path in shards]
     assert sum(rows) == QUEUE
     assert max(rows) <= -(-QUEUE // 2)
-    assert json.loads((folder / "status.json").read_text())["state"] == "done"
 
 
 def test_the_raw_deepspeed_launcher(hosts: Hosts, workplace: Path, one_host: list[tuple[int, float]]) -> None:
     said = run(
         hosts,
         workplace,
-        BIN / "deepspeed",
-        *("--hostfile", hosts.hostfile(), "--master_addr", ADDRESSES[0]),
-        *("--module", "pretrain", "job.yaml", "run.dir=raw"),
+        "raw",
+        *(BIN / "deepspeed", "--hostfile", hosts.hostfile(), "--master_addr", ADDRESSES[0]),
+        *("--module", "pretrain", "job.yaml", "run.dir=raw", f"schedule.stop_after={STEPS}"),
     )
     check_two_hosts(said, workplace / "raw", one_host)
 
 
-def test_capt_with_a_hostfile(hosts: Hosts, workplace: Path, one_host: list[tuple[int, float]]) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "launcher.cli",
-        "pretrain",
-        "job.yaml",
-        "run.dir=two",
-        "--hostfile",
-        hosts.hostfile(),
-    ]
-    said = run(hosts, workplace, *command)
-    check_two_hosts(said, workplace / "two", one_host)
+def test_capt_with_a_hostfile_until_sigterm(hosts: Hosts, workplace: Path, one_host: list[tuple[int, float]]) -> None:
+    command = [*CAPT, "job.yaml", "run.dir=two", "--hostfile", hosts.hostfile()]
+    with started(hosts, workplace, "two", *command) as (process, log):
+        deadline = time.monotonic() + 120
+        while len(losses(workplace / "two")) < STEPS and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)  # every rank on every host saves at the same step
+        assert process.wait(timeout=60) == 75, log.read_text(errors="replace")[-6000:]
+    check_two_hosts(log.read_text(errors="replace"), workplace / "two", one_host)
 
 
 def test_an_unknown_host_key_is_an_error_and_not_a_question(hosts: Hosts, workplace: Path) -> None:
     known = hosts.folder / "ssh" / "known_hosts"
     kept = known.read_text()
     known.write_text("")
-    log = hosts.folder / "key.log"
-    command = [sys.executable, "-m", "launcher.cli", "pretrain", "job.yaml", "run.dir=key", "--hostfile"]
-    process = hosts.popen([*command, str(hosts.hostfile())], cwd=workplace, log=log, PYTHONPATH=str(ROOT))
     try:
-        assert process.wait(timeout=60) == 1
+        command = [*CAPT, "job.yaml", "run.dir=key", "--hostfile", hosts.hostfile()]
+        with started(hosts, workplace, "key", *command) as (process, log):
+            assert process.wait(timeout=60) == 1
     finally:
-        process.kill()
         known.write_text(kept)
     said = log.read_text()
     assert "Host key verification failed" in said

@@ -65,7 +65,7 @@ class ToyTask:
             total += float(loss.detach()) / len(batch)
             self.seen += part
         progress.samples += self.job.batch.global_
-        if self.job.fault.kind == "nan" and progress.step + 1 == self.job.fault.step:
+        if self.job.fault.hits("nan", progress.step + 1):
             total = float("nan")
         return {"loss": total, "grad_norm": engine.gradient_norm()}
 

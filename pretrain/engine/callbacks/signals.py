@@ -6,9 +6,6 @@ import signal
 from types import FrameType
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from pretrain.engine import distributed
 from pretrain.engine.loop import Callback, Run
 from pretrain.engine.task import Report
@@ -19,19 +16,18 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 class StopSignals(Callback):
     """A signal on any rank stops every rank after the same step; the Checkpointer then saves and the job exits 75.
 
-    The agreement goes over a CPU group, so that no GPU is made to wait. A second Ctrl-C ends the process at once.
+    A second Ctrl-C ends the process at once. ``stop_after`` counts only for a run that begins before that step.
     """
 
     def __init__(self) -> None:
         self._received = 0
         self._previous: dict[int, Any] = {}
-        self._group: dist.ProcessGroup | None = None
 
     def on_start(self, run: Run) -> None:
         for number in _SIGNALS:
             self._previous[number] = signal.signal(number, self._receive)
-        if distributed.world_size() > 1 and dist.get_backend() != "gloo":
-            self._group = dist.new_group(backend="gloo")
+        stop = run.job.schedule.stop_after
+        self._stop_after = stop if stop is not None and stop > run.progress.step else None
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self._received and number == signal.SIGINT:
@@ -40,15 +36,13 @@ class StopSignals(Callback):
         self._received = number
 
     def after_step(self, run: Run, report: Report) -> None:
-        flag = torch.tensor(self._received, dtype=torch.int32)
-        if distributed.world_size() > 1:
-            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
+        received = distributed.highest_over_ranks(self._received)
         if run.finished:
             return
-        if int(flag):
-            run.stopping = f"{signal.Signals(int(flag)).name} received"
-        elif run.job.schedule.stop_after is not None and run.progress.step >= run.job.schedule.stop_after:
-            run.stopping = f"schedule.stop_after={run.job.schedule.stop_after} reached"
+        if received:
+            run.stopping = f"{signal.Signals(received).name} received"
+        elif self._stop_after is not None and run.progress.step >= self._stop_after:
+            run.stopping = f"schedule.stop_after={self._stop_after} reached"
 
     def close(self, run: Run) -> None:
         for number, handler in self._previous.items():

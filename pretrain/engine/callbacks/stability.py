@@ -22,10 +22,14 @@ class Stability(Callback):
     def after_step(self, run: Run, report: Report) -> None:
         if any(engine.update_was_skipped() for engine in run.engines.values()):
             return
-        bad = [name for name in ("loss", "grad_norm") if name in report and not math.isfinite(float(report[name]))]
-        with distributed.agreed():
-            if bad:
-                raise TrainingDivergedError(
-                    f"{bad[0]} is {float(report[bad[0]])} at step {run.progress.step}; resume from the last checkpoint "
-                    "with a lower optimizer.lr, a longer schedule.warmup_steps or optimizer.clip=1.0"
-                )
+        bad = [f"{name} is {float(report[name])}" for name in ("loss", "grad_norm") if not _finite(report, name)]
+        if distributed.highest_over_ranks(len(bad)):
+            raise TrainingDivergedError(
+                f"{bad[0] if bad else 'loss or grad_norm is not finite on another rank'} at step {run.progress.step}; "
+                "resume from the last checkpoint with a lower optimizer.lr, a longer schedule.warmup_steps or "
+                "optimizer.clip=1.0"
+            )
+
+
+def _finite(report: Report, name: str) -> bool:
+    return name not in report or math.isfinite(float(report[name]))

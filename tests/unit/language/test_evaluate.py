@@ -232,14 +232,11 @@ def test_errors_come_before_the_work(home: Path, tmp_path: Path) -> None:
 
 @pytest.mark.realdata
 @pytest.mark.skipif("CAPT_DATA" not in os.environ, reason="CAPT_DATA is not set: no real STS-B files")
-def test_real_stsb_through_a_checkpoint(home: Path) -> None:
-    folder = Path(os.environ["CAPT_DATA"]) / "glue/STS-B"
-    found = evaluate(home / "capt", sts=folder, poolers=["mean", "head"], batch=128)
-    sections = {section["name"]: section for section in found["sections"]}
-    assert {name: section["poolers"]["mean"]["pairs"] for name, section in sections.items()} == {
-        "STS-B dev": 1500,
-        "STS-B test": 1379,
-    }
+def test_real_stsb_through_a_checkpoint(home: Path, tmp_path: Path) -> None:
+    lines = (Path(os.environ["CAPT_DATA"]) / "glue/STS-B/dev.tsv").read_text(encoding="utf-8").split("\n")[:201]
+    (tmp_path / "dev.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (section,) = evaluate(home / "capt", sts=tmp_path, poolers=["mean", "head"])["sections"]
+    assert section["poolers"]["mean"]["pairs"] == 200
     model = Representations(load_model(home / "capt"), ("head",))
-    alone = score(find_sets(folder, ["dev"])[0], lambda texts: model.of_texts(texts), batch=64)
-    assert sections["STS-B dev"]["poolers"]["head"]["spearman"] == pytest.approx(alone["spearman"], abs=1e-6)
+    alone = score(find_sets(tmp_path)[0], model.of_texts, batch=7)
+    assert section["poolers"]["head"]["spearman"] == pytest.approx(alone["spearman"], abs=1e-6)

@@ -1,0 +1,113 @@
+"""What every export is compared with: our own model on real and random text, and a comparison that refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pretrain.models.capt import CaptModel
+from pretrain.models.config import RobertaConfig
+from tokenizer.encode import TextTokenizer
+from tokenizer.errors import CheckpointError
+
+Pooling = Literal["head", "cls", "mean"]
+
+TOLERANCE = 1e-5
+"""Largest difference from our own model, in fp32, relative to the largest value (or 1, where that is larger)."""
+
+TEXTS = (
+    "A cat sat on the mat, and nobody minded.",
+    "Contrastive pretraining pulls a sentence and its corrupted view together.",
+    "Why not?",
+    "x = [i ** 2 for i in range(10)]  # squares",
+    "Zürich, São Paulo, Владивосток, 北京 and Αθήνα are cities; naïve café.",
+    "In 1859 he published it (price: 15 shillings), 'the one long argument'.",
+    "word " * 3000,
+)
+"""Texts of many lengths and scripts; the last is longer than any position table."""
+
+
+def build_model(state: Mapping[str, Tensor], config: RobertaConfig, source: str) -> CaptModel:
+    """Our model in evaluation mode with the weights ``state``; with an aggregation head if ``state`` has one.
+
+    Raises:
+        CheckpointError: names are missing or unknown, shapes differ, or tied tensors are not equal. All are listed;
+            ``source`` says where the weights came from.
+    """
+    plain = config.model_copy(update={"compile": False, "activation_checkpointing": "none"})
+    model = CaptModel(plain, contrast=any(name.startswith("aggregation.") for name in state))
+    expected = model.state_dict()
+    tied = {name for name in expected if expected[name] is not None} - dict(model.named_parameters()).keys()
+    problems = [f"{name} is missing" for name in sorted(expected.keys() - tied - state.keys())]
+    problems += [f"{name} is unknown" for name in sorted(state.keys() - expected.keys())]
+    problems += [
+        f"{name} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in state and state[name].shape != tensor.shape
+    ]
+    if problems:
+        raise CheckpointError(f"{source}: not the weights of this model: {'; '.join(problems)}")
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        original = first[id(parameter)]
+        if name in tied and name in state and not torch.equal(state[name], state[original]):
+            raise CheckpointError(f"{source}: {name} and {original} are one tensor in this model but differ there")
+    model.load_state_dict({name: state.get(name, expected[name]) for name in expected if name not in tied}, strict=False)
+    return model.eval()
+
+
+def probe_batches(config: RobertaConfig, tokenizer: TextTokenizer) -> Iterator[Int[Tensor, "n L"]]:
+    """Batches of token ids: ``TEXTS`` with padding, and one random sequence as long as the position table."""
+    yield tokenize(TEXTS, tokenizer, config.max_positions)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, config.vocab_rows, (1, config.max_positions), generator=generator)
+    yield ids.masked_fill(ids == config.pad_id, tokenizer.special.unk)
+
+
+def tokenize(texts: Sequence[str], tokenizer: TextTokenizer, max_length: int) -> Int[Tensor, "n L"]:
+    """``<s> text </s>`` of each text, cut to ``max_length`` ids and padded on the right to the longest."""
+    special = tokenizer.special
+    rows = [[special.bos, *ids[: max_length - 2].tolist(), special.eos] for ids in tokenizer.encode_batch(texts)]
+    width = max(map(len, rows))
+    return torch.tensor([row + [special.pad] * (width - len(row)) for row in rows])
+
+
+def embed(model: CaptModel, tokens: Int[Tensor, "n L"], pooling: Pooling) -> Float[Tensor, "n h"]:
+    """Unit rows: ``head`` is s(x) of CAPT's Eq. 1, ``cls`` and ``mean`` the normalised output without the head."""
+    if pooling == "head":
+        return model.embed(tokens, padded=True)
+    hidden = model.encode(tokens, padded=True)
+    real = (tokens != model.config.pad_id).unsqueeze(-1)
+    pooled = hidden[:, 0] if pooling == "cls" else (hidden * real).sum(1) / real.sum(1)
+    return F.normalize(pooled, dim=-1, eps=1e-12)
+
+
+def require_pooling(model: CaptModel, pooling: Pooling, source: str) -> None:
+    """Raise ``CheckpointError`` when ``pooling`` needs the aggregation head and the model was trained without one."""
+    if pooling == "head" and model.aggregation is None:
+        raise CheckpointError(
+            f"{source}: trained without the contrastive loss, so there is no aggregation head; use --pooling mean or cls"
+        )
+
+
+def require_close(what: str, ours: Tensor, theirs: Tensor | NDArray[np.float32]) -> float:
+    """The largest difference of two fp32 arrays over max(1, largest value of ``ours``).
+
+    Raises:
+        CheckpointError: they differ by more than ``TOLERANCE``, in shape, or are not finite.
+    """
+    theirs = torch.as_tensor(theirs)
+    if ours.shape != theirs.shape:
+        raise CheckpointError(f"{what}: shape {tuple(theirs.shape)}, our model gives {tuple(ours.shape)}; nothing written")
+    difference = float((ours.double() - theirs.double()).abs().max() / ours.double().abs().max().clamp_min(1))
+    if not difference <= TOLERANCE:
+        raise CheckpointError(f"{what}: differs from our model by {difference:.2g} (allowed {TOLERANCE}); nothing written")
+    return difference

@@ -1,0 +1,289 @@
+"""What README and documentation tell a reader to type, set, open or trust exists; the pages build without a warning."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from pydantic import BaseModel
+
+from launcher.cli import app
+from pretrain.__main__ import parse
+from pretrain.config.load import load_mapping, resolve_path
+from pretrain.tasks import job_class
+from tokenizer.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+# Pages that a tool or a study writes show commands of their time, which need not be those of today.
+OURS = [page for page in PAGES if page.name != "CHANGELOG.md" and page.parent.name not in ("benchmarks", "results")]
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+_SHELL = ("sh", "bash", "console", "shell")
+_OVERRIDE = re.compile(r"(?<![\w./-])([a-z_]+(?:\.[a-z_]+)+)=")
+pages = pytest.mark.parametrize("page", OURS, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def blocks(page: Path, *languages: str) -> Iterator[str]:
+    yield from (body for language, body in _BLOCK.findall(page.read_text()) if language in languages)
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of every simple command in a page's shell blocks, without variables that are set before it."""
+    for body in blocks(page, *_SHELL):
+        for line in body.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            for command in _split(words, ("|", "&&", "||", ";")):
+                while command and re.fullmatch(r"[A-Z_]+=.*", command[0]):
+                    command = command[1:]
+                if ">" in command:
+                    command = command[: command.index(">")]
+                if command:
+                    yield command
+
+
+def _split(words: list[str], separators: tuple[str, ...]) -> Iterator[list[str]]:
+    part: list[str] = []
+    for word in words:
+        if word in separators:
+            yield part
+            part = []
+        else:
+            part.append(word)
+    yield part
+
+
+def capt_commands(page: Path) -> Iterator[list[str]]:
+    """What follows ``capt`` in a page's shell blocks, alone or at the end of a ``docker`` command line."""
+    for command in commands(page):
+        if command[0] == "capt":
+            yield command[1:]
+        elif command[0] == "docker" and "capt" in command:
+            yield command[command.index("capt") + 1 :]
+
+
+def capt_mentions(page: Path) -> Iterator[list[str]]:
+    """What follows ``capt`` in running text, where it may be a form (``capt resume RUN``) or a part."""
+    for inline in re.findall(r"(?<!`)`capt ([^`]+)`", _BLOCK.sub("", page.read_text())):
+        yield shlex.split(re.sub(r"\[.*?\]|\.\.\.", "", inline.partition(">")[0]))
+
+
+def find_verb(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that ``words`` call, and the words behind it; fails where there is none."""
+    command: Any = typer.main.get_command(app)
+    words = [word for word in words if word != "--debug"]
+    while hasattr(command, "commands") and words and words[0] not in ("--help", "VERB"):
+        assert words[0] in command.commands, f"capt has no verb {words[0]!r}"
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+def check_command(words: list[str]) -> None:
+    """Parse a command line against the real commands, options and their types, without running it."""
+    command, rest = find_verb(words)
+    if rest == ["--help"] or hasattr(command, "commands"):
+        return
+    config = command.make_context(command.name, rest).params.get("config")
+    if config is not None and not config.endswith(".yaml"):
+        resolve_path(config)
+
+
+def check_mention(words: list[str]) -> None:
+    """Verb and options exist."""
+    command, rest = find_verb(words)
+    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    unknown = {word for word in rest if word.startswith("--")} - known - {"--help"}
+    assert not unknown, f"no option {', '.join(unknown)}"
+
+
+@pages
+def test_every_capt_command_line_is_accepted(page: Path) -> None:
+    for check, lines in ((check_command, capt_commands(page)), (check_mention, capt_mentions(page))):
+        for words in lines:
+            try:
+                check(words)
+            except (AssertionError, typer.TyperException) as error:
+                raise AssertionError(f"{page.relative_to(ROOT)}: capt {shlex.join(words)}: {error}") from None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["pretrian", "capt_tiny"],
+        ["pretrain", "capt_tinny"],
+        ["pretrain", "capt_tiny", "--nproc", "0"],
+        ["doctor", "-x"],
+    ],
+)
+def test_wrong_command_lines_are_noticed(words: list[str]) -> None:
+    with pytest.raises((AssertionError, typer.TyperException, UserError)):
+        check_command(words)
+
+
+def test_the_pages_show_every_verb() -> None:
+    shown = {tuple(words[:depth]) for page in PAGES for words in capt_commands(page) for depth in (1, 2)}
+    root: Any = typer.main.get_command(app)
+    for name, verb in root.commands.items():
+        for path in [(name, inner) for inner in verb.commands] if hasattr(verb, "commands") else [(name,)]:
+            assert path in shown, f"no page shows capt {' '.join(path)} in a block"
+
+
+@pages
+def test_every_raw_form_is_accepted(page: Path) -> None:
+    """``python -m pretrain ...`` and what ``deepspeed`` and ``torchrun`` start."""
+    for command in commands(page):
+        marker = next((flag for flag in ("-m", "--module") if flag in command), None)
+        if marker is None or command[command.index(marker) + 1] != "pretrain":
+            continue
+        options = parse(command[command.index(marker) + 2 :])
+        if not options.config.isupper():
+            resolve_path(options.config)
+
+
+@pages
+def test_every_make_target_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    inline = [shlex.split(text) for text in re.findall(r"`(make [^`]+)`", page.read_text())]
+    for command in [*commands(page), *inline]:
+        if command[0] == "make":
+            assert command[1] in targets, f"{page.relative_to(ROOT)}: make {command[1]}"
+
+
+def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{field.alias or name}"
+        yield key
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from keys(field.annotation, f"{key}.")
+
+
+KEYS = set(keys(job_class("capt_language")))
+
+
+@pages
+def test_every_key_exists(page: Path) -> None:
+    """Of overrides (``a.b=c``), and of words in code style that begin with the name of a section."""
+    text = page.read_text()
+    sections = {key for key in KEYS if any(other.startswith(f"{key}.") for other in KEYS)}
+    named = set(_OVERRIDE.findall(text)) | set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", text))
+    for key in named - {"a.b"}:
+        if key.split(".")[0] in sections and not key.endswith(
+            (".yaml", ".json", ".jsonl", ".txt", ".py", ".onnx", ".safetensors")
+        ):
+            assert key in KEYS, f"{page.relative_to(ROOT)}: there is no key {key}"
+
+
+@pages
+def test_every_override_has_a_section(page: Path) -> None:
+    sections = {key.split(".")[0] for key in KEYS}
+    for key in _OVERRIDE.findall("\n".join(blocks(page, *_SHELL))):
+        assert key.split(".")[0] in sections | {"a"}, f"{page.relative_to(ROOT)}: {key}"
+
+
+@pages
+def test_every_yaml_block_is_a_job(page: Path, tmp_path: Path) -> None:
+    for body in blocks(page, "yaml"):
+        file = tmp_path / "job.yaml"
+        file.write_text(body)
+        job_class("capt_language").model_validate(load_mapping(file))
+
+
+@pages
+def test_every_python_block_runs_or_at_least_compiles(page: Path) -> None:
+    """Blocks that need nothing but this project are run."""
+    for body in blocks(page, "python"):
+        code = compile(body, str(page.relative_to(ROOT)), "exec")
+        if "from pretrain" in body:
+            exec(code, {})
+
+
+@pages
+def test_every_named_test_exists(page: Path) -> None:
+    for path, name in re.findall(r"`(tests/[\w/]+(?:\.py)?/?)(?:::(\w+))?`", page.read_text()):
+        assert (ROOT / path).exists(), f"{page.relative_to(ROOT)}: {path}"
+        assert not name or f"def {name}(" in (ROOT / path).read_text(), f"{page.relative_to(ROOT)}: {path}::{name}"
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")), ids=lambda page: page.name)
+def test_links_of_the_pages_outside_the_site_exist(page: Path) -> None:
+    """mkdocs checks those of the others."""
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pages
+def test_named_files_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:docker|configs|docs|pretrain|tokenizer|launcher)/[\w./-]*)`", page.read_text()):
+        assert (ROOT / name).exists(), f"{page.relative_to(ROOT)}: {name}"
+
+
+def test_quoted_symptoms_are_messages_of_the_code() -> None:
+    """The first column of the troubleshooting tables; what stands for a value there is ``...`` or a number."""
+    sources = [path for room in ("tokenizer", "pretrain", "launcher") for path in (ROOT / room).rglob("*.py")]
+    code = "\n".join(path.read_text() for path in sources)
+    code = re.sub(r"\{[^{}]*\}", "...", re.sub(r"\"\s*\n\s*f?\"", "", code))
+    rows = re.findall(r"^\| (.*?) \|", (ROOT / "docs/guide/troubleshooting.md").read_text(), re.M)
+    foreign = {"Host key verification failed", "Permission denied", "Address already in use", "ninja", "g++", "loss/capt"}
+    for quoted in {text for row in rows for text in re.findall(r"`([^`]+)`", row)} - foreign:
+        for part in re.split(r"\.\.\.|\d+", quoted):
+            assert part.strip(" :") in code, f"no message says {part!r}"
+
+
+def test_readme_names_one_test_command() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert re.search(r"```sh\nmake test\n```\n\nis the test command", text)
+    assert "make test\n" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built pages."""
+    out = tmp_path_factory.mktemp("site")
+    command = [str(BIN / "mkdocs"), "build", "--strict", "--site-dir", str(out)]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def test_site_has_every_key_and_every_verb(site: Path) -> None:
+    table = (site / "reference" / "keys" / "index.html").read_text()
+    leaves = {key for key in KEYS if not any(other.startswith(f"{key}.") for other in KEYS)} - {"schema_version"}
+    assert {key for key in leaves if f"<code>{key}</code>" not in table} == set()
+    verbs = (site / "reference" / "cli" / "index.html").read_text()
+    assert 'id="capt-pretrain"' in verbs
+    assert 'id="capt-tokenizer-train"' in verbs
+    assert "--hostfile" in verbs
+
+
+def test_site_documents_the_public_functions(site: Path) -> None:
+    text = (site / "reference" / "api" / "contrast" / "index.html").read_text()
+    for name in ("capt_loss", "info_nce.info_nce", "ShardedQueue.enqueue", "inverted_triangle"):
+        assert f'id="pretrain.contrast.{name}"' in text, name
+    assert ".. math::" not in text
+    assert ":func:" not in text
+
+
+def test_site_loads_no_fonts(site: Path) -> None:
+    assert "fonts.g" not in (site / "index.html").read_text()
+
+
+def test_pre_commit_hooks_run_what_is_installed() -> None:
+    config = ROOT / ".pre-commit-config.yaml"
+    done = subprocess.run([str(BIN / "pre-commit"), "validate-config", str(config)], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for repo in yaml.safe_load(config.read_text())["repos"]:
+        assert repo["repo"] == "local"
+        for hook in repo["hooks"]:
+            assert (BIN / Path(hook["entry"].split()[0]).name).is_file()
