@@ -45,7 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in given
     if given in ([], *([group] for group in _GROUPS)):
         given = [*given, "--help"]
-    logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING, format="[capt] %(message)s")
+    for package in (
+        "launcher",
+        "finetune",
+        "pretrain",
+        "tokenizer",
+    ):  # other libraries speak up when something is wrong
+        logging.getLogger(package).setLevel(logging.DEBUG if debug else logging.INFO)
     try:
         result = app(
             [word for word in given if word != "--debug"], prog_name="capt", standalone_mode=False, obj={"debug": debug}

@@ -82,7 +82,8 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None) -> int:
     runfolder.write_private(launch.run_dir / "launch.json", launch.options.to_json() + "\n")
     for path, text in plan.files.items():
         runfolder.write_private(path, text)
-    log.info("%s: %d ranks on %d hosts, run folder %s", name, plan.world, len(plan.hosts), launch.run_dir)
+    where = f"{len(plan.hosts)} hosts" if len(plan.hosts) > 1 else plan.hosts[0].name
+    log.info("%s: %d ranks on %s, run folder %s", name, plan.world, where, launch.run_dir)
     code = chosen.start(launch, plan)
     if code == runfolder.STOPPED:
         log.info("stopped early; continue with: capt resume %s", launch.run_dir)

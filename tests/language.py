@@ -51,6 +51,8 @@ def language_mapping(folder: Path, **changes: Any) -> dict[str, Any]:
         "checkpoint": {"every": 3},
         "loader": {"workers": 0},
     }  # fmt: skip
+    if changes.get("model", {}).get("size"):
+        mapping["model"] = {}  # a preset brings its own layers
     for key, value in changes.items():
         mapping[key] = {**mapping.get(key, {}), **value} if isinstance(value, dict) else value
     return mapping

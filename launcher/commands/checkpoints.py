@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
+    context: typer.Context,
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a run (its newest one).")],
     text: Annotated[list[Path] | None, typer.Option(help="Held-out text (may stand several times).")] = None,
     sts: Annotated[Path | None, typer.Option(help="A folder with STS sets.")] = None,
@@ -34,6 +35,7 @@ def evaluate(
     json: o.Json = False,
 ) -> None:
     """Measure an encoder on held-out text and on semantic similarity, each number with its protocol."""
+    o.quiet(context)
     from pretrain.language.evaluate import as_text
     from pretrain.language.evaluate import evaluate as measure
     from pretrain.language.representations import POOLERS
@@ -56,6 +58,7 @@ def evaluate(
 
 
 def convert(
+    context: typer.Context,
     source: Annotated[
         Path, typer.Argument(metavar="SOURCE", help="A checkpoint or run; with --from a folder to read.")
     ],
@@ -65,6 +68,7 @@ def convert(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older export in OUT.")] = False,
 ) -> None:
     """Write a checkpoint as a Hugging Face, sentence-transformers or ONNX folder, or the other way round."""
+    o.quiet(context)
     from pretrain.convert.commands import convert as write
 
     write(source, out, to=to, from_=from_, overwrite=overwrite)

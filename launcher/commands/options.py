@@ -29,6 +29,13 @@ def debug(context: typer.Context) -> bool:
     return bool(context.obj and context.obj["debug"])
 
 
+def quiet(context: typer.Context) -> None:
+    """Keep DeepSpeed's chatter out of the answer; before anything imports it."""
+    from pretrain.engine.quiet import quiet_libraries
+
+    quiet_libraries(debug=debug(context))
+
+
 def echo_json(value: Any) -> None:
     """Print a value as JSON."""
     typer.echo(json.dumps(value, indent=1, sort_keys=True, default=str))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -80,14 +79,23 @@ def tokenize(texts: Sequence[str], tokenizer: TextTokenizer, max_length: int) ->
     return torch.tensor([row + [special.pad] * (width - len(row)) for row in rows])
 
 
+def pool(
+    model: CaptModel, hidden: Float[Tensor, "n L h"], tokens: Int[Tensor, "n L"], pooling: Pooling
+) -> Float[Tensor, "n h"]:
+    """Unit rows from final hidden states: ``head`` is s(x) of CAPT's Eq. 1, ``cls`` and ``mean`` leave the head out."""
+    kind = model.config.pooling if pooling == "head" else pooling
+    real = (tokens != model.config.pad_id).unsqueeze(-1)
+    pooled = hidden[:, 0] if kind == "cls" else (hidden * real).sum(1) / real.sum(1)
+    if pooling == "head" and model.aggregation is not None:
+        return model.aggregation(pooled)  # type: ignore[no-any-return]
+    return F.normalize(pooled, dim=-1, eps=1e-12)
+
+
 def embed(model: CaptModel, tokens: Int[Tensor, "n L"], pooling: Pooling) -> Float[Tensor, "n h"]:
-    """Unit rows: ``head`` is s(x) of CAPT's Eq. 1, ``cls`` and ``mean`` the normalised output without the head."""
+    """Unit rows as our model gives them; see :func:`pool`."""
     if pooling == "head":
         return model.embed(tokens, padded=True)
-    hidden = model.encode(tokens, padded=True)
-    real = (tokens != model.config.pad_id).unsqueeze(-1)
-    pooled = hidden[:, 0] if pooling == "cls" else (hidden * real).sum(1) / real.sum(1)
-    return F.normalize(pooled, dim=-1, eps=1e-12)
+    return pool(model, model.encode(tokens, padded=True), tokens, pooling)
 
 
 def require_pooling(model: CaptModel, pooling: Pooling, source: str) -> None:

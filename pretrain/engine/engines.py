@@ -30,6 +30,7 @@ class Engine:
         self.job = job
         self.zero_stage = job.engine.zero_stage
         self._norm: Tensor | None = None
+        self._updated = True
         optimizer = build_optimizer(job, module)
         if self.zero_stage == 0:
             optimizer.register_step_pre_hook(self._measure_and_clip)
@@ -72,6 +73,7 @@ class Engine:
 
     def step(self) -> None:
         """After each micro-batch's ``backward``; updates the parameters at the accumulation boundary."""
+        self._updated = False
         self.deepspeed.step()
 
     def train(self) -> None:
@@ -94,9 +96,12 @@ class Engine:
 
     def update_was_skipped(self) -> bool:
         """True when the last update was dropped because of an fp16 overflow (the loss scale has been lowered)."""
+        if self.zero_stage == 0:
+            return not self._updated
         return bool(getattr(self.zero_optimizer, "overflow", False))
 
     def _measure_and_clip(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._updated = True
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if self.job.optimizer.clip:

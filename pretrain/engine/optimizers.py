@@ -67,7 +67,10 @@ def build_optimizer(job: Job, module: nn.Module) -> torch.optim.Optimizer:
     elif section.type == "lamb":
         choice = ("LAMB (torch foreach)", lambda: Lamb(groups, **common))
     else:
-        choice = ("torch AdamW (fused)", lambda: torch.optim.AdamW(groups, fused=True, **common))
+        # The gradient scaler of fp16 at ZeRO 0 would hand scaled gradients to a fused optimizer, past the clipping.
+        fused = not (job.engine.precision == "fp16" and job.engine.zero_stage == 0)
+        kind = "fused" if fused else "foreach"
+        choice = (f"torch AdamW ({kind})", lambda: torch.optim.AdamW(groups, **{kind: True}, **common))
     logger.info("optimizer: %s", choice[0])
     return choice[1]()
 

@@ -100,7 +100,7 @@ class LanguageTask:
         progress.tokens += self.job.batch.global_ * self.job.data.sequence_length
         report = {**totals, "grad_norm": engine.gradient_norm()}
         if self.contrasts:
-            report["temperature"] = float(tau)
+            report["temperature"] = float(tau.detach() if isinstance(tau, Tensor) else tau)
         return report
 
     def _losses(

@@ -69,11 +69,11 @@ def sections(comparison: Comparison) -> dict[str, list[str]]:
     rates = [key for key in training if key.endswith("_per_second") or key in ("seconds_per_step", "mfu")]
     found = {
         "losses": losses,
-        "optimisation": [key for key in training if key not in losses and key not in rates],
+        "optimisation": [key for key in training if key not in (*losses, *rates, *validation)],
         "throughput": rates,
     }
     for key in validation:
-        if key not in losses and key not in training:
+        if key not in losses:
             prefix = key.split("/")[0]
             family = sum(other.split("/")[0] == prefix for other in validation)
             found.setdefault(f"validation-{prefix}" if family >= 4 else "validation", []).append(key)

@@ -12,7 +12,7 @@ from typing import Any
 from pretrain.config import load_mapping
 from tokenizer.errors import DataError
 
-COUNTERS = frozenset({"step", "samples", "tokens"})
+COUNTERS = frozenset({"step", "samples", "tokens", "validation_samples"})
 """Numbers of a row that say where it stands; everything else that is a number is a curve."""
 
 Row = dict[str, Any]

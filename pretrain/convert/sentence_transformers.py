@@ -1,0 +1,142 @@
+"""A sentence-transformers folder in the legacy form, which old and new releases and serving tools load alike.
+
+Releases from 5.4 on write ``pooling_mode`` and ``sentence_transformers.base...`` types; before, and in serving tools,
+a pooling file has one boolean a mode and types are ``sentence_transformers.models...``. New releases read the old form.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pretrain.convert.huggingface import write_encoder
+from pretrain.convert.output import new_folder
+from pretrain.convert.reference import (
+    TEXTS,
+    Pooling,
+    build_model,
+    embed,
+    require_close,
+    require_pooling,
+    tokenize,
+)
+from pretrain.engine.safe_files import write_json, write_tensors
+from pretrain.models.capt import CaptModel
+from pretrain.models.config import RobertaConfig
+from tokenizer.encode import TextTokenizer
+
+logger = logging.getLogger(__name__)
+
+_POOLING_MODES = (
+    "pooling_mode_cls_token",
+    "pooling_mode_mean_tokens",
+    "pooling_mode_max_tokens",
+    "pooling_mode_mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens",
+    "pooling_mode_lasttoken",
+)
+_MODE_OF = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
+
+_ACTIVATIONS = {"inner": "torch.nn.modules.activation.GELU", "outer": "torch.nn.modules.linear.Identity"}
+"""The two linear maps of the aggregation head and what follows each; names under ``torch.`` need no trust."""
+
+
+def export_sentence_transformers(
+    state: Mapping[str, Tensor],
+    config: RobertaConfig,
+    tokenizer: TextTokenizer,
+    out: Path,
+    card: str,
+    *,
+    pooling: Pooling = "head",
+    max_length: int | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write ``out``, load it with sentence-transformers, and compare embeddings with ours.
+
+    Args:
+        state: weights of a :class:`CaptModel`.
+        config: its configuration, vocabulary filled in.
+        tokenizer: its tokenizer.
+        out: the folder to make.
+        card: text of ``README.md``.
+        pooling: ``head`` = Pooling + Dense(GELU) + Dense(Identity) + Normalize, CAPT's s(x) of Eq. 1; ``cls`` and
+            ``mean`` = Pooling + Normalize.
+        max_length: ids to cut inputs to, special tokens included; without it as many as there are positions.
+        overwrite: replace an older export.
+
+    Raises:
+        CheckpointError: the weights are not this model's, it has no head, ``out`` is taken, or the check fails
+            (nothing is left behind).
+    """
+    model = build_model(state, config, str(out))
+    require_pooling(model, pooling, str(out))
+    length = max_length or config.max_positions
+    with new_folder(out, overwrite=overwrite) as folder:
+        write_encoder(model, tokenizer, folder, max_length=length)
+        _write_modules(model, folder, pooling, length)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        difference = check_sentence_transformers(model, tokenizer, folder, pooling=pooling, max_length=length)
+    logger.info("%s: sentence-transformers gives our embeddings within %.1e", out, difference)
+
+
+def _write_modules(model: CaptModel, folder: Path, pooling: Pooling, max_length: int) -> None:
+    hidden, ffn = model.config.hidden, model.config.ffn
+    kinds = ["Transformer", "Pooling", *(["Dense", "Dense"] if pooling == "head" else []), "Normalize"]
+    modules = [
+        {
+            "idx": index,
+            "name": str(index),
+            "path": f"{index}_{kind}" if index else "",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for index, kind in enumerate(kinds)
+    ]
+    for module in modules[1:]:
+        (folder / str(module["path"])).mkdir()
+    mode = _MODE_OF[model.config.pooling if pooling == "head" else pooling]
+    pooling_config = {name: name == mode for name in _POOLING_MODES}
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": hidden, **pooling_config})
+    if pooling == "head":
+        assert model.aggregation is not None, "require_pooling has seen the head"
+        _write_dense(model.aggregation.inner, folder / "2_Dense", hidden, ffn, _ACTIVATIONS["inner"])
+        _write_dense(model.aggregation.outer, folder / "3_Dense", ffn, hidden, _ACTIVATIONS["outer"])
+    write_json(folder / "modules.json", modules)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
+    # Without a sentence-transformers version, on purpose: releases older than the named one would warn.
+    versions = {"transformers": version("transformers"), "pytorch": torch.__version__}
+    settings = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
+    write_json(
+        folder / "config_sentence_transformers.json",
+        {"model_type": "SentenceTransformer", "__version__": versions, **settings},
+    )
+
+
+def _write_dense(linear: torch.nn.Linear, folder: Path, inputs: int, outputs: int, activation: str) -> None:
+    config = {"in_features": inputs, "out_features": outputs, "bias": True, "activation_function": activation}
+    write_json(folder / "config.json", config)
+    tensors = {f"linear.{name}": parameter.detach().contiguous() for name, parameter in linear.named_parameters()}
+    write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
+
+
+@torch.no_grad()
+def check_sentence_transformers(
+    model: CaptModel, tokenizer: TextTokenizer, folder: Path, *, pooling: Pooling, max_length: int
+) -> float:
+    """Load ``folder`` without network and without trusting code in it; the largest relative difference from ours.
+
+    Raises:
+        CheckpointError: an embedding differs.
+    """
+    from sentence_transformers import SentenceTransformer
+
+    loaded: Any = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False, local_files_only=True)
+    theirs = loaded.encode(list(TEXTS), convert_to_numpy=True, show_progress_bar=False)
+    ours = embed(model, tokenize(TEXTS, tokenizer, max_length), pooling)
+    return require_close("sentence-transformers export", ours, theirs)

@@ -1,0 +1,107 @@
+"""A run through the command line, from text to nearest neighbours, on one and two processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(300)
+
+JOB = (
+    *("data.sequence_length=32", "data.workers=1", "tokenizer.vocab_size=370", "run.threads=1", "run.log_every=1"),
+    *("model.layers=1", "model.hidden=32", "model.heads=2", "model.ffn=64", "batch.global=8", "batch.micro=4"),
+    *("schedule.max_steps=8", "schedule.warmup_steps=2", "contrast.queue=37", "validate.every=0", "checkpoint.every=3"),
+)
+
+
+class Folder:
+    """A user's folder with a text in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        line = "the river ran over stones and under a bridge while birds sang in the blue light of early morning"
+        (path / "text.txt").write_text("\n\n".join(f"{line[i % 40 :]} {line[: i % 50]}." for i in range(300)))
+
+    def capt(self, *arguments: str, code: int = 0) -> str:
+        """Run ``capt``, which must end with ``code``, and return what it said."""
+        done = subprocess.run(
+            [sys.executable, "-m", "launcher.cli", *arguments],
+            cwd=self.path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def steps(self) -> list[int]:
+        """The steps that the run has logged."""
+        rows = [json.loads(line) for line in (self.path / "r" / "metrics.jsonl").read_text().splitlines()]
+        return [row["step"] for row in rows if row.get("split") != "validation"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """A run that stopped on two processes and was finished on one."""
+    folder = Folder(tmp_path_factory.mktemp("user"))
+    job = ["capt_tiny", "data.files=text.txt", f"data.cache={folder.path / 'cache'}", "run.dir=r", *JOB]
+    said = folder.capt("pretrain", *job, "schedule.stop_after=5", "--nproc", "2", code=75)
+    assert "continue with: capt resume r" in said
+    assert folder.steps() == [1, 2, 3, 4, 5]
+    assert "already holds a run" in folder.capt("pretrain", *job, code=2)
+    (folder.path / "r").rename(folder.path / "moved")
+    (folder.path / "moved").rename(folder.path / "r")
+    folder.capt("resume", "r", "schedule.stop_after=null", "--nproc", "1")
+    assert folder.steps() == [1, 2, 3, 4, 5, 6, 7, 8]
+    return folder
+
+
+def test_the_run_folder_tells_how_it_was_launched_and_ended(folder: Folder) -> None:
+    assert json.loads((folder.path / "r" / "launch.json").read_text()) == {"launcher": "local", "nproc": 1}
+    assert json.loads((folder.path / "r" / "status.json").read_text())["state"] == "done"
+
+
+def test_evaluate(folder: Folder) -> None:
+    said = folder.capt("evaluate", "r", "--text", "text.txt", "--samples", "8", "--pooler", "cls", "--out", "e.json")
+    assert "protocol: 8 of" in said
+    assert json.loads((folder.path / "e.json").read_text())["sections"]
+    assert "choose from" in folder.capt("evaluate", "r", "--text", "text.txt", "--pooler", "clss", code=2)
+
+
+def test_convert_and_look(folder: Folder) -> None:
+    folder.capt("convert", "r", "hf", "--to", "hf")
+    assert (folder.path / "hf" / "model.safetensors").is_file()
+    assert "not empty" in folder.capt("convert", "r", "hf", "--to", "hf", code=2)
+    folder.capt("convert", "r", "hf", "--to", "hf", "--overwrite")
+    folder.capt("convert", "hf", "back", "--from", "hf")
+    folder.capt("convert", "r", "st", "--to", "sentence-transformers")
+    said = folder.capt("neighbors", "st", "the river ran over stones", "--run", "r", "--top", "2", "--json")
+    ((answer,), near) = [json.loads(said)], json.loads(said)[0]["found"]
+    assert answer["query"] == "the river ran over stones"
+    assert len(near) == 2
+    assert near[0]["similarity"] >= near[1]["similarity"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--to", "hf", "--from", "hf"], ["--to", "tensorflow"], ["--from", "keras"]])
+def test_convert_needs_one_direction(folder: Folder, arguments: list[str]) -> None:
+    assert "error: " in folder.capt("convert", "r", "other", *arguments, code=2)
+    assert not (folder.path / "other").exists()
+
+
+def test_report(folder: Folder) -> None:
+    said = folder.capt("report", "r", "--out", "report")
+    assert said.strip().endswith("report/report.html")
+    assert (folder.path / "report" / "report.html").is_file()
+
+
+def test_the_shell_knows_when_a_rank_finds_bad_input(folder: Folder) -> None:
+    (folder.path / "empty.txt").touch()
+    said = folder.capt("pretrain", "capt_tiny", "data.files=empty.txt", "run.dir=x", "--nproc", "2", *JOB, code=2)
+    assert "empty.txt" in said
+    assert not (folder.path / "x" / "config.yaml").exists()

@@ -1,0 +1,86 @@
+"""The language job on CUDA GPUs: NCCL, bf16, torch.compile, and RoBERTa-Large's utilisation."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from tests.language import language_mapping
+
+pytestmark = pytest.mark.gpu
+
+
+def _run(tmp_path: Path, *, nproc: int = 1, **changes: Any) -> list[dict[str, Any]]:
+    """Run a job through the command line and return its training rows."""
+    mapping = language_mapping(tmp_path, **changes)
+    config = tmp_path / "job.yaml"
+    config.write_text(yaml.safe_dump(mapping))
+    command = [sys.executable, "-m", "launcher.cli", "pretrain", str(config), "--nproc", str(nproc)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "split" not in row]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_every_precision_and_stage_trains(tmp_path: Path, precision: str, stage: int) -> None:
+    engine = {"zero_stage": stage, "precision": precision}
+    rows = _run(tmp_path, engine=engine, schedule={"max_steps": 30, "warmup_steps": 5})
+    assert rows[-1]["loss/mlm"] < rows[0]["loss/mlm"]
+
+
+def test_bf16_follows_fp32(tmp_path: Path) -> None:
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        folder = tmp_path / precision
+        folder.mkdir()
+        losses[precision] = [row["loss"] for row in _run(folder, engine={"zero_stage": 1, "precision": precision})]
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=2e-2)
+
+
+def test_compiled_layers_follow_eager_ones(tmp_path: Path) -> None:
+    losses = {}
+    for compiled in (False, True):
+        folder = tmp_path / str(compiled)
+        folder.mkdir()
+        losses[compiled] = [row["loss"] for row in _run(folder, model={"compile": compiled})]
+    assert losses[True] == pytest.approx(losses[False], rel=1e-3)
+
+
+def test_two_gpus_over_nccl_equal_one(tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs 2 GPUs, {torch.cuda.device_count()} here")
+    losses = {}
+    for world in (1, 2):
+        folder = tmp_path / str(world)
+        folder.mkdir()
+        rows = _run(folder, nproc=world, batch={"global": 8, "micro": 4 // world}, model={"initializer_range": 0.1})
+        losses[world] = [row["loss"] for row in rows]
+    assert losses[2] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_roberta_large_utilisation(tmp_path: Path, record_property: Any) -> None:
+    """bf16, 512 tokens, both views, queue of 8,192: model FLOP utilisation of one GPU, at least 35%."""
+    rows = _run(
+        tmp_path,
+        run={"log_every": 10},
+        data={"sequence_length": 512},
+        model={"size": "large", "max_positions": 512, "dropout": 0.1, "attention_dropout": 0.1},
+        batch={"global": 32, "micro": 16},
+        schedule={"max_steps": 40, "warmup_steps": 5},
+        optimizer={"lr": 1e-4},
+        engine={"zero_stage": 1, "precision": "bf16"},
+        contrast={"queue": 8192},
+    )
+    mfu = rows[-1]["mfu"]
+    record_property("mfu", mfu)
+    record_property("tokens_per_second", rows[-1]["tokens_per_second"])
+    assert mfu > 0.35
