@@ -1,0 +1,1 @@
+"""Fine-tuning jobs, on the same loop as pretraining."""

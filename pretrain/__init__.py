@@ -1,0 +1,1 @@
+"""Contrastive pretraining: the engine, the contrastive objectives, models, data and the jobs."""

@@ -97,14 +97,15 @@ def start(launch: Launch, plan: Plan) -> int:
     }
     ssh = command.env["PDSH_SSH_ARGS_APPEND"]
 
-    def signal_ranks(number: signal.Signals) -> None:
-        subprocess.run(
+    def signal_ranks(number: signal.Signals) -> bool:
+        done = subprocess.run(
             signal_command(plan.hosts, plan.master_port or _DEFAULT_PORT, number),
             env={**inherited, "PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": ssh},
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             check=False,
         )
+        return done.returncode == 0
 
     return run_launcher(command, inherited, launch.run_dir, signal_ranks=signal_ranks)
 
@@ -134,4 +135,4 @@ def signal_command(hosts: tuple[Host, ...], port: int, number: signal.Signals) -
     """
     pattern = f"^[^ ]+ -u -m deepspeed.launcher.launch .*--master_port={port} "
     remote = f'pkill -{number.name.removeprefix("SIG")} -P "$(pgrep -d, -f "{pattern}")"'
-    return ["pdsh", "-f", "1024", "-w", ",".join(host.name for host in hosts), remote]
+    return ["pdsh", "-S", "-f", "1024", "-w", ",".join(host.name for host in hosts), remote]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,13 +15,15 @@ from launcher.runfolder import StatusWatch
 
 log = logging.getLogger(__name__)
 
+_POLL = 0.2
+
 
 def run_launcher(
     command: Command,
     env: Mapping[str, str],
     run_dir: Path,
     *,
-    signal_ranks: Callable[[signal.Signals], None] | None = None,
+    signal_ranks: Callable[[signal.Signals], bool] | None = None,
 ) -> int:
     """Start ``command``, pass signals on, wait for it, and return the job's exit code (see ``StatusWatch``).
 
@@ -28,15 +31,18 @@ def run_launcher(
         command: the launcher and its arguments.
         env: the environment it inherits.
         run_dir: the run folder, where the job says how it ended.
-        signal_ranks: sends a signal to every rank, wherever it runs; without it the launcher passes signals on itself.
+        signal_ranks: sends a signal to every rank, wherever it runs, and tells whether each host had one to send it to;
+            without it the launcher passes signals on itself.
     """
     watch = StatusWatch.begin(run_dir)
     # SIGTERM, not SIGKILL: these launchers take their ranks down with them only if they may run a handler.
     child = processes.start(command.argv, {**env, **command.env}, on_parent_death=signal.SIGTERM)
+    waiting: signal.Signals | None = None
 
     def stop(number: signal.Signals) -> None:
+        nonlocal waiting
         if signal_ranks:
-            signal_ranks(number)
+            waiting = number
         else:
             processes.send(child, number)
 
@@ -46,7 +52,11 @@ def run_launcher(
         processes.kill_group(child)
 
     with processes.stop_signals(stop, kill):
-        code = child.wait()
+        while not processes.ended(child):
+            if signal_ranks and waiting and signal_ranks(waiting):  # else the ranks do not run yet: again
+                waiting = None
+            time.sleep(_POLL)
+        code = int(child.returncode)
         if code < 0 and signal_ranks:  # the launcher itself was killed: its ranks would run on unseen
             signal_ranks(signal.SIGKILL)
     result = watch.exit_code(code)

@@ -79,7 +79,7 @@ def render(launch: Launch, cluster: SlurmCluster) -> str:
     """The batch script of a job on a cluster."""
     run_dir = launch.run_dir.resolve()
     config = run_dir / "config.yaml"
-    # A job that stops at schedule.stop_after would stop there again each time it is queued.
+    # A job that stopped at schedule.stop_after has done what it was asked to.
     requeue = cluster.requeue and launch.job.schedule.stop_after is None
     host = 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
     return _SCRIPT.format(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from launcher.commands import options as o
+from tokenizer.errors import ConfigError
 
 
 def register(app: typer.Typer) -> None:
@@ -68,6 +69,12 @@ def convert(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older export in OUT.")] = False,
 ) -> None:
     """Write a checkpoint as a Hugging Face, sentence-transformers or ONNX folder, or the other way round."""
+    if (to is None) == (from_ is None):
+        raise ConfigError("give either --to (hf, sentence-transformers, onnx) or --from (hf)")
+    if to not in (None, "hf", "sentence-transformers", "onnx"):
+        raise ConfigError(f"--to {to!r}: choose one of hf, sentence-transformers, onnx")
+    if from_ not in (None, "hf"):
+        raise ConfigError(f"--from {from_!r}: a checkpoint is made from hf only")
     o.quiet(context)
     from pretrain.convert.commands import convert as write
 

@@ -83,7 +83,7 @@ class EngineSection(Section):
     offload_optimizer: bool = False
     offload_param: bool = False
     timeout_minutes: PositiveFloat = 10.0
-    deepspeed_extra: dict[str, Any] = {}
+    deepspeed_extra: dict[str, Any] = Field({}, description="see the class")
 
     @model_validator(mode="after")
     def _offload_needs_zero(self) -> EngineSection:
@@ -114,7 +114,7 @@ class CheckpointSection(Section):
 class Job(Section):
     """A whole job. Subclasses add the sections of their task."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     task: TaskSection
     run: RunSection = RunSection()
     batch: BatchSection = BatchSection()
@@ -137,7 +137,9 @@ class Job(Section):
         """Micro-batches an optimizer step on ``world`` ranks. Raises ``ValueError`` when the identity cannot hold."""
         share = self.batch.micro * world
         if self.batch.global_ % share:
-            fits = sorted({m for m in range(1, self.batch.global_ // world + 1) if self.batch.global_ % (m * world) == 0})
+            fits = sorted(
+                {m for m in range(1, self.batch.global_ // world + 1) if self.batch.global_ % (m * world) == 0}
+            )
             near = f"batch.micro may be one of {fits[-6:]}" if fits else f"batch.global must be a multiple of {world}"
             raise ValueError(
                 f"batch.global {self.batch.global_} is not batch.micro {self.batch.micro} x accumulation x {world} "

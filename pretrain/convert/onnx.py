@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -21,6 +23,7 @@ from pretrain.convert.reference import (
     Pooling,
     build_model,
     embed,
+    pool,
     probe_batches,
     require_close,
     require_pooling,
@@ -33,7 +36,7 @@ from tokenizer.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
-_OPSET = 20  # the first with Gelu as one operator; read by onnxruntime 1.17 (2024) and later
+_INPUTS = ("input_ids", "attention_mask")
 _OUTPUTS = ("sentence_embedding", "last_hidden_state")
 
 
@@ -49,4 +52,108 @@ class _Embedder(nn.Module):
         self, input_ids: Int[Tensor, "n L"], attention_mask: Int[Tensor, "n L"]
     ) -> tuple[Float[Tensor, "n h"], Float[Tensor, "n L h"]]:
         tokens = torch.where(attention_mask.bool(), input_ids, self.model.config.pad_id)
-        return embed(self.model, tokens, self.pooling), self.model.encode(tokens, padded=True)
+        hidden = self.model.encode(tokens, padded=True)
+        return pool(self.model, hidden, tokens, self.pooling), hidden
+
+
+def export_onnx(
+    state: Mapping[str, Tensor],
+    config: RobertaConfig,
+    tokenizer: TextTokenizer,
+    out: Path,
+    card: str,
+    *,
+    pooling: Pooling = "head",
+    max_length: int | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write ``out/model.onnx`` with its tokenizer and configuration, and compare it with our model in onnxruntime.
+
+    Inputs ``input_ids`` and ``attention_mask``, int64 (batch, sequence), both axes dynamic. Outputs
+    ``sentence_embedding``, unit rows (batch, hidden), and ``last_hidden_state`` (batch, sequence, hidden), fp32.
+
+    Args:
+        state: weights of a :class:`CaptModel`.
+        config: its configuration, vocabulary filled in.
+        tokenizer: its tokenizer.
+        out: the folder to make.
+        card: text of ``README.md``.
+        pooling: ``head`` = CAPT's s(x) of Eq. 1; ``cls`` and ``mean`` = the normalised output without the head.
+        max_length: the tokenizer's limit in ids; without it as many as there are positions.
+        overwrite: replace an older export.
+
+    Raises:
+        ConfigError: onnx, onnxscript or onnxruntime is not installed.
+        CheckpointError: the weights are not this model's, it has no head, ``out`` is taken, or the check fails
+            (nothing is left behind).
+    """
+    require_packages()
+    model = build_model(state, config, str(out))
+    require_pooling(model, pooling, str(out))
+    with new_folder(out, overwrite=overwrite) as folder:
+        write_description(config, tokenizer, folder, max_length=max_length or config.max_positions)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        _write_graph(model, folder / "model.onnx", pooling)
+        difference = check_onnx(model, tokenizer, folder / "model.onnx", pooling=pooling)
+    logger.info("%s: onnxruntime gives our outputs within %.1e", out, difference)
+
+
+def require_packages() -> None:
+    """Raise ``ConfigError`` when a package of the extra ``onnx`` is missing."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"the ONNX export needs {', '.join(missing)}: pip install capt-pretraining[onnx]")
+
+
+def _write_graph(model: CaptModel, path: Path, pooling: Pooling) -> None:
+    ids = torch.full((2, min(7, model.config.max_positions)), model.config.pad_id + 1)
+    shape = {0: Dim("batch"), 1: Dim("sequence", max=model.config.max_positions)}
+    with _quiet_exporter():
+        program = torch.onnx.export(
+            _Embedder(model, pooling).eval(),
+            (ids, torch.ones_like(ids)),
+            dynamo=True,
+            input_names=_INPUTS,
+            output_names=_OUTPUTS,
+            dynamic_shapes=(shape, shape),
+            verbose=False,
+        )
+    assert program is not None, "the dynamo exporter returns the program"
+    program.save(path)
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """The exporter reports that torchvision is absent and deprecations in its own code: nothing a user can act on."""
+    log = logging.getLogger("torch.onnx._internal.exporter")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+@torch.no_grad()
+def check_onnx(model: CaptModel, tokenizer: TextTokenizer, path: Path, *, pooling: Pooling) -> float:
+    """Run the graph on batches of several shapes, padded ones among them; the largest relative difference from ours.
+
+    Raises:
+        CheckpointError: an output differs.
+    """
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    worst = 0.0
+    for tokens in probe_batches(model.config, tokenizer):
+        real = (tokens != model.config.pad_id).long()
+        sentences, hidden = session.run(_OUTPUTS, dict(zip(_INPUTS, (tokens.numpy(), real.numpy()), strict=True)))
+        ours = embed(model, tokens, pooling)
+        worst = max(worst, require_close("ONNX export, sentence_embedding", ours, sentences))
+        # At padding the hidden state means nothing, and nothing reads it.
+        keep = real.bool()
+        ours = model.encode(tokens, padded=True)[keep]
+        worst = max(worst, require_close("ONNX export, last_hidden_state", ours, hidden[keep.numpy()]))
+    return worst

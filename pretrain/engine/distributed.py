@@ -23,7 +23,7 @@ T = TypeVar("T")
 Group = dist.ProcessGroup | None
 
 _control_group: Group = None
-"""Over which ranks agree on verdicts and flags: a CPU group, so that no GPU is made to wait (None: the default group)."""
+"""Over which ranks agree on verdicts and flags: a CPU group, so that no GPU waits (None: the default group)."""
 
 
 def is_distributed() -> bool:

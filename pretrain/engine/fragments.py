@@ -52,12 +52,12 @@ def share(numel: int, rank: int, world: int) -> tuple[int, int]:
     return min(rank * size, numel), min((rank + 1) * size, numel)
 
 
-def trainable(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Named parameters, each once (a tied parameter under its first name)."""
+def trainable(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Named parameters, each once (a tied parameter under its first name); ZeRO hangs attributes of its own on them."""
     return ((name, p) for name, p in module.named_parameters() if p.requires_grad)
 
 
-def global_shape(parameter: nn.Parameter) -> tuple[int, ...]:
+def global_shape(parameter: Any) -> tuple[int, ...]:
     """The parameter's shape, also when ZeRO 3 has partitioned it."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
@@ -96,7 +96,10 @@ def fragments(engine: Engine, *, whole: bool = False) -> Iterator[Fragment]:
             begin, end = share(place.numel, distributed.rank(), distributed.world_size())
         if begin == end:
             continue
-        tensors = {WEIGHT: place.flat, **{key: value for key, value in state.get(place.flat, {}).items() if key in MOMENTS}}
+        tensors = {
+            WEIGHT: place.flat,
+            **{key: value for key, value in state.get(place.flat, {}).items() if key in MOMENTS},
+        }
         for kind, tensor in tensors.items():
             view = tensor.detach().view(-1)[place.offset + begin : place.offset + end]
             yield Fragment(place.name, kind, place.start + begin, view)

@@ -57,7 +57,7 @@ def build_optimizer(job: Job, module: nn.Module) -> torch.optim.Optimizer:
         backend = "apex" if apex_available() else "torch"
     choice: tuple[str, Callable[[], torch.optim.Optimizer]]
     if backend == "apex":
-        from apex import optimizers as apex_optimizers  # type: ignore[import-not-found]
+        from apex import optimizers as apex_optimizers
 
         name = {"adamw": "FusedAdam", "lamb": "FusedLAMB"}[section.type]
         cls = getattr(apex_optimizers, name)
@@ -69,8 +69,8 @@ def build_optimizer(job: Job, module: nn.Module) -> torch.optim.Optimizer:
     else:
         # The gradient scaler of fp16 at ZeRO 0 would hand scaled gradients to a fused optimizer, past the clipping.
         fused = not (job.engine.precision == "fp16" and job.engine.zero_stage == 0)
-        kind = "fused" if fused else "foreach"
-        choice = (f"torch AdamW ({kind})", lambda: torch.optim.AdamW(groups, **{kind: True}, **common))
+        name = "torch AdamW (fused)" if fused else "torch AdamW"
+        choice = (name, lambda: torch.optim.AdamW(groups, fused=fused, **common))
     logger.info("optimizer: %s", choice[0])
     return choice[1]()
 

@@ -112,8 +112,8 @@ def _warn_of_other_micro_batches(source: Path, job: Job) -> None:
     now = distributed.world_size() * job.batch.micro
     if then != now:
         logger.warning(
-            "batch.micro x ranks is %d, it was %d: a loss over the sequences of a forward pass (in-batch negatives) now "
-            "sees another number of them; batch.micro=%g keeps it", now, then, then / distributed.world_size(),
+            "batch.micro x ranks is %d, it was %d: a loss over the sequences of a forward pass (in-batch negatives) "
+            "now sees another number of them; batch.micro=%g keeps it", now, then, then / distributed.world_size(),
         )  # fmt: skip
 
 
@@ -123,7 +123,9 @@ def changed_keys(old: Job, new: Job) -> list[str]:
     def flat(value: object, prefix: str = "") -> dict[str, object]:
         if not isinstance(value, dict):
             return {prefix: value}
-        return {k: v for key, item in value.items() for k, v in flat(item, f"{prefix}.{key}" if prefix else key).items()}
+        return {
+            k: v for key, item in value.items() for k, v in flat(item, f"{prefix}.{key}" if prefix else key).items()
+        }
 
     a, b = flat(old.model_dump(mode="json", by_alias=True)), flat(new.model_dump(mode="json", by_alias=True))
     return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))

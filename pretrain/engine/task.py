@@ -56,7 +56,7 @@ class Task(Protocol):
         ...
 
     def save_state(self, folder: Path) -> dict[str, Any]:
-        """Write this rank's part of what is not a parameter into ``folder``; return small JSON state (rank 0's is kept)."""
+        """Write this rank's part of what is not a parameter into ``folder``; return JSON state (rank 0's is kept)."""
         ...
 
     def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:

@@ -1,0 +1,1 @@
+"""The ``capt_language`` job: RoBERTa under masked-language-model and CAPT losses."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,15 +37,15 @@ class LanguageBatch:
 
     def to(self, device: torch.device) -> LanguageBatch:
         """The batch on a device (asynchronously from pinned memory)."""
-        moved = {
-            name: value.to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
-        return replace(self, **moved)
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> LanguageBatch:
         """The batch in page-locked memory."""
-        pinned = {name: value.pin_memory() for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **pinned)
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, function: Callable[[Tensor], Tensor]) -> LanguageBatch:
+        changed: dict[str, Any] = {name: function(x) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **changed)
 
 
 class Assembler:

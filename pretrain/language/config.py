@@ -16,7 +16,9 @@ from pretrain.models.config import RobertaConfig
 class TokenizerSection(Section):
     """A tokenizer to use (``path``), or how to train one on ``data.*`` when there is none (cached by content)."""
 
-    path: Path | None = Field(None, description="folder: ours, any Hugging Face tokenizer, vocab.json + merges.txt, vocab.txt")
+    path: Path | None = Field(
+        None, description="folder: ours, any Hugging Face tokenizer, vocab.json + merges.txt, vocab.txt"
+    )
     type: Literal["unigram", "bpe"] = "unigram"
     vocab_size: PositiveInt = 8192
     byte_fallback: bool = True

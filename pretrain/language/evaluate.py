@@ -52,7 +52,7 @@ class Settings:
 
 
 def evaluate(
-    checkpoint: Path,
+    checkpoint: Path | Restored,
     *,
     text: Sequence[Path] = (),
     sts: Path | None = None,
@@ -63,14 +63,14 @@ def evaluate(
     samples: int = 512,
     length: int | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a checkpoint, or the newest one of a run, on held-out text and on semantic textual similarity.
+    """Evaluate an encoder on held-out text and on semantic textual similarity.
 
     On each text, with 15% and with 30% of its tokens chosen for masking: MLM loss and accuracy, and by each pooler
     `contrast_metrics` (on unit rows) and `noise_invariance`. On each STS set: `score_rows`. The numbers of two
     checkpoints compare where their protocol lines are the same.
 
     Args:
-        checkpoint: checkpoint folder or run folder.
+        checkpoint: checkpoint folder, run folder (its newest checkpoint), or a model that is loaded already.
         text: files of held-out text.
         sts: a folder for `find_sets`; dev and test of STS-B, test of the others.
         out: JSON file to write the result to as well.
@@ -94,7 +94,7 @@ def evaluate(
     if unknown or not poolers:
         raise ConfigError(f"poolers {', '.join(unknown) or '(none)'}: choose from {', '.join(POOLERS)}")
     sets = find_sets(sts) if sts is not None else []
-    restored = load_model(checkpoint)
+    restored = checkpoint if isinstance(checkpoint, Restored) else load_model(checkpoint)
     settings = Settings(batch, seed, samples, length or restored.job.data.sequence_length)
     if not 8 <= settings.length <= restored.model.config.max_positions:
         raise ConfigError(f"length {length}: this checkpoint takes 8 to {restored.model.config.max_positions} tokens")
@@ -117,11 +117,11 @@ def as_text(result: dict[str, Any]) -> str:
     lines = [f"checkpoint {result['checkpoint']}"]
     for section in result["sections"]:
         lines += ["", section["name"], f"  protocol: {section['protocol']}"]
-        lines += [f"  {name:<24}{value:>10.4f}" for name, value in section["metrics"].items()]
+        lines += [f"  {name:<24}{value:>10.4g}" for name, value in section["metrics"].items()]
         lines.append(f"  {'':<24}" + "".join(f"{pooler:>10}" for pooler in section["poolers"]))
         names = dict.fromkeys(name for values in section["poolers"].values() for name in values)
         for name in names:
-            cells = (f"{values[name]:>10.4f}" for values in section["poolers"].values())
+            cells = (f"{values[name]:>10.4g}" for values in section["poolers"].values())
             lines.append(f"  {name:<24}" + "".join(cells))
     return "\n".join(lines)
 
@@ -199,7 +199,7 @@ def _sts_section(model: Representations, pairs: Pairs, settings: Settings) -> Se
     poolers = {name: score_rows(pairs, part) for name, part in zip(model.poolers, columns, strict=True)}
     protocol = (
         f"SimCSE: Spearman of cosine over all {len(pairs.gold)} pairs at once, words joined by one space, max length "
-        f"{model.model.config.max_positions} tokens, no prompt; {_how(model)}"
+        f"{model.model.config.max_positions} tokens, no prompt, nothing random; {_how(model)}"
     )
     return Section(f"{pairs.name} {pairs.split}", protocol, poolers=poolers)
 

@@ -1,4 +1,4 @@
-"""The module that the engine wraps: the CAPT model, the temperature (which may be learned), and pooling for validation."""
+"""The module that the engine wraps: the CAPT model, the temperature (which may be learned), pooling for validation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LanguageOutput(NamedTuple):
 
 
 class LanguageModule(nn.Module):
-    """CAPT model + temperature schedule. ``temperature(step)`` is a number, or a tensor with a gradient when learned."""
+    """CAPT model + temperature schedule: ``temperature(step)`` is a number, or a tensor with a gradient if learned."""
 
     def __init__(self, job: LanguageJob, config: RobertaConfig) -> None:
         super().__init__()
@@ -53,7 +53,15 @@ class LanguageModule(nn.Module):
         """Both views through the model; with ``pools`` also every position's output, pooled two ways."""
         out = self.capt(tokens, corrupted, positions, labels, documents, padded)
         pooled = self._pool(tokens, corrupted, padded) if pools else {}
-        return LanguageOutput(*out, self.temperature(step), pooled)
+        return LanguageOutput(
+            s=out.s,
+            s_hat=out.s_hat,
+            mlm_loss_sum=out.mlm_loss_sum,
+            mlm_correct=out.mlm_correct,
+            mlm_count=out.mlm_count,
+            temperature=self.temperature(step),
+            pools=pooled,
+        )
 
     def _pool(self, tokens: Tensor, corrupted: Tensor, padded: bool) -> dict[str, tuple[Tensor, Tensor]]:
         views = torch.cat([tokens, corrupted])

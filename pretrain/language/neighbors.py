@@ -66,7 +66,12 @@ def nearest(model: Any, queries: Sequence[str], texts: Sequence[str], top: int) 
 
 
 def neighbors(
-    folder: Path, queries: Sequence[str], *, run: Path | None = None, text: Sequence[Path] = (), top: int = 3,
+    folder: Path,
+    queries: Sequence[str],
+    *,
+    run: Path | None = None,
+    text: Sequence[Path] = (),
+    top: int = 3,
     limit: int = 2000,
 ) -> list[list[Neighbor]]:
     """Load a sentence-transformers folder and answer ``queries`` from up to ``limit`` lines of text."""  # fmt: skip

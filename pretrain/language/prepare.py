@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a job reads: the tokenizer and its folder, windows of both splits, noise, the completed model configuration."""
+    """What a job reads: tokenizer and its folder, windows of both splits, noise, the completed model configuration."""
 
     tokenizer: TextTokenizer
     tokenizer_folder: Path

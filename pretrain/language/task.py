@@ -65,6 +65,7 @@ class LanguageTask:
 
     def _assembler(self, split: str) -> Assembler:
         windows = self.prepared.train if split == "train" else self.prepared.validation
+        assert windows is not None
         return Assembler(
             windows,
             self.prepared.corruptor,
@@ -91,14 +92,14 @@ class LanguageTask:
         totals: dict[str, Tensor] = {}
         for part in batch:
             part = part.to(engine.device)
-            loss, report = self._losses(engine, part, to_sum, progress.step)
+            loss, parts = self._losses(engine, part, to_sum, progress.step)
             engine.backward(loss)
             engine.step()
-            for name, value in report.items():
+            for name, value in parts.items():
                 totals[name] = totals.get(name, 0.0) + value.detach() / len(batch)
         progress.samples += self.job.batch.global_
         progress.tokens += self.job.batch.global_ * self.job.data.sequence_length
-        report = {**totals, "grad_norm": engine.gradient_norm()}
+        report: Report = {**totals, "grad_norm": engine.gradient_norm()}
         if self.contrasts:
             report["temperature"] = float(tau.detach() if isinstance(tau, Tensor) else tau)
         return report
@@ -155,8 +156,12 @@ class LanguageTask:
     def flops_per_step(self) -> float:
         """Forward and backward FLOP of one global batch, both views."""
         length = self.job.data.sequence_length
-        return self.job.batch.global_ * length * flops_per_token(
-            self.model_config, length, self.prepared.corruptor.slots / length, views=2 if self.contrasts else 1
+        return (
+            self.job.batch.global_
+            * length
+            * flops_per_token(
+                self.model_config, length, self.prepared.corruptor.slots / length, views=2 if self.contrasts else 1
+            )
         )
 
     def export_files(self) -> Mapping[str, Path]:

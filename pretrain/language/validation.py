@@ -36,7 +36,11 @@ def validate(engine: Engine, assembler: Assembler, job: LanguageJob, windows: in
         if job.contrast.weight > 0:
             head.update(out.s[:counted], out.s_hat[:counted])
     loss, correct, count = distributed.all_reduce_sum(sums).tolist()
-    report: Report = {"loss/mlm": loss / max(count, 1), "accuracy/mlm": correct / max(count, 1), "validation_samples": samples}
+    report: Report = {
+        "loss/mlm": loss / max(count, 1),
+        "accuracy/mlm": correct / max(count, 1),
+        "validation_samples": samples,
+    }
     if job.contrast.weight > 0:
         report |= contrast_metrics(*head.gather(), job.validate_.temperature)
     for name, pairs in pools.items():

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from pretrain.config.base import Section
 from tokenizer.errors import CheckpointError, ConfigError
@@ -137,8 +137,12 @@ class RobertaConfig(Section):
         if config["type_vocab_size"] != 1:
             raise CheckpointError(f"config.json: type_vocab_size is {config['type_vocab_size']}; RoBERTa has 1 (no segments)")
         fields = {ours: config[theirs] for ours, theirs in _HF_FIELDS.items()}
-        usable = config["max_position_embeddings"] - config["pad_token_id"] - 1
-        return cls(size="custom", vocab_size=config["vocab_size"], max_positions=usable, **fields)
+        try:
+            usable = config["max_position_embeddings"] - config["pad_token_id"] - 1
+            return cls(size="custom", vocab_size=config["vocab_size"], max_positions=usable, **fields)
+        except (TypeError, ValidationError) as error:
+            detail = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            raise CheckpointError(f"config.json does not describe a RoBERTa encoder: {detail}") from None
 
     def to_hf(self, *, bos_id: int, eos_id: int) -> dict[str, Any]:
         """The ``config.json`` of the stock ``RobertaForMaskedLM`` that computes what this encoder does.

@@ -24,7 +24,11 @@ def _job(stage: int, precision: str = "fp32", **optimizer: Any) -> ToyJob:
         {
             "task": {"type": "toy"},
             "batch": {"global": 8, "micro": 2},
-            "engine": {"zero_stage": stage, "precision": precision, "offload_optimizer": optimizer.pop("offload", False)},
+            "engine": {
+                "zero_stage": stage,
+                "precision": precision,
+                "offload_optimizer": optimizer.pop("offload", False),
+            },
             "optimizer": {"lr": 1e-2, "clip": 0.5, "weight_decay": 0.1, **optimizer},
         }
     )

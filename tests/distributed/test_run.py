@@ -77,7 +77,8 @@ def test_run_folder_holds_what_is_promised(finished: Path) -> None:
 def test_a_used_folder_is_refused(finished: Path) -> None:
     before = (finished / "metrics.jsonl").read_text()
     outcome = run_ranks(_run, 1, _mapping(finished))[0]
-    assert outcome.startswith("ConfigError") and "capt resume" in outcome
+    assert outcome.startswith("ConfigError")
+    assert "capt resume" in outcome
     assert (finished / "metrics.jsonl").read_text() == before
 
 
@@ -97,7 +98,10 @@ def test_sigterm_on_one_rank_stops_all_and_resume_repeats_nothing(
 
 def test_stop_after_is_resumable(finished: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    assert run_ranks(_run, 2, _mapping(run_dir, schedule={"max_steps": 6, "warmup_steps": 2, "stop_after": 5})) == [75, 75]
+    assert run_ranks(_run, 2, _mapping(run_dir, schedule={"max_steps": 6, "warmup_steps": 2, "stop_after": 5})) == [
+        75,
+        75,
+    ]
     assert run_ranks(_run, 1, _mapping(run_dir, batch={"global": 8, "micro": 4}), True) == [0]
     losses = [row["loss"] for row in _rows(run_dir)]
     assert losses == pytest.approx([row["loss"] for row in _rows(finished)], rel=1e-5)

@@ -55,8 +55,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     assert "continue with: capt resume r" in said
     assert folder.steps() == [1, 2, 3, 4, 5]
     assert "already holds a run" in folder.capt("pretrain", *job, code=2)
-    (folder.path / "r").rename(folder.path / "moved")
-    (folder.path / "moved").rename(folder.path / "r")
     folder.capt("resume", "r", "schedule.stop_after=null", "--nproc", "1")
     assert folder.steps() == [1, 2, 3, 4, 5, 6, 7, 8]
     return folder
@@ -71,7 +69,6 @@ def test_evaluate(folder: Folder) -> None:
     said = folder.capt("evaluate", "r", "--text", "text.txt", "--samples", "8", "--pooler", "cls", "--out", "e.json")
     assert "protocol: 8 of" in said
     assert json.loads((folder.path / "e.json").read_text())["sections"]
-    assert "choose from" in folder.capt("evaluate", "r", "--text", "text.txt", "--pooler", "clss", code=2)
 
 
 def test_convert_and_look(folder: Folder) -> None:
@@ -81,17 +78,10 @@ def test_convert_and_look(folder: Folder) -> None:
     folder.capt("convert", "r", "hf", "--to", "hf", "--overwrite")
     folder.capt("convert", "hf", "back", "--from", "hf")
     folder.capt("convert", "r", "st", "--to", "sentence-transformers")
-    said = folder.capt("neighbors", "st", "the river ran over stones", "--run", "r", "--top", "2", "--json")
-    ((answer,), near) = [json.loads(said)], json.loads(said)[0]["found"]
-    assert answer["query"] == "the river ran over stones"
-    assert len(near) == 2
-    assert near[0]["similarity"] >= near[1]["similarity"]
-
-
-@pytest.mark.parametrize("arguments", [[], ["--to", "hf", "--from", "hf"], ["--to", "tensorflow"], ["--from", "keras"]])
-def test_convert_needs_one_direction(folder: Folder, arguments: list[str]) -> None:
-    assert "error: " in folder.capt("convert", "r", "other", *arguments, code=2)
-    assert not (folder.path / "other").exists()
+    said = folder.capt("neighbors", "st", "the river ran", "birds sang", "--run", "r", "--top", "2")
+    queries = [line for line in said.splitlines() if not line.startswith("  ")]
+    assert queries[-2:] == ["the river ran", "birds sang"]
+    assert len([line for line in said.splitlines() if line.startswith("  ")]) == 4
 
 
 def test_report(folder: Folder) -> None:

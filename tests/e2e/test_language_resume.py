@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_resume_on_other_world_sizes_and_stages(tmp_path: Path) -> None:
         part = _stopped_at({**job, "engine": engine, "batch": batch}, stop)
         outcomes = run_ranks(_run, world, part, stop != 2)
         assert [code for code, _ in outcomes] == [0 if stop is None else 75] * world
-        steps += [sorted(sum(ranks, [])) for ranks in zip(*(ids for _, ids in outcomes), strict=True)]
+        steps += [sorted(chain(*ranks)) for ranks in zip(*(ids for _, ids in outcomes), strict=True)]
         if stop is not None:
             _check_queue(tmp_path / "run", world)
     assert steps == reference_steps

@@ -16,6 +16,7 @@ import yaml
 from safetensors.numpy import load_file
 
 from tests.multihost.network import ADDRESSES, INTERFACE, Hosts, missing, two_hosts
+from tests.support import free_port
 
 pytestmark = [pytest.mark.multihost, pytest.mark.timeout(300)]
 
@@ -120,7 +121,8 @@ def test_the_raw_deepspeed_launcher(hosts: Hosts, workplace: Path, one_host: lis
 
 
 def test_capt_with_a_hostfile_until_sigterm(hosts: Hosts, workplace: Path, one_host: list[tuple[int, float]]) -> None:
-    command = [*CAPT, "job.yaml", "run.dir=two", "--hostfile", hosts.hostfile()]
+    # a port of its own: the ranks are found by it, and the two hosts share this machine's process table
+    command = [*CAPT, "job.yaml", "run.dir=two", "--hostfile", hosts.hostfile(), "--master-port", str(free_port())]
     with started(hosts, workplace, "two", *command) as (process, log):
         deadline = time.monotonic() + 120
         while len(losses(workplace / "two")) < STEPS and process.poll() is None and time.monotonic() < deadline:

@@ -15,21 +15,22 @@ from torch import Tensor
 
 from pretrain.contrast.kernels.protocol import Ids
 
-# Anchors a block and logits a block. On a CPU one block of logits (1 MB in fp32) fits the second-level cache of a core
-# beside the panels of the matrix product; on a GPU a block must be large enough to fill the device (64 MB in fp32).
-# Measured in docs/benchmarks/contrast.md.
-_ROWS = {"cpu": 256, "cuda": 4096}
-_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
+# Anchors by keys of the largest block. Wider blocks make better matrix products, up to what these sizes give; on a CPU
+# the logits (4 MB in fp32) should stay in cache between the two products, on a GPU a block must fill the device.
+_LARGEST = {"cpu": (1024, 1024), "cuda": (4096, 8192)}
 
 
-def _blocks(anchors: int, keys: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """Cut anchors x keys into blocks, keys outermost; a block never spans more than an eighth of the keys."""
-    kind = "cuda" if device.type == "cuda" else "cpu"
-    rows = max(1, min(anchors, _ROWS[kind]))
-    columns = max(1, min(_ELEMENTS[kind] // rows, math.ceil(keys / 8)))
-    for k in range(0, keys, columns):
-        for a in range(0, anchors, rows):
-            yield slice(a, min(a + rows, anchors)), slice(k, min(k + columns, keys))
+def _blocks(q: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Cut anchors x keys into blocks, keys outermost.
+
+    However small the problem, a block has at most ``4 d`` anchors and an eighth of the keys: half the size of the keys.
+    """
+    largest = _LARGEST["cuda" if q.is_cuda else "cpu"]
+    rows = max(1, min(len(q), largest[0], 4 * q.shape[1]))
+    columns = max(1, min(largest[1], math.ceil(len(keys) / 8)))
+    for k in range(0, len(keys), columns):
+        for a in range(0, len(q), rows):
+            yield slice(a, min(a + rows, len(q))), slice(k, min(k + columns, len(keys)))
 
 
 def _multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
@@ -51,14 +52,14 @@ def _logits(workspace: Tensor, q: Tensor, keys: Tensor, ids: Ids, rows: slice, c
 
 
 def _workspace(q: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
-    largest = max(((r.stop - r.start) * (c.stop - c.start) for r, c in _blocks(len(q), len(keys), q.device)), default=0)
-    return q.new_empty(largest, dtype=dtype)
+    rows, columns = next(_blocks(q, keys), (slice(0, 0), slice(0, 0)))  # the first block is the largest
+    return q.new_empty(rows.stop * columns.stop, dtype=dtype)
 
 
 def accumulate(sums: Tensor, reference: Tensor | None, q: Tensor, keys: Tensor, ids: Ids) -> None:
     """See :class:`~pretrain.contrast.kernels.protocol.Kernel`."""
     workspace = _workspace(q, keys, sums.dtype)
-    for rows, columns in _blocks(len(q), len(keys), q.device):
+    for rows, columns in _blocks(q, keys):
         k = keys[columns].to(q.dtype)
         weights = _logits(workspace, q, k, ids, rows, columns)
         mean, normaliser = sums[rows, :-1], sums[rows, -1]
@@ -77,7 +78,7 @@ def key_gradient(q: Tensor, keys: Tensor, lse: Tensor, ids: Ids) -> Tensor:
     """See :class:`~pretrain.contrast.kernels.protocol.Kernel`."""
     out = keys.new_zeros(keys.shape, dtype=lse.dtype)
     workspace = _workspace(q, keys, lse.dtype)
-    for rows, columns in _blocks(len(q), len(keys), q.device):
+    for rows, columns in _blocks(q, keys):
         weights = _logits(workspace, q, keys[columns].to(q.dtype), ids, rows, columns)
         weights.sub_(lse[rows, None]).exp_()
         _multiply(out[columns], weights.T.to(q.dtype), q[rows], add=True)

@@ -19,7 +19,14 @@ def default_callbacks(job: Job) -> list[Callback]:
     """What every job runs with. Throughput adds to the report before Metrics writes it; stopping is agreed on before
     the Checkpointer looks."""
     metrics = Metrics()
-    callbacks: list[Callback] = [Throughput(), Stability(), metrics, ProgressDisplay(metrics), Validator(metrics), StopSignals()]
+    callbacks: list[Callback] = [
+        Throughput(),
+        Stability(),
+        metrics,
+        ProgressDisplay(metrics),
+        Validator(metrics),
+        StopSignals(),
+    ]
     if job.run.profile_step:
         callbacks.append(Profiler())
     return [*callbacks, Checkpointer(), GarbageCollector()]

@@ -49,7 +49,7 @@ class Metrics(Callback):
         if run.job.run.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(run.dir / "tensorboard", purge_step=run.progress.step + 1)  # type: ignore[no-untyped-call]
+            self._board = SummaryWriter(run.dir / "tensorboard", purge_step=run.progress.step + 1)
 
     def after_step(self, run: Run, report: Report) -> None:
         if run.progress.step % run.job.run.log_every == 0 or run.finished:

@@ -142,7 +142,9 @@ def begin_save(
         files[weights], files[moments] = {}, {}
         for fragment in fragments(engine):
             file = files[weights if fragment.kind == WEIGHT else moments]
-            file[f"{fragment.kind}/{fragment.name}@{fragment.start}"] = fragment.view.to("cpu", torch.float32, copy=True)
+            file[f"{fragment.kind}/{fragment.name}@{fragment.start}"] = fragment.view.to(
+                "cpu", torch.float32, copy=True
+            )
         engine_state[name] = {
             "optimizer_steps": optimizer_step_count(engine),
             "has_moments": bool(engine.base_optimizer.state),

@@ -19,7 +19,9 @@ def _write(folder: Path, name: str, text: str) -> Path:
 
 
 def test_later_wins_defaults_base_file_command_line(tmp_path: Path) -> None:
-    _write(tmp_path, "grand.yaml", "task: {type: capt_language}\noptimizer: {lr: 1.0e-3, eps: 1.0e-8}\nrun: {seed: 5}\n")
+    _write(
+        tmp_path, "grand.yaml", "task: {type: capt_language}\noptimizer: {lr: 1.0e-3, eps: 1.0e-8}\nrun: {seed: 5}\n"
+    )
     _write(tmp_path, "parent.yaml", "base: grand.yaml\noptimizer: {lr: 2.0e-3, betas: [0.8, 0.9]}\n")
     path = _write(tmp_path, "job.yaml", "base: [parent.yaml]\noptimizer: {betas: [0.7, 0.9]}\nrun: {seed: 6}\n")
     job = load_job(path, ["run.seed=7", "data.files=[a.txt, b.txt]", "model.size=tiny"])
@@ -43,7 +45,16 @@ def test_resolved_configuration_reads_back_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1e-4", 1e-4), ("1.5E3", 1500.0), ("no", "no"), ("on", "on"), ("true", True), ("12", 12), (".5", 0.5), ("-2.", -2.0)],
+    [
+        ("1e-4", 1e-4),
+        ("1.5E3", 1500.0),
+        ("no", "no"),
+        ("on", "on"),
+        ("true", True),
+        ("12", 12),
+        (".5", 0.5),
+        ("-2.", -2.0),
+    ],
 )
 def test_yaml_reads_what_people_mean(tmp_path: Path, text: str, value: object) -> None:
     mapping = load_mapping(_write(tmp_path, "a.yaml", f"key: {text}\n"))
@@ -106,7 +117,9 @@ def test_not_utf8(tmp_path: Path) -> None:
 def test_batch_identity_names_what_would_fit() -> None:
     job = load_job("capt_small", ["batch.global=96", "batch.micro=32"])
     assert job.accumulation(3) == 1
-    with pytest.raises(ValueError, match=r"batch.global 96 is not batch.micro 32 x accumulation x 2 ranks; .*\[.*16, 24, 48\]"):
+    with pytest.raises(
+        ValueError, match=r"batch.global 96 is not batch.micro 32 x accumulation x 2 ranks; .*\[.*16, 24, 48\]"
+    ):
         job.accumulation(2)
 
 

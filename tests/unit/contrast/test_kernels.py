@@ -72,16 +72,26 @@ def test_running_reference_survives_logits_that_overflow_exp() -> None:
     torch.testing.assert_close(sums[:, -1].log() + reference, logits.logsumexp(1), rtol=1e-13, atol=0.0)
 
 
-def test_blocks_cover_everything_once_and_stay_small() -> None:
-    for n, c in ((1, 1), (10, 507), (513, 100_000), (4096, 3)):
-        seen = torch.zeros(n, c, dtype=torch.int32) if n * c < 10**7 else None
-        covered = 0
-        for rows, columns in chunked._blocks(n, c, torch.device("cpu")):
-            size = (rows.stop - rows.start) * (columns.stop - columns.start)
-            covered += size
-            assert size <= max(2**18, 256)
-            assert columns.stop - columns.start <= max(1, -(-c // 8))
-            if seen is not None:
-                seen[rows, columns] += 1
-        assert covered == n * c
-        assert seen is None or bool((seen == 1).all())
+@pytest.mark.parametrize(
+    ("n", "c", "d"), [(1, 1, 1), (10, 507, 123), (513, 30_000, 64), (4096, 3, 64), (3000, 9000, 7)]
+)
+def test_blocks_cover_everything_once_and_stay_small(n: int, c: int, d: int) -> None:
+    seen = torch.zeros(n, c, dtype=torch.int8)
+    for rows, columns in chunked._blocks(torch.empty(n, d), torch.empty(c, d)):
+        block = seen[rows, columns]
+        block += 1
+        assert block.shape[1] <= -(-c // 8)
+        assert block.numel() <= 1024 * 1024
+        assert c < 8 or block.numel() <= 0.6 * c * d
+    assert bool((seen == 1).all())
+
+
+def test_the_tensor_core_path_asks_only_for_what_torch_has() -> None:
+    """bfloat16 operands into float32 sums exist on a GPU only; the meta device checks calls, shapes and dtypes."""
+    q, keys = (torch.empty(n, 32, dtype=torch.bfloat16, device="meta") for n in (64, 500))
+    sums, lse = torch.empty(64, 33, device="meta"), torch.empty(64, device="meta")
+    ids = tuple(torch.empty(n, dtype=torch.int64, device="meta") for n in (64, 500))
+    for reference in (None, lse):
+        chunked.accumulate(sums, reference, q, keys, None)
+    chunked.accumulate(sums, None, q, keys, (ids[0], ids[1]))
+    assert chunked.key_gradient(q, keys, lse, (ids[0], ids[1])).dtype == torch.float32

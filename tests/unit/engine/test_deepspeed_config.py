@@ -20,7 +20,11 @@ def test_batch_identity_and_stage() -> None:
     assert config["train_batch_size"] == 64
     assert config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * 2 == 64
     zero = config["zero_optimization"]
-    assert (zero["stage"], zero["offload_param"], zero["offload_optimizer"]) == (3, {"device": "cpu"}, {"device": "cpu"})
+    assert (zero["stage"], zero["offload_param"], zero["offload_optimizer"]) == (
+        3,
+        {"device": "cpu"},
+        {"device": "cpu"},
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,5 +65,5 @@ def test_extra_is_merged_last_and_deeply() -> None:
 
 
 def test_batches_that_do_not_fit_are_a_user_error() -> None:
-    with pytest.raises(ConfigError, match="batch.global 64 is not batch.micro 8 x accumulation x 3 ranks"):
+    with pytest.raises(ConfigError, match=r"batch\.global 64 is not batch.micro 8 x accumulation x 3 ranks"):
         _config(3)

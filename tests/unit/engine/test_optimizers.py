@@ -21,9 +21,7 @@ def _lamb_literally(w: list[float], gradients: list[list[float]], lr: float, dec
     for t, g in enumerate(gradients, 1):
         m = [b1 * a + (1 - b1) * b for a, b in zip(m, g, strict=True)]
         v = [b2 * a + (1 - b2) * b * b for a, b in zip(v, g, strict=True)]
-        r = [
-            (a / (1 - b1**t)) / ((b / (1 - b2**t)) ** 0.5 + eps) + decay * x for a, b, x in zip(m, v, w, strict=True)
-        ]
+        r = [(a / (1 - b1**t)) / ((b / (1 - b2**t)) ** 0.5 + eps) + decay * x for a, b, x in zip(m, v, w, strict=True)]
         ratio = (sum(x * x for x in w) ** 0.5) / (sum(x * x for x in r) ** 0.5) if decay else 1.0
         w = [x - lr * ratio * y for x, y in zip(w, r, strict=True)]
     return w
@@ -74,11 +72,17 @@ def test_apex_is_refused_where_it_is_not() -> None:
     [("linear", [0.25, 0.5, 0.75, 1.0, 1.0, 0.5, 0.0]), ("constant", [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0])],
 )
 def test_warmup_and_decay(kind: str, expected: list[float]) -> None:
-    job = load_job("capt_tiny", ["schedule.max_steps=6", "schedule.warmup_steps=4", f"schedule.type={kind}", "optimizer.lr=1.0"])
+    job = load_job(
+        "capt_tiny", ["schedule.max_steps=6", "schedule.warmup_steps=4", f"schedule.type={kind}", "optimizer.lr=1.0"]
+    )
     rates = [learning_rate(step, job.schedule, job.optimizer) for step in range(7)]
     assert rates == pytest.approx(expected)
 
 
 def test_cosine_ends_at_zero() -> None:
-    job = load_job("capt_tiny", ["schedule.max_steps=8", "schedule.warmup_steps=0", "schedule.type=cosine", "optimizer.lr=2.0"])
-    assert [learning_rate(s, job.schedule, job.optimizer) for s in (0, 4, 8)] == pytest.approx([2.0, 1.0, 0.0], abs=1e-12)
+    job = load_job(
+        "capt_tiny", ["schedule.max_steps=8", "schedule.warmup_steps=0", "schedule.type=cosine", "optimizer.lr=2.0"]
+    )
+    assert [learning_rate(s, job.schedule, job.optimizer) for s in (0, 4, 8)] == pytest.approx(
+        [2.0, 1.0, 0.0], abs=1e-12
+    )

@@ -15,6 +15,7 @@ from launcher.backends import deepspeed
 from launcher.hostfile import Host
 from launcher.plan import Launch, Options
 from pretrain.config.load import load_job
+from tests.support import free_port
 from tokenizer.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -123,9 +124,9 @@ def test_without_pdsh_it_can_only_be_shown(launch: Launch, tmp_path: Path, monke
 
 def test_signals_go_to_the_ranks_of_this_job_only() -> None:
     command = deepspeed.signal_command((Host("a", 1), Host("b", 2)), 29501, signal.SIGUSR1)
-    assert command[:5] == ["pdsh", "-f", "1024", "-w", "a,b"]
-    assert "pkill -USR1 -P" in command[5]
-    assert "--master_port=29501 " in command[5]
+    assert command[:6] == ["pdsh", "-S", "-f", "1024", "-w", "a,b"]
+    assert "pkill -USR1 -P" in command[6]
+    assert "--master_port=29501 " in command[6]
 
 
 def user_environment(folder: Path, **extra: str) -> dict[str, str]:
@@ -158,7 +159,7 @@ def test_every_argument_arrives_as_it_was_and_no_secret_travels(tmp_path: Path) 
         tmp_path, NCCL_DEBUG="INFO", HF_TOKEN="canary", MLFLOW_TRACKING_PASSWORD="canary", PYTHONSTARTUP="canary"
     )
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, "29611", *words],
+        [sys.executable, "-c", DRIVER, str(free_port()), *words],
         cwd=tmp_path,
         env=env,
         capture_output=True,
@@ -178,15 +179,18 @@ def test_every_argument_arrives_as_it_was_and_no_secret_travels(tmp_path: Path) 
 
 
 @needs_pdsh
-def test_sigterm_reaches_the_ranks_and_the_job_says_75(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", DRIVER, "29612", "wait=1"]
+@pytest.mark.parametrize("moment", ["running", "starting"])
+def test_sigterm_ends_the_job_whenever_it_comes(tmp_path: Path, moment: str) -> None:
+    argv = [sys.executable, "-c", DRIVER, str(free_port()), "wait=1"]
+    awaited = ["bin/ssh.log"] if moment == "starting" else ["ready-0", "ready-1"]
     with subprocess.Popen(argv, cwd=tmp_path, env=user_environment(tmp_path)) as process:
         try:
             deadline = time.monotonic() + 60
-            while len(list(tmp_path.glob("ready-*"))) < 2 and time.monotonic() < deadline:
-                time.sleep(0.1)
-            assert len(list(tmp_path.glob("ready-*"))) == 2
+            while not all((tmp_path / name).exists() for name in awaited) and time.monotonic() < deadline:
+                time.sleep(0.05)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=60) == 75
+            code = process.wait(timeout=60)
         finally:
             process.kill()
+    # a rank that has not come to install its handler dies of the signal
+    assert code == 75 if moment == "running" else code in (1, 75)

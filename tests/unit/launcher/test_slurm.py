@@ -100,7 +100,7 @@ def write_tool(path: Path, body: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def test_a_job_that_stops_on_purpose_is_not_queued_for_ever(tmp_path: Path) -> None:
+def test_a_job_that_stops_on_purpose_is_not_queued_again(tmp_path: Path) -> None:
     assert "requeue" in script_of(make(tmp_path))
     assert "requeue" not in script_of(make(tmp_path, "schedule.stop_after=5"))
 

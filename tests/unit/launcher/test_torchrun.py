@@ -11,6 +11,7 @@ import pytest
 from launcher.backends import torchrun
 from launcher.plan import Launch, Options
 from pretrain.config.load import load_job
+from tests.support import free_port
 from tokenizer.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -73,7 +74,7 @@ def test_what_torchrun_cannot_do_is_refused(tmp_path: Path) -> None:
 def test_sigusr1_reaches_the_ranks_and_the_code_of_the_job_comes_back(tmp_path: Path) -> None:
     (tmp_path / "slow_job.py").write_text(JOB)
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    with subprocess.Popen([sys.executable, "-c", DRIVER, "29621"], cwd=tmp_path, env=env) as process:
+    with subprocess.Popen([sys.executable, "-c", DRIVER, str(free_port())], cwd=tmp_path, env=env) as process:
         try:
             deadline = time.monotonic() + 60
             while len(list(tmp_path.glob("ready-*"))) < 2 and time.monotonic() < deadline:

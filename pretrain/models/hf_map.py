@@ -1,0 +1,152 @@
+"""Parameter names of ``RobertaForMaskedLM`` (and XLM-R, the same) and ours, as a table; conversions in both directions.
+
+Where several Hugging Face tensors stand for one of ours, they are its rows in that order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pretrain.models.config import RobertaConfig
+from tokenizer.errors import CheckpointError
+
+ROBERTA: dict[str, tuple[str, ...]] = {
+    "encoder.embeddings.word.weight": ("roberta.embeddings.word_embeddings.weight",),
+    "encoder.embeddings.position.weight": ("roberta.embeddings.position_embeddings.weight",),
+    "encoder.embeddings.token_type.weight": ("roberta.embeddings.token_type_embeddings.weight",),
+    "encoder.embeddings.norm.*": ("roberta.embeddings.LayerNorm.*",),
+    "encoder.layers.#.attention.query.*": ("roberta.encoder.layer.#.attention.self.query.*",),
+    "encoder.layers.#.attention.key_value.*": (
+        "roberta.encoder.layer.#.attention.self.key.*",
+        "roberta.encoder.layer.#.attention.self.value.*",
+    ),
+    "encoder.layers.#.attention.output.*": ("roberta.encoder.layer.#.attention.output.dense.*",),
+    "encoder.layers.#.attention_norm.*": ("roberta.encoder.layer.#.attention.output.LayerNorm.*",),
+    "encoder.layers.#.ffn_in.*": ("roberta.encoder.layer.#.intermediate.dense.*",),
+    "encoder.layers.#.ffn_out.*": ("roberta.encoder.layer.#.output.dense.*",),
+    "encoder.layers.#.ffn_norm.*": ("roberta.encoder.layer.#.output.LayerNorm.*",),
+    "mlm.dense.*": ("lm_head.dense.*",),
+    "mlm.norm.*": ("lm_head.layer_norm.*",),
+    "mlm.bias": ("lm_head.bias",),
+}
+"""Ours -> Hugging Face. ``#`` is the layer, ``*`` stands for ``weight`` and ``bias``."""
+
+TIED = {"mlm.weight": "encoder.embeddings.word.weight"}
+"""Our second names of a shared parameter."""
+
+HF_TIED = {
+    "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+    "lm_head.decoder.bias": "lm_head.bias",
+}
+"""Their second names: left out of files by transformers, present in some that other tools wrote."""
+
+HF_UNUSED = re.compile(r"roberta\.(embeddings\.(position|token_type)_ids|pooler\.dense\.(weight|bias))")
+"""Buffers of old releases, and the pooler, which masked-language modelling never trains."""
+
+HEAD = "aggregation."
+"""Prefix of the aggregation head: Hugging Face's RoBERTa has no place for it, so it travels in a file of its own."""
+
+
+def names(layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every parameter of a model of ``layers`` layers: our name and the Hugging Face names of its parts."""
+    for ours, theirs in ROBERTA.items():
+        for layer in range(layers) if "#" in ours else (0,):
+            for kind in ("weight", "bias") if "*" in ours else ("",):
+                at = {"#": str(layer), "*": kind}
+                yield _fill(ours, at), tuple(_fill(name, at) for name in theirs)
+
+
+def to_hf(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
+    """Our state dict as that of ``RobertaForMaskedLM``: no tied duplicates, no aggregation head, no shared memory.
+
+    Raises:
+        CheckpointError: names are missing or unexpected, or a tied pair differs.
+    """
+    _check_ties(state, TIED, "the checkpoint")
+    table = dict(names(layers))
+    mine = {name for name in state if name not in TIED and not name.startswith(HEAD)}
+    _check_names(mine, set(table), "the checkpoint")
+    out: dict[str, Tensor] = {}
+    for ours, theirs in table.items():
+        for name, part in zip(theirs, state[ours].chunk(len(theirs)), strict=True):
+            out[name] = part.detach().clone().contiguous()
+    return out
+
+
+def from_hf(state: Mapping[str, Tensor], layers: int, source: str = "the Hugging Face model") -> dict[str, Tensor]:
+    """The state dict of ``RobertaForMaskedLM`` or ``XLMRobertaForMaskedLM`` under our names, tied names included.
+
+    Raises:
+        CheckpointError: names are missing or unexpected, or a tied pair differs (such a model is not RoBERTa: newer
+            releases of transformers load it untied, with only a warning).
+    """
+    _check_ties(state, HF_TIED, source)
+    table = dict(names(layers))
+    theirs = {name for name in state if name not in HF_TIED and not HF_UNUSED.fullmatch(name)}
+    _check_names(theirs, {name for parts in table.values() for name in parts}, source)
+    out = {ours: torch.cat([state[name] for name in parts]) for ours, parts in table.items()}
+    return out | {name: out[other] for name, other in TIED.items()}
+
+
+def initialise_from_hf(
+    model: nn.Module,
+    config: RobertaConfig,
+    hf_config: Mapping[str, Any],
+    hf_state: Mapping[str, Tensor],
+    head: Mapping[str, Tensor] | None = None,
+    source: str = "the Hugging Face model",
+) -> None:
+    """Copy the weights of a Hugging Face RoBERTa or XLM-R into a ``CaptModel``, in place.
+
+    Args:
+        model: a ``CaptModel`` built from ``config``.
+        config: what the job asks for; sizes, LayerNorm eps, padding id, positions and vocabulary must match.
+        hf_config: the content of ``config.json``.
+        hf_state: the tensors of ``model.safetensors``.
+        head: tensors of an aggregation head (``inner.weight``, ...); None leaves the model's own as it is.
+        source: what to call the origin in messages.
+
+    Raises:
+        CheckpointError: the architectures differ (the field is named), or names, ties or shapes do not fit.
+    """
+    config.require_same_architecture(RobertaConfig.from_hf(hf_config), source)
+    state = from_hf(hf_state, config.layers, source)
+    own = model.state_dict()
+    wanted_head = {name for name in own if name.startswith(HEAD)}
+    if head is not None:
+        given = {HEAD + name: tensor for name, tensor in head.items()}
+        _check_names(set(given), wanted_head, source)
+        state |= given
+    for name, tensor in state.items():
+        if tensor.shape != own[name].shape:
+            raise CheckpointError(
+                f"{source}: {name} has shape {tuple(tensor.shape)} there but {tuple(own[name].shape)} in this job"
+            )
+    left = model.load_state_dict(state, strict=False)
+    assert set(left.missing_keys) <= wanted_head and not left.unexpected_keys
+
+
+def _fill(name: str, at: Mapping[str, str]) -> str:
+    return name.replace("#", at["#"]).replace("*", at["*"])
+
+
+def _check_names(given: set[str], wanted: set[str], source: str) -> None:
+    missing, unexpected = sorted(wanted - given), sorted(given - wanted)
+    if missing or unexpected:
+        parts = [f"{word}: {_shorten(odd)}" for word, odd in (("missing", missing), ("unexpected", unexpected)) if odd]
+        raise CheckpointError(f"{source} does not have the tensors of this RoBERTa: {'; '.join(parts)}")
+
+
+def _shorten(odd: list[str]) -> str:
+    return ", ".join(odd[:5]) + (f" and {len(odd) - 5} more" if len(odd) > 5 else "")
+
+
+def _check_ties(state: Mapping[str, Tensor], ties: Mapping[str, str], source: str) -> None:
+    for name, other in ties.items():
+        if name in state and other in state and not torch.equal(state[name], state[other]):
+            raise CheckpointError(f"{source}: {name} differs from {other}; RoBERTa ties them, so one of them is wrong")
