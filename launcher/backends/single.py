@@ -15,7 +15,7 @@ from launcher.runfolder import StatusWatch
 
 log = logging.getLogger(__name__)
 
-_POLL = 0.2
+_POLL, _AGAIN = 0.2, 1.0
 
 
 def run_launcher(
@@ -53,9 +53,11 @@ def run_launcher(
 
     with processes.stop_signals(stop, kill):
         while not processes.ended(child):
-            if signal_ranks and waiting and signal_ranks(waiting):  # else the ranks do not run yet: again
-                waiting = None
-            time.sleep(_POLL)
+            if signal_ranks and waiting:
+                delivered = signal_ranks(waiting)
+                if delivered and watch.state() is not None:  # before that, ranks may still be about to start: again
+                    waiting = None
+            time.sleep(_AGAIN if waiting else _POLL)
         code = int(child.returncode)
         if code < 0 and signal_ranks:  # the launcher itself was killed: its ranks would run on unseen
             signal_ranks(signal.SIGKILL)

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from launcher.commands import options as o
-from tokenizer.errors import ConfigError
 
 
 def register(app: typer.Typer) -> None:
@@ -22,14 +21,17 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     context: typer.Context,
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a run (its newest one).")],
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(metavar="CHECKPOINT", help="A checkpoint, a run (its newest one), or a Hugging Face folder."),
+    ],
     text: Annotated[list[Path] | None, typer.Option(help="Held-out text (may stand several times).")] = None,
     sts: Annotated[Path | None, typer.Option(help="A folder with STS sets.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file to write the result to as well.")] = None,
     pooler: Annotated[
         list[str] | None, typer.Option(help="cls, mean, head (may stand several times); else all.")
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Windows of each text, at most.")] = 2048,
+    samples: Annotated[int, typer.Option(min=1, help="Windows of each text, at most.")] = 512,
     length: Annotated[int | None, typer.Option(min=8, help="Tokens of a window; else as trained.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Windows or sentences a forward pass.")] = 32,
     seed: Annotated[int, typer.Option(min=0, help="Of the choice of windows and of the corruption.")] = 1,
@@ -37,12 +39,13 @@ def evaluate(
 ) -> None:
     """Measure an encoder on held-out text and on semantic similarity, each number with its protocol."""
     o.quiet(context)
+    from pretrain.convert.load_hf import is_hf, load_hf
     from pretrain.language.evaluate import as_text
     from pretrain.language.evaluate import evaluate as measure
     from pretrain.language.representations import POOLERS
 
     result = measure(
-        checkpoint,
+        load_hf(checkpoint) if is_hf(checkpoint) else checkpoint,
         text=text or (),
         sts=sts,
         out=out,
@@ -66,20 +69,14 @@ def convert(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder to write.")],
     to: Annotated[str | None, typer.Option(help="hf, sentence-transformers or onnx.")] = None,
     from_: Annotated[str | None, typer.Option("--from", help="hf: make a checkpoint of a Hugging Face folder.")] = None,
+    pooling: Annotated[str, typer.Option(help="head (the aggregation head), cls or mean; not for hf.")] = "head",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older export in OUT.")] = False,
 ) -> None:
     """Write a checkpoint as a Hugging Face, sentence-transformers or ONNX folder, or the other way round."""
-    if (to is None) == (from_ is None):
-        raise ConfigError("give either --to (hf, sentence-transformers, onnx) or --from (hf)")
-    if to not in (None, "hf", "sentence-transformers", "onnx"):
-        raise ConfigError(f"--to {to!r}: choose one of hf, sentence-transformers, onnx")
-    if from_ not in (None, "hf"):
-        raise ConfigError(f"--from {from_!r}: a checkpoint is made from hf only")
     o.quiet(context)
     from pretrain.convert.commands import convert as write
 
-    write(source, out, to=to, from_=from_, overwrite=overwrite)
-    typer.echo(out)
+    typer.echo(write(source, out, to=to, from_=from_, pooling=pooling, overwrite=overwrite))
 
 
 def neighbors(

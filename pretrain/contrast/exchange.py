@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pretrain.contrast.kernels.protocol import Sums
 from pretrain.engine import distributed
 
 
@@ -56,12 +57,18 @@ class Exchange:
             rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
         return distributed.all_gather(rows, self.group).flatten(0, 1)
 
-    def bring_home(self, sums: Tensor) -> Tensor:
-        """Totals over the ranks, of this rank's rows, ``(W * max n, ...) -> (n, ...)``."""
+    def bring_home(self, sums: Sums) -> Sums:
+        """Totals over the ranks of the sums of this rank's rows, in one collective. References agree already."""
         if len(self.counts) == 1:
             return sums
-        totals = distributed.reduce_scatter_sum(sums.unflatten(0, (len(self.counts), -1)), self.group)
-        return totals[: self.own.stop - self.own.start]
+        columns = [sums.normaliser[:, None]] if sums.weighted is None else [sums.weighted, sums.normaliser[:, None]]
+        by_owner = torch.cat(columns, dim=1).unflatten(0, (len(self.counts), -1))
+        totals = distributed.reduce_scatter_sum(by_owner, self.group)[: self.counts[self.index]]
+        return Sums(
+            normaliser=totals[:, -1],
+            weighted=None if sums.weighted is None else totals[:, :-1],
+            reference=None if sums.reference is None else sums.reference[self.own],
+        )
 
     def highest(self, values: Tensor) -> Tensor:
         """Elementwise maximum over the ranks."""

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pretrain.contrast.exchange import Exchange
-from pretrain.contrast.kernels.protocol import Ids, Kernel
+from pretrain.contrast.kernels.protocol import Ids, Kernel, Sums
 from pretrain.contrast.queue import NO_ID, ShardedQueue
 from pretrain.contrast.stats import ContrastStats
 
@@ -61,8 +61,15 @@ class Step:
         ids[self.exchange.own] = self.anchor_ids
         return ids
 
+    def visible(self, query_ids: Tensor, live: Tensor) -> Iterator[tuple[slice, Tensor, Ids]]:
+        """Which gathered anchors see which of this rank's keys, and the ids that tell own keys from negatives."""
+        if self.queue is not None:
+            yield slice(0, len(query_ids)), self.queue.rows, (query_ids, self.queue.ids) if self.shared_ids else None
+        for part, ids in self.live_parts(query_ids):
+            yield part, live, ids
+
     def live_parts(self, query_ids: Tensor) -> Iterator[tuple[slice, Ids]]:
-        """Which of the gathered anchors see this rank's live keys, and the ids that tell own keys from negatives."""
+        """The same of this rank's live keys alone."""
         own, end = self.exchange.own, len(query_ids)
         if self.in_batch == "global" and self.shared_ids:
             yield slice(0, end), (query_ids, self.live_ids)
@@ -81,43 +88,43 @@ class ShardedSoftmax(torch.autograd.Function):
         ctx: Any, anchors: Tensor, positives: Tensor, live: Tensor, temperature: Tensor | float, step: Step
     ) -> Tensor:
         """This rank's share of the loss, a scalar. Shapes: anchors and positives ``(m, d)``, live keys ``(c, d)``."""
-        scaled = anchors / temperature
-        queries = step.exchange.gather(scaled.to(step.operand_dtype))
+        queries = step.exchange.gather((anchors / temperature).to(step.operand_dtype))
         query_ids = step.query_ids(queries)
         live_rows = live.to(step.operand_dtype)
 
-        sums = anchors.new_zeros(len(queries), 1 + (anchors.shape[1] if any(ctx.needs_input_grad) else 0))
-        reference = anchors.new_full((len(queries),), -1.0) / temperature if step.running_reference else None
-        if step.queue is not None:
-            shared = (query_ids, step.queue.ids) if step.shared_ids else None
-            step.kernel.accumulate(sums, reference, queries, step.queue.rows, shared)
-        for part, ids in step.live_parts(query_ids):
-            seen = None if reference is None else reference[part]
-            step.kernel.accumulate(sums[part], seen, queries[part], live_rows, ids)
+        wants_gradient = any(ctx.needs_input_grad)
+        sums = Sums(
+            normaliser=anchors.new_zeros(len(queries)),
+            weighted=anchors.new_zeros(queries.shape) if wants_gradient else None,
+            reference=anchors.new_full((len(queries),), -1.0) / temperature if step.running_reference else None,
+        )
+        for part, keys, ids in step.visible(query_ids, live_rows):
+            step.kernel.accumulate(sums[part], queries[part], keys, ids)
+        if sums.reference is not None:
+            sums.raise_reference(step.exchange.highest(sums.reference))
+        own = step.exchange.bring_home(sums)
 
-        highest = anchors.new_zeros(len(queries))
-        if reference is not None:
-            highest = step.exchange.highest(reference)
-            sums *= torch.exp(reference - highest)[:, None]
-        highest = highest[step.exchange.own]
-        totals = step.exchange.bring_home(sums)
-        positive_logits = (scaled * positives).sum(1)
-        margins = totals[:, -1].log() + highest - positive_logits
+        # One number an anchor: float64 costs nothing here and saves the digits of a difference of large logits.
+        positive_logits = (anchors.double() * positives.double()).sum(1) / temperature
+        margins = own.normaliser.double().log() - positive_logits
+        if own.reference is not None:
+            margins += own.reference
         losses = torch.logaddexp(margins, torch.zeros_like(margins))
-        if step.stats is not None:
-            step.stats.update(torch.sigmoid(-margins), positive_logits > highest)
+        if step.stats is not None and own.reference is not None:
+            step.stats.update(torch.sigmoid(-margins), positive_logits > own.reference)
 
-        if any(ctx.needs_input_grad):
-            tiny = torch.finfo(totals.dtype).tiny  # an anchor without any negative: 0 / tiny, times sigmoid(-inf)
-            mean_negative = totals[:, :-1] / totals[:, -1:].clamp_min(tiny)
-            weight = torch.sigmoid(margins)[:, None] * step.scale / temperature
+        if own.weighted is not None:
+            tiny = torch.finfo(anchors.dtype).tiny  # an anchor without any negative: 0 / tiny, times sigmoid(-inf)
+            mean_negative = own.weighted / own.normaliser.clamp_min(tiny)[:, None]
+            weight = torch.sigmoid(margins).to(anchors.dtype)[:, None] * step.scale / temperature
             d_anchors = weight * (mean_negative - positives)
             d_temperature = -(anchors * d_anchors).sum() / temperature
             d_live = None
             if ctx.needs_input_grad[2]:
-                d_live = _live_gradient(queries, query_ids, live_rows, positive_logits + losses, step)
+                lse = (positive_logits + losses).to(anchors.dtype)
+                d_live = _live_gradient(queries, query_ids, live_rows, lse, step)
             ctx.save_for_backward(d_anchors, -weight * anchors, d_live, d_temperature)
-        return losses.sum() * step.scale
+        return (losses.sum() * step.scale).to(anchors.dtype)
 
     @staticmethod
     @once_differentiable

@@ -100,7 +100,7 @@ def model_card(
     name: str,
     model: Mapping[str, Any],
     job: Mapping[str, Any],
-    step: int | None = None,
+    progress: Mapping[str, int] | None = None,
     metrics: Mapping[str, Any] | None = None,
 ) -> str:
     """The text of a ``README.md``: YAML head and Markdown.
@@ -110,10 +110,10 @@ def model_card(
         name: the title.
         model: facts of the architecture, such as layers and hidden size.
         job: the resolved configuration as a mapping of sections; only known keys are shown, files by name only.
-        step: the optimizer step of the checkpoint.
+        progress: how far the training is: ``step``, ``samples``, ``tokens``.
         metrics: final measurements (see :func:`final_metrics`).
     """
-    training = _training(job, step)
+    training = _training(job, progress or {})
     parts = [
         "---\n" + "\n".join(_yaml(_HEAD[form])) + "\n---",
         f"# {name}",
@@ -159,16 +159,12 @@ def final_metrics(run: Path, step: int) -> dict[str, float | int]:
     return found
 
 
-def _training(job: Mapping[str, Any], step: int | None) -> dict[str, Any]:
+def _training(job: Mapping[str, Any], progress: Mapping[str, int]) -> dict[str, Any]:
     facts = {label: value for key, label in _KEYS if (value := _lookup(job, key)) not in (None, [], ())}
     if "data files" in facts:
-        facts["data files"] = ", ".join(Path(str(file)).name for file in _listed(facts["data files"]))
-    if step is not None:
-        facts["steps"] = step
-        sequences, length = _lookup(job, "batch.global"), _lookup(job, "data.sequence_length")
-        if sequences and length:
-            facts["token positions seen"] = step * sequences * length
-    return facts
+        facts["data files"] = ", ".join(Path(str(file)).name for file in facts["data files"])
+    counted = {"step": "steps taken", "samples": "sequences seen", "tokens": "tokens seen (once a sequence)"}
+    return facts | {label: progress[key] for key, label in counted.items() if key in progress}
 
 
 def _contrastive(job: Mapping[str, Any]) -> bool:
@@ -180,10 +176,6 @@ def _lookup(job: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _table(facts: Mapping[str, Any]) -> str:

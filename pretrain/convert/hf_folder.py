@@ -100,7 +100,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """
     index = folder / "model.safetensors.index.json"
     if not index.exists():
-        return _read_shard(folder / "model.safetensors")
+        return read_tensor_file(folder / "model.safetensors")
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map is missing or empty")
@@ -111,14 +111,15 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             )
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(weight_map.values())):
-        tensors.update(_read_shard(folder / name))
+        tensors.update(read_tensor_file(folder / name))
     if tensors.keys() != weight_map.keys():
         odd = sorted(tensors.keys() ^ weight_map.keys())
         raise CheckpointError(f"{index}: the index and its shards name different tensors: {', '.join(odd[:10])}")
     return tensors
 
 
-def _read_shard(path: Path) -> dict[str, Tensor]:
+def read_tensor_file(path: Path) -> dict[str, Tensor]:
+    """All tensors of one safetensors file. Raises ``CheckpointError`` as :func:`read_tensors` does."""
     pickles = sorted(p.name for p in path.parent.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
     if not path.exists() and pickles:
         raise CheckpointError(

@@ -12,8 +12,8 @@ from pathlib import Path
 from pretrain.engine.safe_files import sync_file, sync_folder
 from tokenizer.errors import CheckpointError
 
-_MARKS = ("config.json", "manifest.json")
-"""Every folder that this package writes holds one of these; nothing else is ever replaced."""
+_MARK = "config.json"
+"""Every export holds this file; a folder without it is never replaced."""
 
 
 def refuse_existing(out: Path, *, overwrite: bool) -> None:
@@ -26,8 +26,8 @@ def refuse_existing(out: Path, *, overwrite: bool) -> None:
         raise CheckpointError(
             f"{out}: the folder is not empty; give a new one, or --overwrite to replace an older export"
         )
-    if not any((out / mark).is_file() for mark in _MARKS):
-        raise CheckpointError(f"{out}: --overwrite replaces older exports only, and this folder holds no {_MARKS[0]}")
+    if not (out / _MARK).is_file():
+        raise CheckpointError(f"{out}: --overwrite replaces older exports only, and this folder holds no {_MARK}")
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
+from pretrain.models.hf_map import HEAD, TIED
 from tokenizer.encode import TextTokenizer
 from tokenizer.errors import CheckpointError
 
@@ -29,9 +30,10 @@ TEXTS = (
     "x = [i ** 2 for i in range(10)]  # squares",
     "Zürich, São Paulo, Владивосток, 北京 and Αθήνα are cities; naïve café.",
     "In 1859 he published it (price: 15 shillings), 'the one long argument'.",
-    "word " * 3000,
 )
-"""Texts of many lengths and scripts; the last is longer than any position table."""
+"""Texts of several lengths and scripts."""
+
+LONG_TEXT = "It is a truth universally acknowledged, that a text may be longer than a position table. " * 400
 
 
 def build_model(state: Mapping[str, Tensor], config: RobertaConfig, source: str) -> CaptModel:
@@ -42,29 +44,29 @@ def build_model(state: Mapping[str, Tensor], config: RobertaConfig, source: str)
             ``source`` says where the weights came from.
     """
     plain = config.model_copy(update={"compile": False, "activation_checkpointing": "none"})
-    model = CaptModel(plain, contrast=any(name.startswith("aggregation.") for name in state))
+    model = CaptModel(plain, contrast=any(name.startswith(HEAD) for name in state))
     expected = model.state_dict()
-    tied = {name for name in expected if expected[name] is not None} - dict(model.named_parameters()).keys()
-    problems = [f"{name} is missing" for name in sorted(expected.keys() - tied - state.keys())]
+    problems = [f"{name} is missing" for name in sorted(expected.keys() - TIED.keys() - state.keys())]
     problems += [f"{name} is unknown" for name in sorted(state.keys() - expected.keys())]
     problems += [
         f"{name} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}"
         for name, tensor in expected.items()
         if name in state and state[name].shape != tensor.shape
     ]
+    problems += [
+        f"{name} differs from {other}, of which it is a second name"
+        for name, other in TIED.items()
+        if name in state and other in state and not torch.equal(state[name], state[other])
+    ]
     if problems:
         raise CheckpointError(f"{source}: not the weights of this model: {'; '.join(problems)}")
-    first = {id(parameter): name for name, parameter in model.named_parameters()}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        original = first[id(parameter)]
-        if name in tied and name in state and not torch.equal(state[name], state[original]):
-            raise CheckpointError(f"{source}: {name} and {original} are one tensor in this model but differ there")
-    model.load_state_dict({name: state.get(name, expected[name]) for name in expected if name not in tied}, strict=False)
+    model.load_state_dict(dict(state), strict=False)
     return model.eval()
 
 
 def probe_batches(config: RobertaConfig, tokenizer: TextTokenizer) -> Iterator[Int[Tensor, "n L"]]:
-    """Batches of token ids: ``TEXTS`` with padding, and one random sequence as long as the position table."""
+    """Batches of token ids: one text, all ``TEXTS`` with padding, a random sequence as long as the position table."""
+    yield tokenize(TEXTS[:1], tokenizer, config.max_positions)
     yield tokenize(TEXTS, tokenizer, config.max_positions)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, config.vocab_rows, (1, config.max_positions), generator=generator)
@@ -102,7 +104,7 @@ def require_pooling(model: CaptModel, pooling: Pooling, source: str) -> None:
     """Raise ``CheckpointError`` when ``pooling`` needs the aggregation head and the model was trained without one."""
     if pooling == "head" and model.aggregation is None:
         raise CheckpointError(
-            f"{source}: trained without the contrastive loss, so there is no aggregation head; use --pooling mean or cls"
+            f"{source}: the model has no aggregation head (it was trained without contrast); use --pooling mean or cls"
         )
 
 
@@ -114,8 +116,12 @@ def require_close(what: str, ours: Tensor, theirs: Tensor | NDArray[np.float32])
     """
     theirs = torch.as_tensor(theirs)
     if ours.shape != theirs.shape:
-        raise CheckpointError(f"{what}: shape {tuple(theirs.shape)}, our model gives {tuple(ours.shape)}; nothing written")
+        raise CheckpointError(
+            f"{what}: shape {tuple(theirs.shape)}, our model gives {tuple(ours.shape)}; nothing written"
+        )
     difference = float((ours.double() - theirs.double()).abs().max() / ours.double().abs().max().clamp_min(1))
     if not difference <= TOLERANCE:
-        raise CheckpointError(f"{what}: differs from our model by {difference:.2g} (allowed {TOLERANCE}); nothing written")
+        raise CheckpointError(
+            f"{what}: differs from our model by {difference:.2g} (allowed {TOLERANCE}); nothing written"
+        )
     return difference

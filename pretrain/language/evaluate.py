@@ -117,11 +117,11 @@ def as_text(result: dict[str, Any]) -> str:
     lines = [f"checkpoint {result['checkpoint']}"]
     for section in result["sections"]:
         lines += ["", section["name"], f"  protocol: {section['protocol']}"]
-        lines += [f"  {name:<24}{value:>10.4g}" for name, value in section["metrics"].items()]
-        lines.append(f"  {'':<24}" + "".join(f"{pooler:>10}" for pooler in section["poolers"]))
+        lines += [f"  {name:<24}{value:>12.4g}" for name, value in section["metrics"].items()]
+        lines.append(f"  {'':<24}" + "".join(f"{pooler:>12}" for pooler in section["poolers"]))
         names = dict.fromkeys(name for values in section["poolers"].values() for name in values)
         for name in names:
-            cells = (f"{values[name]:>10.4g}" for values in section["poolers"].values())
+            cells = (f"{values[name]:>12.4g}" for values in section["poolers"].values())
             lines.append(f"  {name:<24}" + "".join(cells))
     return "\n".join(lines)
 

@@ -1,0 +1,1 @@
+"""Encoders and their heads, and the tables of their names in Hugging Face's formats."""

@@ -35,7 +35,7 @@ class CaptModel(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = RobertaEncoder(config)
-        self.mlm = MLMHead(config, self.encoder.embeddings.word.weight)
+        self.mlm = MLMHead(config, self.encoder.embeddings.word)
         self.aggregation = AggregationHead(config) if contrast else None
         initialise(self, config.initializer_range)
 

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from pretrain.config.base import Section
 from tokenizer.errors import CheckpointError, ConfigError
@@ -87,7 +95,7 @@ class RobertaConfig(Section):
 
     @property
     def position_rows(self) -> int:
-        """Rows of the position table: fairseq counts positions from ``pad_id + 1`` (514 for RoBERTa's 512 positions)."""
+        """Rows of the position table: fairseq counts positions from ``pad_id + 1`` (514 rows for 512)."""
         return self.max_positions + self.pad_id + 1
 
     @property
@@ -104,7 +112,9 @@ class RobertaConfig(Section):
             ConfigError: a ``vocab_size`` set by hand is too small for the tokenizer, or the padding ids differ.
         """
         if pad_id != self.pad_id:
-            raise ConfigError(f"model.pad_id is {self.pad_id} but the tokenizer pads with {pad_id}; set model.pad_id: {pad_id}")
+            raise ConfigError(
+                f"model.pad_id is {self.pad_id} but the tokenizer pads with {pad_id}; set model.pad_id: {pad_id}"
+            )
         if self.vocab_size is not None and self.vocab_size < vocab_size:
             raise ConfigError(
                 f"model.vocab_size {self.vocab_size} is smaller than the tokenizer's {vocab_size} ids; "
@@ -121,7 +131,9 @@ class RobertaConfig(Section):
         for name in _ARCHITECTURE:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
-                raise CheckpointError(f"{source}: model.{name} is {theirs} there but {mine} in this job; set it to {theirs}")
+                raise CheckpointError(
+                    f"{source}: model.{name} is {theirs} there but {mine} in this job; set it to {theirs}"
+                )
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> RobertaConfig:
@@ -135,14 +147,21 @@ class RobertaConfig(Section):
         if missing:
             raise CheckpointError(f"config.json has no {', '.join(missing)}; a RoBERTa or XLM-R encoder needs them")
         if config["type_vocab_size"] != 1:
-            raise CheckpointError(f"config.json: type_vocab_size is {config['type_vocab_size']}; RoBERTa has 1 (no segments)")
+            raise CheckpointError(
+                f"config.json: type_vocab_size is {config['type_vocab_size']}; RoBERTa has 1 (no segments)"
+            )
         fields = {ours: config[theirs] for ours, theirs in _HF_FIELDS.items()}
         try:
             usable = config["max_position_embeddings"] - config["pad_token_id"] - 1
             return cls(size="custom", vocab_size=config["vocab_size"], max_positions=usable, **fields)
-        except (TypeError, ValidationError) as error:
-            detail = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-            raise CheckpointError(f"config.json does not describe a RoBERTa encoder: {detail}") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = "".join(f"{_HF_FIELDS.get(str(name), name)}: " for name in first["loc"])
+            raise CheckpointError(f"config.json does not describe a RoBERTa encoder: {where}{first['msg']}") from None
+        except TypeError as error:
+            raise CheckpointError(
+                f"config.json: max_position_embeddings or pad_token_id is no number: {error}"
+            ) from None
 
     def to_hf(self, *, bos_id: int, eos_id: int) -> dict[str, Any]:
         """The ``config.json`` of the stock ``RobertaForMaskedLM`` that computes what this encoder does.

@@ -43,7 +43,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def dropout(x: Float[Tensor, "*shape"], p: float, training: bool) -> Float[Tensor, "*shape"]:
-    """``x`` with elements zeroed with probability ``p`` and the others divided by ``1 - p``; ``x`` when not training."""
+    """``x`` with elements zeroed with probability ``p`` and the rest divided by ``1 - p``; ``x`` when not training."""
     if not training or p == 0:
         return x
     if draws_own_masks(x):

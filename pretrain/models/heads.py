@@ -18,21 +18,21 @@ class MLMOutput(NamedTuple):
 
     loss_sum: Tensor
     correct: Tensor
-    count: Tensor
+    used: Tensor
 
 
 class MLMHead(nn.Module):
     """RoBERTa's language-model head: dense, GELU, LayerNorm, and the word embedding as the output matrix.
 
-    ``word_weight`` is the embedding's own Parameter, registered here as well: ZeRO-3 gathers the parameters of the
+    The weight of ``word`` is registered here as well, the same Parameter: ZeRO-3 gathers the parameters of the
     module that runs, and the product with it runs here.
     """
 
-    def __init__(self, config: RobertaConfig, word_weight: nn.Parameter) -> None:
+    def __init__(self, config: RobertaConfig, word: nn.Embedding) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden, config.hidden)
         self.norm = nn.LayerNorm(config.hidden, eps=config.layer_norm_eps)
-        self.weight = word_weight
+        self.weight = word.weight
         self.bias = nn.Parameter(torch.zeros(config.vocab_rows))
 
     def forward(self, hidden: Float[Tensor, "*rows h"], labels: Int[Tensor, "*rows"]) -> MLMOutput:

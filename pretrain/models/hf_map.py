@@ -128,7 +128,8 @@ def initialise_from_hf(
                 f"{source}: {name} has shape {tuple(tensor.shape)} there but {tuple(own[name].shape)} in this job"
             )
     left = model.load_state_dict(state, strict=False)
-    assert set(left.missing_keys) <= wanted_head and not left.unexpected_keys
+    assert set(left.missing_keys) <= wanted_head
+    assert not left.unexpected_keys
 
 
 def _fill(name: str, at: Mapping[str, str]) -> str:

@@ -58,13 +58,13 @@ class Case:
 def _cases(world: int) -> list[Case]:
     even, ragged = (5,) * world, (5, 2, 7, 1)[:world]
     cases = [
-        Case(counts, temperature, pushed, noise)
-        for counts in (even, ragged)
+        Case(ragged, temperature, pushed, noise)
         for temperature in TEMPERATURES
         for pushed in (60 * world, 400 * world)
         for noise in (10.0, 0.05)
     ]
-    cases += [Case(ragged, t, 400 * world, n, torch.float32) for t in TEMPERATURES for n in (10.0, 0.05)]
+    cases += [Case(even, pushed=pushed, noise=noise) for pushed in (60 * world, 400 * world) for noise in (10.0, 0.05)]
+    cases += [Case(ragged, t, 400 * world, 0.05, torch.float32) for t in TEMPERATURES]
     for in_batch in ("local", "none"):
         cases += [Case(counts, pushed=60 * world, in_batch=in_batch) for counts in (even, ragged)]
     cases += [
@@ -95,10 +95,10 @@ def _rank_solves(cases: list[Case]) -> list[dict[str, Any]]:
         queue = None
         if case.pushed:
             queue = ShardedQueue(K, D, dtype=case.dtype)
-            pushed_ids = torch.arange(case.pushed) % 7
+            queued, queued_ids = case.queued(), torch.arange(case.pushed) % 7
             for start in range(0, case.pushed, 20 * world):
                 step = slice(start + rank, start + 20 * world, world)
-                queue.enqueue(case.queued()[step], ids=pushed_ids[step] if case.with_ids else None)
+                queue.enqueue(queued[step], ids=queued_ids[step] if case.with_ids else None)
         tau = torch.tensor(case.temperature, dtype=case.dtype, requires_grad=True)
         stats = ContrastStats() if case.stats else None
         loss = capt_loss(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pretrain.contrast.kernels.protocol import Ids
+from pretrain.contrast.kernels.protocol import Ids, Sums
 
 # Anchors by keys of the largest block. Wider blocks make better matrix products, up to what these sizes give; on a CPU
 # the logits (4 MB in fp32) should stay in cache between the two products, on a GPU a block must fill the device.
@@ -56,22 +56,18 @@ def _workspace(q: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
     return q.new_empty(rows.stop * columns.stop, dtype=dtype)
 
 
-def accumulate(sums: Tensor, reference: Tensor | None, q: Tensor, keys: Tensor, ids: Ids) -> None:
+def accumulate(sums: Sums, q: Tensor, keys: Tensor, ids: Ids) -> None:
     """See :class:`~pretrain.contrast.kernels.protocol.Kernel`."""
-    workspace = _workspace(q, keys, sums.dtype)
+    workspace = _workspace(q, keys, sums.normaliser.dtype)
     for rows, columns in _blocks(q, keys):
-        k = keys[columns].to(q.dtype)
+        k, block = keys[columns].to(q.dtype), sums[rows]
         weights = _logits(workspace, q, k, ids, rows, columns)
-        mean, normaliser = sums[rows, :-1], sums[rows, -1]
-        if reference is not None:
-            highest = torch.maximum(reference[rows], weights.amax(1))
-            sums[rows] *= torch.exp(reference[rows] - highest)[:, None]
-            reference[rows] = highest
-            weights -= highest[:, None]
+        if block.reference is not None:
+            weights.sub_(block.raise_reference(weights.amax(1))[:, None])
         weights.exp_()
-        normaliser += weights.sum(1)
-        if mean.shape[1]:
-            _multiply(mean, weights.to(q.dtype), k, add=True)
+        block.normaliser.add_(weights.sum(1))
+        if block.weighted is not None:
+            _multiply(block.weighted, weights.to(q.dtype), k, add=True)
 
 
 def key_gradient(q: Tensor, keys: Tensor, lse: Tensor, ids: Ids) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pretrain.contrast.kernels.protocol import Ids
+from pretrain.contrast.kernels.protocol import Ids, Sums
 
 
 def _logits(q: Tensor, keys: Tensor, ids: Ids) -> Tensor:
@@ -15,20 +15,17 @@ def _logits(q: Tensor, keys: Tensor, ids: Ids) -> Tensor:
     return logits
 
 
-def accumulate(sums: Tensor, reference: Tensor | None, q: Tensor, keys: Tensor, ids: Ids) -> None:
+def accumulate(sums: Sums, q: Tensor, keys: Tensor, ids: Ids) -> None:
     """See :class:`~pretrain.contrast.kernels.protocol.Kernel`."""
     if not len(q) or not len(keys):
         return
     logits = _logits(q, keys, ids)
-    if reference is not None:
-        highest = torch.maximum(reference, logits.amax(1))
-        sums *= torch.exp(reference - highest)[:, None]
-        reference.copy_(highest)
-        logits = logits - highest[:, None]
+    if sums.reference is not None:
+        logits = logits - sums.raise_reference(logits.amax(1))[:, None]
     weights = logits.exp()
-    sums[:, -1] += weights.sum(1)
-    if sums.shape[1] > 1:
-        sums[:, :-1] += weights @ keys.to(q.dtype)
+    sums.normaliser.add_(weights.sum(1))
+    if sums.weighted is not None:
+        sums.weighted.add_(weights @ keys.to(q.dtype))
 
 
 def key_gradient(q: Tensor, keys: Tensor, lse: Tensor, ids: Ids) -> Tensor:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pretrain.contrast.kernels import KERNELS, chunked
+from pretrain.contrast.kernels.protocol import Sums
 from tests.unit.contrast.support import relative, unit
 
 SHAPES = [(1, 1, 3), (5, 127, 123), (300, 7, 9), (259, 2100, 17), (3, 0, 4), (0, 5, 4)]
@@ -13,6 +14,12 @@ SHAPES = [(1, 1, 3), (5, 127, 123), (300, 7, 9), (259, 2100, 17), (3, 0, 4), (0,
 
 def _problem(n: int, c: int, d: int, tau: float) -> tuple[torch.Tensor, torch.Tensor]:
     return unit(n, d, seed=0) / tau, unit(c, d, seed=1)
+
+
+def _sums(n: int, d: int, value: float, reference: float | None) -> Sums:
+    full = torch.full((n, d + 1), value, dtype=torch.float64)
+    at = None if reference is None else torch.full((n,), reference, dtype=torch.float64)
+    return Sums(full[:, 0].clone(), full[:, 1:].clone(), at)
 
 
 def _ids(n: int, c: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,14 +33,11 @@ def test_sums_are_equal(n: int, c: int, d: int, masked: bool, running: bool) -> 
     q, keys = _problem(n, c, d, 0.05)
     results = []
     for kernel in (KERNELS["chunked"], KERNELS["dense"]):
-        sums = torch.ones(n, d + 1, dtype=torch.float64)
-        reference = torch.full((n,), -3.0, dtype=torch.float64) if running else None
-        kernel.accumulate(sums, reference, q, keys, _ids(n, c) if masked else None)
-        results.append((sums, reference))
-    (actual, actual_reference), (expected, expected_reference) = results
-    torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-12)
-    if running and actual_reference is not None and expected_reference is not None:
-        torch.testing.assert_close(actual_reference, expected_reference, rtol=1e-14, atol=0.0)
+        sums = _sums(n, d, 1.0, -3.0 if running else None)
+        kernel.accumulate(sums, q, keys, _ids(n, c) if masked else None)
+        results.append(sums)
+    for name in ("normaliser", "weighted", "reference"):
+        torch.testing.assert_close(getattr(results[0], name), getattr(results[1], name), rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize(("n", "c", "d"), SHAPES)
@@ -57,19 +61,19 @@ def test_a_zero_anchor_asks_nothing_of_the_keys() -> None:
 
 def test_normaliser_alone_needs_no_second_product() -> None:
     q, keys = _problem(5, 127, 8, 0.1)
-    sums = torch.zeros(5, 1, dtype=torch.float64)
-    chunked.accumulate(sums, None, q, keys, None)
-    torch.testing.assert_close(sums[:, 0], torch.exp(q @ keys.T).sum(1), rtol=1e-13, atol=0.0)
+    sums = Sums(torch.zeros(5, dtype=torch.float64), None, None)
+    chunked.accumulate(sums, q, keys, None)
+    torch.testing.assert_close(sums.normaliser, torch.exp(q @ keys.T).sum(1), rtol=1e-13, atol=0.0)
 
 
 def test_running_reference_survives_logits_that_overflow_exp() -> None:
     q, keys = unit(4, 6, seed=2) * 5000, unit(90, 6, seed=3)
-    sums = torch.zeros(4, 7, dtype=torch.float64)
-    reference = torch.full((4,), -5000.0, dtype=torch.float64)
-    chunked.accumulate(sums, reference, q, keys, None)
+    sums = _sums(4, 6, 0.0, -5000.0)
+    chunked.accumulate(sums, q, keys, None)
     logits = q @ keys.T
-    torch.testing.assert_close(reference, logits.amax(1))
-    torch.testing.assert_close(sums[:, -1].log() + reference, logits.logsumexp(1), rtol=1e-13, atol=0.0)
+    assert sums.reference is not None
+    torch.testing.assert_close(sums.reference, logits.amax(1))
+    torch.testing.assert_close(sums.normaliser.log() + sums.reference, logits.logsumexp(1), rtol=1e-13, atol=0.0)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +93,8 @@ def test_blocks_cover_everything_once_and_stay_small(n: int, c: int, d: int) -> 
 def test_the_tensor_core_path_asks_only_for_what_torch_has() -> None:
     """bfloat16 operands into float32 sums exist on a GPU only; the meta device checks calls, shapes and dtypes."""
     q, keys = (torch.empty(n, 32, dtype=torch.bfloat16, device="meta") for n in (64, 500))
-    sums, lse = torch.empty(64, 33, device="meta"), torch.empty(64, device="meta")
+    weighted, lse = torch.empty(64, 32, device="meta"), torch.empty(64, device="meta")
     ids = tuple(torch.empty(n, dtype=torch.int64, device="meta") for n in (64, 500))
     for reference in (None, lse):
-        chunked.accumulate(sums, reference, q, keys, None)
-    chunked.accumulate(sums, None, q, keys, (ids[0], ids[1]))
+        chunked.accumulate(Sums(lse, weighted, reference), q, keys, (ids[0], ids[1]))
     assert chunked.key_gradient(q, keys, lse, (ids[0], ids[1])).dtype == torch.float32

@@ -1,0 +1,138 @@
+"""Checkpoint -> stock ``RobertaForMaskedLM`` folder, loaded back and compared with our model before it is in place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pretrain.convert.output import new_folder
+from pretrain.convert.reference import TEXTS, build_model, probe_batches, require_close
+from pretrain.engine.safe_files import write_json, write_tensors
+from pretrain.models.capt import CaptModel
+from pretrain.models.config import RobertaConfig
+from pretrain.models.hf_map import to_hf
+from tokenizer.check import check_with_transformers
+from tokenizer.encode import TextTokenizer, load_tokenizer
+from tokenizer.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+HEAD_FILE = "capt_head.safetensors"
+"""The aggregation head A(h) = outer(gelu(inner(h))); its metadata ``pooling`` says what h is: ``cls`` or ``mean``."""
+
+
+def export_hf(
+    state: Mapping[str, Tensor],
+    config: RobertaConfig,
+    tokenizer: TextTokenizer,
+    out: Path,
+    card: str,
+    *,
+    max_length: int | None = None,
+    check: bool = True,
+    overwrite: bool = False,
+) -> None:
+    """Write ``out``, load it with transformers, and compare logits and token ids with ours.
+
+    The folder holds ``config.json``, ``model.safetensors``, ``tokenizer.json``, ``tokenizer_config.json``,
+    ``README.md`` and, from a model with one, ``capt_head.safetensors``. It needs nothing of ours to load.
+
+    Args:
+        state: weights of a :class:`CaptModel`.
+        config: its configuration, vocabulary filled in.
+        tokenizer: its tokenizer.
+        out: the folder to make.
+        card: text of ``README.md``.
+        max_length: the tokenizer's limit in ids; without it as many as there are positions.
+        check: False leaves the comparison out.
+        overwrite: replace an older export.
+
+    Raises:
+        CheckpointError: the weights are not this model's, ``out`` is taken, or the check fails.
+        DataError: transformers reads the tokenizer differently. Nothing is left behind in either case.
+    """
+    model = build_model(state, config, str(out))
+    with new_folder(out, overwrite=overwrite) as folder:
+        write_description(config, tokenizer, folder, max_length=max_length or config.max_positions)
+        write_tensors(folder / "model.safetensors", to_hf(model.state_dict(), config.layers), {"format": "pt"})
+        if model.aggregation is not None:
+            head = {name: tensor.contiguous() for name, tensor in model.aggregation.state_dict().items()}
+            write_tensors(folder / HEAD_FILE, head, {"format": "pt", "pooling": config.pooling})
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        if check:
+            difference = check_hf(model, tokenizer, folder)
+            logger.info("%s: transformers gives our logits within %.1e", out, difference)
+
+
+def write_description(
+    config: RobertaConfig,
+    tokenizer: TextTokenizer,
+    folder: Path,
+    *,
+    max_length: int,
+    architecture: str = "RobertaForMaskedLM",
+) -> None:
+    """Write ``config.json`` and the tokenizer's two files.
+
+    Raises:
+        CheckpointError: the tokenizer has ids for which the model has no row, or pads with another id.
+    """
+    if tokenizer.vocab_size > config.vocab_rows or tokenizer.special.pad != config.pad_id:
+        raise CheckpointError(
+            f"the tokenizer ({tokenizer.vocab_size} ids, padding {tokenizer.special.pad}) is not the model's "
+            f"({config.vocab_rows} rows, padding {config.pad_id})"
+        )
+    described = config.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos)
+    write_json(folder / "config.json", described | {"architectures": [architecture]})
+    tokenizer.save(folder, model_max_length=max_length)
+
+
+def write_encoder(model: CaptModel, tokenizer: TextTokenizer, folder: Path, *, max_length: int) -> None:
+    """Write the encoder alone, as a ``RobertaModel`` folder.
+
+    ``RobertaModel`` has a pooler that we do not have and that transformers would fill at random, with a warning to
+    every user; zeros keep it silent, and its output the same for every input.
+    """
+    write_description(model.config, tokenizer, folder, max_length=max_length, architecture="RobertaModel")
+    prefix = "roberta."
+    named = to_hf(model.state_dict(), model.config.layers)
+    tensors = {name.removeprefix(prefix): tensor for name, tensor in named.items() if name.startswith(prefix)}
+    hidden = model.config.hidden
+    pooler = {"pooler.dense.weight": torch.zeros(hidden, hidden), "pooler.dense.bias": torch.zeros(hidden)}
+    write_tensors(folder / "model.safetensors", tensors | pooler, {"format": "pt"})
+
+
+@torch.no_grad()
+def check_hf(model: CaptModel, tokenizer: TextTokenizer, folder: Path) -> float:
+    """Load ``folder`` with transformers; the largest relative difference of its logits from ours.
+
+    Raises:
+        CheckpointError: transformers misses or ignores a tensor, does not tie the head, or a logit differs.
+        DataError: a text gets other ids.
+    """
+    from transformers import RobertaForMaskedLM
+
+    loaded: Any
+    loaded, report = RobertaForMaskedLM.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if report[problem]:
+            names = ", ".join(map(str, sorted(report[problem])))
+            raise CheckpointError(f"transformers reports {problem.replace('_', ' ')}: {names}; nothing written")
+    if loaded.lm_head.decoder.weight.data_ptr() != loaded.roberta.embeddings.word_embeddings.weight.data_ptr():
+        raise CheckpointError("transformers does not tie the output matrix to the word embedding; nothing written")
+    loaded.eval()
+    worst = 0.0
+    for tokens in probe_batches(model.config, tokenizer):
+        real = tokens != model.config.pad_id
+        ours = model.mlm.logits(model.encode(tokens, padded=True)[real])
+        theirs = loaded(input_ids=tokens, attention_mask=real.long()).logits[real]
+        worst = max(worst, require_close("Hugging Face export, logits", ours, theirs))
+    check_with_transformers(folder, TEXTS)
+    if load_tokenizer(folder).fingerprint != tokenizer.fingerprint:
+        raise CheckpointError("the written tokenizer is not the checkpoint's; nothing written")
+    return worst

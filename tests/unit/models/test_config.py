@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from pretrain.models.config import RobertaConfig
+from tokenizer.errors import CheckpointError, ConfigError
+
+
+@pytest.mark.parametrize(
+    ("size", "shape"),
+    [
+        ("tiny", (2, 128, 2, 512)),
+        ("small", (6, 256, 4, 1024)),
+        ("base", (12, 768, 12, 3072)),
+        ("large", (24, 1024, 16, 4096)),
+    ],
+)
+def test_presets(size: str, shape: tuple[int, ...]) -> None:
+    config = RobertaConfig.model_validate({"size": size})
+    assert (config.layers, config.hidden, config.heads, config.ffn) == shape
+
+
+def test_default_is_small() -> None:
+    assert RobertaConfig() == RobertaConfig(size="small")
+
+
+def test_explicit_field_overrides_preset() -> None:
+    config = RobertaConfig(size="base", layers=4)
+    assert (config.layers, config.hidden) == (4, 768)
+    assert RobertaConfig.model_validate(config.model_dump()) == config
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"size": "custom", "hidden": 32}, "size custom needs layers, heads, ffn"),
+        ({"size": "huge"}, "size"),
+        ({"heads": 3}, "heads 3 does not divide hidden 256; one of .*4, 8, 16"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"vocab_size": 1}, "pad_id 1 is outside the vocabulary of 1"),
+        ({"hiden": 32}, "hiden"),
+        ({"activation_checkpointing": "some"}, "activation_checkpointing"),
+        ({"layers": 0}, "layers"),
+    ],
+)
+def test_refuses(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        RobertaConfig.model_validate(fields)
+
+
+def test_derived_sizes() -> None:
+    config = RobertaConfig(size="base", vocab_size=50_265, pad_vocab_to=64)
+    assert (config.head_size, config.position_rows, config.vocab_rows) == (64, 514, 50_304)
+    assert RobertaConfig(pad_id=0).position_rows == 513
+    with pytest.raises(ConfigError, match="vocab_size"):
+        _ = RobertaConfig().vocab_rows
+
+
+def test_vocabulary_from_tokenizer() -> None:
+    assert RobertaConfig().for_tokenizer(8192, 1).vocab_rows == 8192
+    assert RobertaConfig(vocab_size=9000).for_tokenizer(8192, 1).vocab_rows == 9000
+    with pytest.raises(ConfigError, match="8000 is smaller than the tokenizer's 8192"):
+        RobertaConfig(vocab_size=8000).for_tokenizer(8192, 1)
+    with pytest.raises(ConfigError, match=r"pads with 0; set model\.pad_id: 0"):
+        RobertaConfig().for_tokenizer(8192, 0)
+
+
+def test_hugging_face_round_trip() -> None:
+    config = RobertaConfig(size="tiny", vocab_size=99, dropout=0.2, layer_norm_eps=1e-6)
+    hf = config.to_hf(bos_id=0, eos_id=2)
+    assert (hf["max_position_embeddings"], hf["type_vocab_size"], hf["layer_norm_eps"]) == (514, 1, 1e-6)
+    assert RobertaConfig.from_hf(hf) == config.model_copy(update={"size": "custom"})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size: Input should be a valid integer"),
+        ({"type_vocab_size": 2}, "type_vocab_size is 2"),
+        ({"num_attention_heads": 5}, "heads 5 does not divide hidden 128"),
+        ({"max_position_embeddings": "many"}, "max_position_embeddings or pad_token_id is no number"),
+    ],
+)
+def test_from_hf_refuses(change: dict[str, object], message: str) -> None:
+    hf = RobertaConfig(size="tiny", vocab_size=99).to_hf(bos_id=0, eos_id=2)
+    with pytest.raises(CheckpointError, match=message):
+        RobertaConfig.from_hf({**hf, **change})
+
+
+def test_from_hf_names_missing_keys() -> None:
+    hf = RobertaConfig(size="tiny", vocab_size=99).to_hf(bos_id=0, eos_id=2)
+    del hf["layer_norm_eps"]
+    with pytest.raises(CheckpointError, match="no layer_norm_eps"):
+        RobertaConfig.from_hf(hf)
+
+
+@pytest.mark.parametrize("field", ["hidden", "layers", "layer_norm_eps", "max_positions"])
+def test_architecture_mismatch_names_the_field(field: str) -> None:
+    mine = RobertaConfig(size="tiny", vocab_size=99)
+    other = mine.model_copy(update={field: getattr(mine, field) * 2})
+    with pytest.raises(CheckpointError, match=rf"folder: model\.{field} is {getattr(other, field)} there"):
+        mine.require_same_architecture(other, "folder")
+
+
+def test_imports_no_torch() -> None:
+    code = "import sys, pretrain.models.config, pretrain.models.flops; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

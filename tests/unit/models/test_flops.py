@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from pretrain.models.flops import flops_per_token
+from tests.unit.models.support import LENGTH, batch, small_model
+
+N, MASKED = 5, 3
+
+
+def _counted(contrast: bool, pooling: str) -> float:
+    """What the dispatcher sees of a training step (the attention is spelt out in products when dropout is on)."""
+    model = small_model(contrast, torch.float32, pooling=pooling)
+    with FlopCounterMode(display=False) as counter:
+        out = model(*batch(N, MASKED))
+        loss = out.mlm_loss_sum if out.s is None else out.mlm_loss_sum + (out.s * out.s_hat).sum()
+        loss.backward()
+    return counter.get_total_flops() / (N * LENGTH)
+
+
+def test_mlm_alone_is_what_runs() -> None:
+    expected = flops_per_token(small_model(False).config, LENGTH, MASKED / LENGTH, views=1)
+    assert _counted(False, "cls") == pytest.approx(expected, rel=0.02)  # + the gradient of the vocabulary's bias
+
+
+def test_mean_pooling_is_what_runs() -> None:
+    expected = flops_per_token(small_model(pooling="mean").config, LENGTH, MASKED / LENGTH, views=2)
+    assert _counted(True, "mean") == pytest.approx(expected, rel=0.02)
+
+
+def test_both_views_count_what_is_read() -> None:
+    """The original's rows of the last layer are as many as the corrupted's for a static shape; only <s> is needed."""
+    expected = flops_per_token(small_model().config, LENGTH, MASKED / LENGTH, views=2)
+    assert expected < _counted(True, "cls") < 1.2 * expected

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pretrain.models.heads import AggregationHead, MLMHead
+from tests.unit.models.support import VOCABULARY, small_config
+
+
+def test_aggregation_is_equation_1() -> None:
+    torch.manual_seed(0)
+    head = AggregationHead(small_config()).double()
+    x = torch.randn(6, 32, dtype=torch.float64)
+    y = head.outer(F.gelu(head.inner(x)))
+    assert head.inner.out_features == 56
+    torch.testing.assert_close(head(x), y / y.norm(dim=1, keepdim=True), rtol=1e-12, atol=1e-12)
+
+
+def test_aggregation_normalises_in_fp32() -> None:
+    head = AggregationHead(small_config())
+    with torch.autocast("cpu", torch.bfloat16):
+        s = head(torch.randn(6, 32))
+    assert s.dtype == torch.float32
+    torch.testing.assert_close(s.norm(dim=1), torch.ones(6), rtol=1e-6, atol=0)
+    assert AggregationHead(small_config()).bfloat16()(torch.randn(2, 32).bfloat16()).dtype == torch.float32
+
+
+def test_language_model_head_is_tied() -> None:
+    word = nn.Embedding(VOCABULARY, 32)
+    head = MLMHead(small_config(), word)
+    assert head.weight is word.weight
+    hidden, labels = torch.randn(2, 3, 32), torch.randint(5, VOCABULARY, (2, 3))
+    loss, correct, used = head(hidden, labels)
+    logits = head.logits(hidden)
+    torch.testing.assert_close(loss, F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"))
+    assert int(correct) == int((logits.argmax(-1) == labels).sum())
+    assert int(used) == 6
+    loss.backward()
+    assert word.weight.grad is not None

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pretrain.models import roberta
+from pretrain.models.capt import CaptModel
+from pretrain.models.roberta import take_rows
+from tests.unit.models.support import LENGTH, assert_same, batch, gradients, small_model, train_step
+from tokenizer.errors import DataError
+
+DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5 + [2] * 4] * 5)
+
+
+def _case(kind: str) -> dict[str, Any]:
+    return {
+        "plain": {},
+        "padded": {"padded": True},
+        "documents": {"documents": DOCUMENTS},
+        "both": {"padded": True, "documents": DOCUMENTS},
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["plain", "padded", "documents", "both"])
+def test_rows_of_the_last_layer_equal_the_full_computation(kind: str) -> None:
+    model = small_model().eval()
+    tokens, _, positions, _ = batch(padded="padded" in _case(kind))
+    rows = model.encoder(tokens, rows=positions, **_case(kind))
+    full = take_rows(model.encoder(tokens, **_case(kind)), positions)
+    torch.testing.assert_close(rows, full, rtol=1e-12, atol=1e-12)
+    weight = torch.randn_like(full)
+    assert_same(gradients(model, (rows * weight).sum()), gradients(model, (full * weight).sum()), 1e-10)
+
+
+def test_padding_changes_nothing() -> None:
+    model = small_model().eval()
+    tokens, *_ = batch()
+    longer = torch.cat([tokens[:, :-3], torch.ones(len(tokens), 3, dtype=torch.long)], 1)
+    alone = model.encoder(tokens[:, :-3])
+    torch.testing.assert_close(model.encoder(longer, padded=True)[:, :-3], alone, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model.encoder(tokens, padded=True), model.encoder(tokens), rtol=1e-12, atol=1e-12)
+
+
+def test_padding_in_front_counts_no_positions() -> None:
+    """fairseq's positions: the first real token has pad_id + 1, wherever it stands."""
+    model = small_model().eval()
+    tokens, *_ = batch()
+    shifted = torch.cat([torch.ones(len(tokens), 2, dtype=torch.long), tokens[:, :-2]], 1)
+    torch.testing.assert_close(
+        model.encoder(shifted, padded=True)[:, 2:], model.encoder(tokens[:, :-2]), rtol=1e-12, atol=1e-12
+    )
+
+
+def test_documents_do_not_see_each_other() -> None:
+    model = small_model().eval()
+    tokens, *_ = batch()
+    changed = tokens.clone()
+    changed[:, 4:9] = 50
+    before = model.encoder(tokens, documents=DOCUMENTS)
+    after = model.encoder(changed, documents=DOCUMENTS)
+    other = DOCUMENTS[0] != 1
+    assert torch.equal(before[:, other], after[:, other])
+    assert not torch.allclose(before[:, ~other], after[:, ~other])
+    assert not torch.allclose(model.encoder(tokens)[:, other], model.encoder(changed)[:, other])
+
+
+def test_too_long_a_sequence_is_an_error() -> None:
+    with pytest.raises(DataError, match=f"sequence of {LENGTH + 1} tokens is longer than model.max_positions {LENGTH}"):
+        small_model().encoder(torch.full((1, LENGTH + 1), 7))
+
+
+def test_initialisation() -> None:
+    model = CaptModel(small_model().config.model_copy(update={"hidden": 128, "ffn": 512}))
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            assert torch.equal(parameter, torch.ones_like(parameter) if "norm.weight" in name else parameter * 0), name
+        elif parameter.numel() > 1000:
+            assert float(parameter.detach().std()) == pytest.approx(0.02, rel=0.1), name
+    assert not model.encoder.embeddings.word.weight[1].any()
+
+
+@pytest.mark.parametrize("how", ["full", "offload"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_checkpointing_changes_no_gradient(how: str, autocast: bool) -> None:
+    plain = small_model(dtype=torch.float32)
+    recomputing = small_model(dtype=torch.float32, activation_checkpointing=how)
+    expected = train_step(plain, autocast, padded=True)
+    got = train_step(recomputing, autocast, padded=True)
+    assert got.keys() == expected.keys()
+    assert all(torch.equal(got[name], expected[name]) for name in got)
+
+
+def test_checkpointing_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[torch.dtype] = []
+    compute = roberta.EncoderLayer._compute
+
+    def counted(self: roberta.EncoderLayer, x: Tensor, *rest: Any) -> Tensor:
+        calls.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype)
+        return compute(self, x, *rest)
+
+    monkeypatch.setattr(roberta.EncoderLayer, "_compute", counted)
+    train_step(small_model(dtype=torch.float32, activation_checkpointing="full"), True, padded=False)
+    assert calls == [torch.bfloat16] * 4  # two layers, twice, in the precision of the forward pass
