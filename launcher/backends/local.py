@@ -69,7 +69,7 @@ def run_ranks(commands: tuple[Command, ...], grace: float = _GRACE) -> int:
 
     def kill() -> None:
         for rank in ranks:
-            processes.kill_group(rank)
+            processes.kill_tree(rank)
 
     with processes.stop_signals(stop, kill):
         try:

@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 log = logging.getLogger(__name__)
@@ -38,10 +39,23 @@ def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
         os.kill(process.pid, number)
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL a process and all that it started."""
-    if process.returncode is None:
-        os.killpg(process.pid, signal.SIGKILL)
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL a process, its group, and its descendants (torchrun puts each rank into a session of its own)."""
+    if process.returncode is not None:
+        return
+    descendants = _descendants(process.pid)
+    os.killpg(process.pid, signal.SIGKILL)
+    for pid in descendants:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    children: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # it has ended meanwhile
+            children += map(int, path.read_text().split())
+    return children + [pid for child in children for pid in _descendants(child)]
 
 
 def ended(process: subprocess.Popen[bytes]) -> bool:
@@ -50,7 +64,7 @@ def ended(process: subprocess.Popen[bytes]) -> bool:
         return True
     if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         return False
-    kill_group(process)
+    kill_tree(process)
     process.wait()
     return True
 

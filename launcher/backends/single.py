@@ -49,13 +49,13 @@ def run_launcher(
     def kill() -> None:
         if signal_ranks:
             signal_ranks(signal.SIGKILL)
-        processes.kill_group(child)
+        processes.kill_tree(child)
 
     with processes.stop_signals(stop, kill):
         while not processes.ended(child):
             if signal_ranks and waiting:
                 delivered = signal_ranks(waiting)
-                if delivered and watch.state() is not None:  # before that, ranks may still be about to start: again
+                if delivered and watch.state() == "running":  # else a rank may still be about to start: again
                     waiting = None
             time.sleep(_AGAIN if waiting else _POLL)
         code = int(child.returncode)

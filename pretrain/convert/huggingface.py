@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pretrain.convert.output import new_folder
-from pretrain.convert.reference import TEXTS, build_model, probe_batches, require_close
+from pretrain.convert.reference import TEXTS, build_model, probe_batches, quiet_transformers, require_close
 from pretrain.engine.safe_files import write_json, write_tensors
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
@@ -65,7 +65,8 @@ def export_hf(
             write_tensors(folder / HEAD_FILE, head, {"format": "pt", "pooling": config.pooling})
         (folder / "README.md").write_text(card, encoding="utf-8")
         if check:
-            difference = check_hf(model, tokenizer, folder)
+            with quiet_transformers():
+                difference = check_hf(model, tokenizer, folder)
             logger.info("%s: transformers gives our logits within %.1e", out, difference)
 
 

@@ -23,6 +23,7 @@ from pretrain.convert.reference import (
     Pooling,
     build_model,
     embed,
+    quiet_transformers,
     require_close,
     require_pooling,
     tokenize,
@@ -83,7 +84,8 @@ def export_sentence_transformers(
         write_encoder(model, tokenizer, folder, max_length=length)
         _write_modules(model, folder, pooling, length)
         (folder / "README.md").write_text(card, encoding="utf-8")
-        difference = check_sentence_transformers(model, tokenizer, folder, pooling=pooling, max_length=length)
+        with quiet_transformers():
+            difference = check_sentence_transformers(model, tokenizer, folder, pooling=pooling, max_length=length)
     logger.info("%s: sentence-transformers gives our embeddings within %.1e", out, difference)
 
 

@@ -52,7 +52,7 @@ class LanguageModule(nn.Module):
     ) -> LanguageOutput:
         """Both views through the model; with ``pools`` also every position's output, pooled two ways."""
         out = self.capt(tokens, corrupted, positions, labels, documents, padded)
-        pooled = self._pool(tokens, corrupted, padded) if pools else {}
+        pooled = self._pool(tokens, corrupted, documents, padded) if pools else {}
         return LanguageOutput(
             s=out.s,
             s_hat=out.s_hat,
@@ -63,9 +63,12 @@ class LanguageModule(nn.Module):
             pools=pooled,
         )
 
-    def _pool(self, tokens: Tensor, corrupted: Tensor, padded: bool) -> dict[str, tuple[Tensor, Tensor]]:
+    def _pool(
+        self, tokens: Tensor, corrupted: Tensor, documents: Tensor | None, padded: bool
+    ) -> dict[str, tuple[Tensor, Tensor]]:
         views = torch.cat([tokens, corrupted])
-        hidden = self.capt.encode(views, padded).float()
+        documents = None if documents is None else documents.repeat(2, 1)
+        hidden = self.capt.encoder(views, padded=padded, documents=documents).float()
         real = (views != self.capt.config.pad_id).unsqueeze(-1)
         means = (hidden * real).sum(1) / real.sum(1)
         n = len(tokens)

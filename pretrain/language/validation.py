@@ -9,7 +9,7 @@ from pretrain.engine.engines import Engine
 from pretrain.engine.task import Report
 from pretrain.language.batches import Assembler, validation_batches
 from pretrain.language.config import LanguageJob
-from pretrain.language.metrics import PairAccumulator, contrast_metrics, noise_invariance
+from pretrain.language.metrics import MaskedTokenAccumulator, PairAccumulator, contrast_metrics, noise_invariance
 
 
 @torch.no_grad()
@@ -21,7 +21,7 @@ def validate(engine: Engine, assembler: Assembler, job: LanguageJob, windows: in
     an MLM-only encoder with a CAPT encoder.
     """
     head, pools = PairAccumulator(), {"cls": PairAccumulator(), "mean": PairAccumulator()}
-    sums = torch.zeros(3, dtype=torch.float64, device=engine.device)
+    masked = MaskedTokenAccumulator()
     samples = min(job.validate_.samples, windows)
     world, rank = distributed.world_size(), distributed.rank()
     for batch, counted in validation_batches(assembler, samples, job.batch.micro, world, rank):
@@ -30,17 +30,12 @@ def validate(engine: Engine, assembler: Assembler, job: LanguageJob, windows: in
             batch.tokens, batch.corrupted, batch.positions, batch.labels, batch.documents, padded=batch.padded, step=0,
             pools=True,
         )  # fmt: skip
-        sums += torch.stack([out.mlm_loss_sum.double(), out.mlm_correct.double(), out.mlm_count.double()])
+        masked.update(out.mlm_loss_sum, out.mlm_correct, out.mlm_count)
         for name, (x, x_hat) in out.pools.items():
             pools[name].update(x[:counted], x_hat[:counted])
         if job.contrast.weight > 0:
             head.update(out.s[:counted], out.s_hat[:counted])
-    loss, correct, count = distributed.all_reduce_sum(sums).tolist()
-    report: Report = {
-        "loss/mlm": loss / max(count, 1),
-        "accuracy/mlm": correct / max(count, 1),
-        "validation_samples": samples,
-    }
+    report: Report = {**masked.compute(), "validation_samples": samples}
     if job.contrast.weight > 0:
         report |= contrast_metrics(*head.gather(), job.validate_.temperature)
     for name, pairs in pools.items():

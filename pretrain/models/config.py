@@ -89,11 +89,6 @@ class RobertaConfig(Section):
         return self
 
     @property
-    def head_size(self) -> int:
-        """Dimensions of one attention head."""
-        return self.hidden // self.heads
-
-    @property
     def position_rows(self) -> int:
         """Rows of the position table: fairseq counts positions from ``pad_id + 1`` (514 rows for 512)."""
         return self.max_positions + self.pad_id + 1

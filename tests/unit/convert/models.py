@@ -37,7 +37,15 @@ def tokenizer(kind: str = "unigram") -> TextTokenizer:
 def config(kind: str = "unigram", **changes: object) -> RobertaConfig:
     """A configuration whose numbers are all different, so that no two axes can be confused."""
     used = tokenizer(kind)
-    shape = {"size": "custom", "layers": 3, "hidden": 48, "heads": 3, "ffn": 80, "max_positions": 37, "pad_vocab_to": 64}
+    shape = {
+        "size": "custom",
+        "layers": 3,
+        "hidden": 48,
+        "heads": 3,
+        "ffn": 80,
+        "max_positions": 37,
+        "pad_vocab_to": 64,
+    }
     return RobertaConfig(pad_id=used.special.pad, **shape | changes).for_tokenizer(used.vocab_size, used.special.pad)
 
 

@@ -129,6 +129,20 @@ def test_a_second_interrupt_stops_at_once(launcher) -> None:
     assert process.wait(timeout=5) == 1
 
 
+def test_a_second_interrupt_reaches_other_sessions(launcher, tmp_path: Path) -> None:
+    script = (
+        "sleep = [sys.executable, '-S', '-c', 'import time; time.sleep(60)'];"
+        "child = subprocess.Popen(sleep, start_new_session=True);"
+        "pathlib.Path('child').write_text(str(child.pid)); signal.signal(15, signal.SIG_IGN);"
+    )
+    process = launcher(script + SAVES.format(signal=int(signal.SIGUSR1)), 1)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    assert process.wait(timeout=5) == 1
+    assert wait_for(lambda: is_gone(int((tmp_path / "child").read_text())), seconds=2)
+
+
 def test_the_ranks_die_with_the_launcher(launcher, tmp_path: Path) -> None:
     script = "signal.signal(15, signal.SIG_IGN); pathlib.Path(f'pid-{rank}').write_text(str(os.getpid()));"
     process = launcher(script + "pathlib.Path(f'ready-{rank}').touch(); time.sleep(60)")

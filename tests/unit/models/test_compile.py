@@ -18,17 +18,18 @@ TRACED = functools.partial(torch.compile, backend="aot_eager")
 """Dynamo and AOT autograd without code generation, which takes minutes and is torch's business."""
 
 
-def _compare_with_eager(checkpointing: str) -> None:
-    fields = {"dropout": 0.0, "attention_dropout": 0.0}
-    expected = train_step(small_model(**fields), padded=True)
+def _compare_with_eager(checkpointing: str, autocast: bool) -> None:
+    fields = {"dropout": 0.0, "attention_dropout": 0.0, "dtype": torch.float32 if autocast else torch.float64}
+    expected = train_step(small_model(**fields), autocast, padded=True)
     with mock.patch.object(torch, "compile", TRACED):
-        got = train_step(small_model(compile=True, activation_checkpointing=checkpointing, **fields), padded=True)
-    assert_same(got, expected, 1e-10)
+        model = small_model(compile=True, activation_checkpointing=checkpointing, **fields)
+        got = train_step(model, autocast, padded=True)
+    assert_same(got, expected, 0.02 if autocast else 1e-10)
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_compiled_layers_equal_eager_ones(checkpointing: str) -> None:
-    run_ranks(_compare_with_eager, 1, checkpointing)
+@pytest.mark.parametrize(("checkpointing", "autocast"), [("none", False), ("full", False), ("full", True)])
+def test_compiled_layers_equal_eager_ones(checkpointing: str, autocast: bool) -> None:
+    run_ranks(_compare_with_eager, 1, checkpointing, autocast)
 
 
 def _compare_dropout_with_torch() -> None:

@@ -54,7 +54,7 @@ def test_refuses(fields: dict[str, object], message: str) -> None:
 
 def test_derived_sizes() -> None:
     config = RobertaConfig(size="base", vocab_size=50_265, pad_vocab_to=64)
-    assert (config.head_size, config.position_rows, config.vocab_rows) == (64, 514, 50_304)
+    assert (config.position_rows, config.vocab_rows) == (514, 50_304)
     assert RobertaConfig(pad_id=0).position_rows == 513
     with pytest.raises(ConfigError, match="vocab_size"):
         _ = RobertaConfig().vocab_rows
