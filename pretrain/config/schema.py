@@ -21,10 +21,10 @@ class TaskSection(Section):
 class RunSection(Section):
     """Where a run lives and how it is seeded."""
 
-    dir: Path = Path("runs/run")
-    seed: NonNegativeInt = 1
+    dir: Path = Field(Path("runs/run"), description="the run's folder; a new run needs an unused one")
+    seed: NonNegativeInt = Field(1, description="of initialisation, data order, noise and dropout")
     log_every: PositiveInt = Field(10, description="steps between two lines of metrics.jsonl and of the log")
-    tensorboard: bool = True
+    tensorboard: bool = Field(True, description="also write TensorBoard files")
     deterministic: bool = Field(False, description="torch.use_deterministic_algorithms (slower on GPUs)")
     threads: NonNegativeInt = Field(0, description="CPU threads a process; 0 = cores / processes on this host")
     profile_step: PositiveInt | None = Field(None, description="record this step with torch.profiler into the run")
@@ -36,16 +36,16 @@ class BatchSection(Section):
     ``global = micro x accumulation x ranks``; the accumulation follows from the other three.
     """
 
-    global_: PositiveInt = Field(256, alias="global")
-    micro: PositiveInt = 32
+    global_: PositiveInt = Field(256, alias="global", description="sequences an optimizer step, over all ranks")
+    micro: PositiveInt = Field(32, description="sequences a forward pass on one rank")
 
 
 class ScheduleSection(Section):
     """Learning-rate schedule: linear warmup from 0 over ``warmup_steps``, then ``type`` until ``max_steps``."""
 
-    max_steps: PositiveInt = 1000
-    warmup_steps: NonNegativeInt = 0
-    type: Literal["linear", "cosine", "constant"] = "linear"
+    max_steps: PositiveInt = Field(1000, description="optimizer steps of the whole job")
+    warmup_steps: NonNegativeInt = Field(0, description="steps of linear warmup")
+    type: Literal["linear", "cosine", "constant"] = Field("linear", description="decay after the warmup")
     stop_after: PositiveInt | None = Field(
         None, description="end (resumably, exit code 75) at this step, the schedules still aiming at max_steps"
     )
@@ -60,13 +60,13 @@ class ScheduleSection(Section):
 class OptimizerSection(Section):
     """The optimizer. ``clip`` bounds the global gradient norm (0 = off)."""
 
-    type: Literal["adamw", "lamb"] = "adamw"
-    backend: Literal["auto", "torch", "deepspeed", "apex"] = "auto"
-    lr: PositiveFloat = 5e-4
+    type: Literal["adamw", "lamb"] = Field("adamw", description="lamb needs ZeRO 0")
+    backend: Literal["auto", "torch", "deepspeed", "apex"] = Field("auto", description="whose implementation")
+    lr: PositiveFloat = Field(5e-4, description="peak learning rate")
     betas: tuple[float, float] = (0.9, 0.98)
-    eps: PositiveFloat = 1e-6
-    weight_decay: NonNegativeFloat = 0.01
-    clip: NonNegativeFloat = 0.0
+    eps: PositiveFloat = Field(1e-6, description="added to the root of the second moment")
+    weight_decay: NonNegativeFloat = Field(0.01, description="of matrices; vectors do not decay")
+    clip: NonNegativeFloat = Field(0.0, description="largest global gradient norm; 0 = off")
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> OptimizerSection:
@@ -78,12 +78,12 @@ class OptimizerSection(Section):
 class EngineSection(Section):
     """How DeepSpeed runs the job. ``deepspeed_extra`` is merged last into the generated DeepSpeed configuration."""
 
-    zero_stage: Literal[0, 1, 2, 3] = 1
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    offload_optimizer: bool = False
-    offload_param: bool = False
-    timeout_minutes: PositiveFloat = 10.0
-    deepspeed_extra: dict[str, Any] = Field({}, description="see the class")
+    zero_stage: Literal[0, 1, 2, 3] = Field(1, description="what is sharded: 1 optimizer, 2 gradients, 3 weights")
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the forward pass; weights stay fp32")
+    offload_optimizer: bool = Field(False, description="optimizer state in host memory (ZeRO 1-3)")
+    offload_param: bool = Field(False, description="weights in host memory (ZeRO 3)")
+    timeout_minutes: PositiveFloat = Field(10.0, description="how long a collective may wait")
+    deepspeed_extra: dict[str, Any] = Field({}, description="merged last into DeepSpeed's configuration")
 
     @model_validator(mode="after")
     def _offload_needs_zero(self) -> EngineSection:
@@ -97,17 +97,17 @@ class EngineSection(Section):
 class ValidateSection(Section):
     """Validation during training: ``every`` steps (0 = only at the end) on ``samples`` sequences."""
 
-    every: NonNegativeInt = 500
-    samples: PositiveInt = 512
+    every: NonNegativeInt = Field(500, description="steps; 0 = only at the end")
+    samples: PositiveInt = Field(512, description="held-out sequences")
     temperature: PositiveFloat = Field(0.05, description="fixed, so that runs and steps compare")
 
 
 class CheckpointSection(Section):
     """Checkpoints: ``every`` steps (0 = only at the end), the newest ``keep``, and for good each ``keep_every``."""
 
-    every: NonNegativeInt = 500
-    keep: PositiveInt = 3
-    keep_every: NonNegativeInt = 0
+    every: NonNegativeInt = Field(500, description="steps; 0 = only at the end")
+    keep: PositiveInt = Field(3, description="how many of the newest stay")
+    keep_every: NonNegativeInt = Field(0, description="steps whose multiples stay for good; 0 = none")
     asynchronous: bool = Field(False, alias="async", description="write in a background thread")
 
 

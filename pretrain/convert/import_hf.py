@@ -6,20 +6,20 @@ import logging
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from pretrain.config.load import job_from_mapping
-from pretrain.convert.hf_folder import read_config, read_json, read_tensor_file, read_tensors
 from pretrain.convert.huggingface import HEAD_FILE
+from pretrain.convert.load_hf import read_hf
 from pretrain.convert.output import new_folder
+from pretrain.convert.reference import load_weights
 from pretrain.engine.checkpoint.layout import CONFIG, step_folder
 from pretrain.engine.checkpoint.save import config_text, partial_folder, write_weights_only
 from pretrain.engine.seeding import derive
 from pretrain.language.config import LanguageJob
 from pretrain.language.module import LanguageModule
 from pretrain.models.config import RobertaConfig
-from pretrain.models.hf_map import initialise_from_hf
-from tokenizer.encode import TextTokenizer, load_tokenizer
+from pretrain.models.hf_map import HEAD
+from tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -32,29 +32,19 @@ def import_hf(folder: Path, out: Path, *, overwrite: bool = False) -> None:
     Nothing in ``folder`` is run or followed; see :mod:`pretrain.convert.hf_folder`.
 
     Raises:
-        CheckpointError: ``folder`` is not such a model, is damaged or hostile, or ``out`` is taken.
-        DataError: its tokenizer cannot be read.
-        ConfigError: tokenizer and model do not fit.
+        UserError: as :func:`pretrain.convert.load_hf.read_hf` does, a tensor has the wrong shape, or ``out`` is taken.
     """
-    described = read_config(folder)
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        if (folder / name).exists():
-            read_json(folder / name)
-    tokenizer = load_tokenizer(folder)
-    head_file = folder / HEAD_FILE
-    head = read_tensor_file(head_file) if head_file.exists() else None
-    config = RobertaConfig.from_hf(described).for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-    if head is not None:
-        with safe_open(head_file, framework="pt") as file:
-            config = config.model_copy(update={"pooling": (file.metadata() or {}).get("pooling", "cls")})
-    job = _job(config, out.absolute())
+    found = read_hf(folder)
+    job = _job(found.config, out.absolute())
     torch.manual_seed(derive(job.run.seed, "init"))
-    module = LanguageModule(job, config)
-    initialise_from_hf(module.capt, config, described, read_tensors(folder), head, str(folder))
-    if head is None:
+    module = LanguageModule(job, found.config)
+    state = found.state
+    if not found.has_head:
         logger.warning("%s has no %s: the aggregation head starts from random weights", folder, HEAD_FILE)
+        state |= {name: tensor for name, tensor in module.capt.state_dict().items() if name.startswith(HEAD)}
+    load_weights(module.capt, state, str(folder))
     with new_folder(out, overwrite=overwrite) as run:
-        _write_run(run, job, module, tokenizer)
+        _write_run(run, job, module, found.tokenizer)
 
 
 def _job(config: RobertaConfig, out: Path) -> LanguageJob:
@@ -72,8 +62,8 @@ def _job(config: RobertaConfig, out: Path) -> LanguageJob:
 
 def _write_run(run: Path, job: LanguageJob, module: LanguageModule, tokenizer: TextTokenizer) -> None:
     target = step_folder(run, 0)
-    inside = partial_folder(target) / "tokenizer"
-    for folder in (run / "tokenizer", inside):
+    # The run's own copy outlives the checkpoint, which training removes once it has newer ones.
+    for folder in (run / "tokenizer", partial_folder(target) / "tokenizer"):
         folder.mkdir(parents=True)
         tokenizer.save(folder, model_max_length=job.model.max_positions)
     (run / CONFIG).write_text(config_text(job), encoding="utf-8")

@@ -41,11 +41,21 @@ def build_model(state: Mapping[str, Tensor], config: RobertaConfig, source: str)
     """Our model in evaluation mode with the weights ``state``; with an aggregation head if ``state`` has one.
 
     Raises:
-        CheckpointError: names are missing or unknown, shapes differ, or tied tensors are not equal. All are listed;
-            ``source`` says where the weights came from.
+        CheckpointError: as :func:`load_weights` does.
     """
     plain = config.model_copy(update={"compile": False, "activation_checkpointing": "none"})
     model = CaptModel(plain, contrast=any(name.startswith(HEAD) for name in state))
+    load_weights(model, state, source)
+    return model.eval()
+
+
+def load_weights(model: CaptModel, state: Mapping[str, Tensor], source: str) -> None:
+    """Copy ``state`` into ``model``.
+
+    Raises:
+        CheckpointError: names are missing or unknown, shapes differ, or tied tensors are not equal. All are listed;
+            ``source`` says where the weights came from.
+    """
     expected = model.state_dict()
     problems = [f"{name} is missing" for name in sorted(expected.keys() - TIED.keys() - state.keys())]
     problems += [f"{name} is unknown" for name in sorted(state.keys() - expected.keys())]
@@ -62,7 +72,6 @@ def build_model(state: Mapping[str, Tensor], config: RobertaConfig, source: str)
     if problems:
         raise CheckpointError(f"{source}: not the weights of this model: {'; '.join(problems)}")
     model.load_state_dict(dict(state), strict=False)
-    return model.eval()
 
 
 def probe_batches(config: RobertaConfig, tokenizer: TextTokenizer) -> Iterator[Int[Tensor, "n L"]]:

@@ -46,9 +46,9 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def launched_world_size() -> int:
-    """Number of processes the launcher says it started, known before any process group is up."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+def local_world_size() -> int:
+    """Number of processes on this host, as the launcher gave it (torchrun's name, then DeepSpeed's)."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or os.environ.get("WORLD_SIZE", "1"))
 
 
 def all_gather(x: Tensor, group: Group = None) -> Tensor:

@@ -17,6 +17,10 @@ from pretrain.engine.optimizers import build_optimizer
 
 logger = logging.getLogger(__name__)
 
+# DeepSpeed would compile this operator with g++ in the first run on CPUs (minutes) and load it in every other one. It
+# serves `inference_all_reduce` alone, which training never calls.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
 
 class Engine:
     """A module under DeepSpeed: forward by calling it, then ``backward`` and ``step`` once a micro-batch.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 import torch
@@ -159,5 +158,4 @@ def _write_status(run_dir: Path, state: str, step: int, code: int | None, reason
 
 
 def _set_threads(job: Job) -> None:
-    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
-    torch.set_num_threads(job.run.threads or max(1, (os.cpu_count() or 1) // local_world))
+    torch.set_num_threads(job.run.threads or max(1, (os.cpu_count() or 1) // distributed.local_world_size()))

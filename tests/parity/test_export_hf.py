@@ -68,7 +68,8 @@ def test_folder_is_stock_and_explicit(tmp_path):
     cfg = config()
     made = export(tmp_path / "out", cfg)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
-        "README.md", "capt_head.safetensors", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+        "README.md", "capt_head.safetensors", "config.json", "model.safetensors", "tokenizer.json",
+        "tokenizer_config.json",
     ]  # fmt: skip
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     expected = {
@@ -170,8 +171,8 @@ def test_foreign_folders_compute_the_same_here(tmp_path, hf_class):
     hf_config = HFRobertaConfig if hf_class is RobertaForMaskedLM else XLMRobertaConfig
     theirs = hf_class(
         hf_config(
-            vocab_size=used.vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
-            max_position_embeddings=66, type_vocab_size=1, layer_norm_eps=1e-5, initializer_range=0.3,
+            vocab_size=used.vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+            intermediate_size=48, max_position_embeddings=66, type_vocab_size=1, layer_norm_eps=1e-5, initializer_range=0.3,
         )
     ).half()  # fmt: skip
     theirs.save_pretrained(tmp_path / "hf", max_shard_size="20KB")

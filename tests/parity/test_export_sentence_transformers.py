@@ -95,7 +95,7 @@ def test_embeddings_are_ours_without_network(tmp_path, monkeypatch, pooling, cha
 
 
 def test_a_model_without_head_says_so_and_exports_its_mean(tmp_path):
-    with pytest.raises(CheckpointError, match="no aggregation head.*--pooling mean"):
+    with pytest.raises(CheckpointError, match=r"no aggregation head.*--pooling mean"):
         export(tmp_path / "out", config(), contrast=False)
     assert list(tmp_path.iterdir()) == []
     export(tmp_path / "out", config(), contrast=False, pooling="mean")

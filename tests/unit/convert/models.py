@@ -15,7 +15,7 @@ from tokenizer.encode import TextTokenizer, load_tokenizer
 from tokenizer.train import train
 
 CARD = "---\ntags:\n- capt\n---\n# card\n"
-WORDS = "the a cat sat on mat and nobody minded why not word is it x i in for range of".split()
+WORDS = ("the", "a", "cat", "sat", "on", "mat", "and", "nobody", "minded", "why", "not", "is", "it", "in", "for", "of")
 
 
 @functools.cache

@@ -15,13 +15,20 @@ JOB = {
 
 @pytest.mark.parametrize("form", ["hf", "sentence-transformers", "onnx"])
 def test_card_has_a_head_a_loading_example_and_the_facts(form):
-    text = model_card(form, name="capt-tiny", model={"layers": 2}, job=JOB, step=10, metrics={"loss": 1.25})
+    text = model_card(
+        form,
+        name="capt-tiny",
+        model={"layers": 2},
+        job=JOB,
+        progress={"step": 10, "samples": 320, "tokens": 40960},
+        metrics={"loss": 1.25},
+    )
     _, head, body = text.split("---\n", 2)
     fields = yaml.safe_load(head)
     assert fields["library_name"] in ("transformers", "sentence-transformers", "onnx")
     assert "capt" in fields["tags"]
     assert not {"license", "language"} & fields.keys()
-    for row in ("| layers | 2 |", "| loss | 1.25 |", "| token positions seen | 40960 |"):
+    for row in ("| layers | 2 |", "| loss | 1.25 |", "| tokens seen (once a sequence) | 40960 |"):
         assert row in body
     assert "# capt-tiny" in body
     assert "books.txt" in body

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -70,8 +71,6 @@ def test_pooling_reaches_the_export(run, tmp_path):
 
 
 def test_a_damaged_checkpoint_is_named(run, tmp_path):
-    import shutil
-
     shutil.copytree(run, tmp_path / "run", symlinks=True)
     (weights,) = (tmp_path / "run" / "checkpoints" / "step-00000000").glob("model-weights-*")
     content = bytearray(weights.read_bytes())
@@ -131,19 +130,25 @@ def pickle_only(folder):
 WORD, QUERY = "roberta.embeddings.word_embeddings.weight", "roberta.encoder.layer.1.attention.self.query.weight"
 
 
+@pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     ("edit", "match"),
     [
         (edit_config(auto_map={"AutoModel": "evil.Model"}), "auto_map"),
         (edit_config(_attn_implementation_internal="evil/kernel"), "_attn_implementation_internal"),
         (edit_config(model_type="bert"), "model_type"),
-        (edit_config(hidden_size="48"), "config.json"),
-        (edit_config(hidden_size=10**9), "hidden|shape"),
-        (edit_config(num_hidden_layers=4), "roberta.encoder.layer.3"),
-        (edit_config(vocab_size=320), "vocab|rows|ids"),
+        (edit_config(hidden_size="48"), "hidden_size is '48', but the tensors have 48"),
+        (edit_config(hidden_size=48 * 10**9), "hidden_size"),
+        (edit_config(intermediate_size=10**12), "intermediate_size"),
+        (edit_config(max_position_embeddings=10**12), "max_position_embeddings"),
+        (edit_config(vocab_size=10**12), "vocab_size"),
+        (edit_config(num_hidden_layers=10**12), "num_hidden_layers"),
+        (edit_config(layer_norm_eps=None), "config.json"),
+        (edit_config(vocab_size=320), "vocab_size 320 is smaller"),
         (tokenizer_with_code, "auto_map"),
         (fifo, "not a regular file"),
         (pickle_only, "pickle"),
+        (edit_tensors(lambda t: t.update({WORD: torch.zeros(640)})), "vocab_size"),
         (edit_tensors(lambda t: t.pop(QUERY)), f"missing: {QUERY}"),
         (edit_tensors(lambda t: t.update(extra=torch.zeros(1))), "unexpected: extra"),
         (edit_tensors(lambda t: t.update({QUERY: torch.zeros(3, 3)})), "shape"),
@@ -152,8 +157,6 @@ WORD, QUERY = "roberta.embeddings.word_embeddings.weight", "roberta.encoder.laye
     ],
 )
 def test_hostile_or_broken_folders(hf, tmp_path, edit, match):
-    import shutil
-
     shutil.copytree(hf, tmp_path / "bad")
     edit(tmp_path / "bad")
     refused(match, tmp_path / "bad", tmp_path / "out", from_="hf")
@@ -161,8 +164,6 @@ def test_hostile_or_broken_folders(hf, tmp_path, edit, match):
 
 
 def test_a_head_of_another_size_is_refused(hf, tmp_path):
-    import shutil
-
     shutil.copytree(hf, tmp_path / "bad")
     head = load_file(hf / "capt_head.safetensors")
     save_file(head | {"inner.bias": torch.zeros(7)}, tmp_path / "bad" / "capt_head.safetensors")
@@ -170,8 +171,6 @@ def test_a_head_of_another_size_is_refused(hf, tmp_path):
 
 
 def test_a_folder_without_our_head_gets_a_new_one_and_says_so(hf, tmp_path, caplog):
-    import shutil
-
     shutil.copytree(hf, tmp_path / "plain")
     (tmp_path / "plain" / "capt_head.safetensors").unlink()
     convert(tmp_path / "plain", tmp_path / "run", from_="hf")
