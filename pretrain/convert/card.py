@@ -71,6 +71,7 @@ _COMMON_CAVEATS = (
 )
 
 _KEYS = (
+    ("model.init", "started from"),
     ("data.source", "data source"),
     ("data.name", "data set"),
     ("data.files", "data files"),
@@ -90,6 +91,11 @@ _KEYS = (
     ("contrast.temperature.type", "temperature schedule"),
     ("run.seed", "seed"),
 )
+
+_NOT_OF_THE_MODEL = {
+    "step", "samples", "tokens", "lr", "grad_norm", "mfu", "seconds_per_step", "samples_per_second",
+    "tokens_per_second",
+}  # fmt: skip
 
 _PACKAGES = ("capt-pretraining", "torch", "transformers", "tokenizers", "safetensors")
 
@@ -113,12 +119,12 @@ def model_card(
         progress: how far the training is: ``step``, ``samples``, ``tokens``.
         metrics: final measurements (see :func:`final_metrics`).
     """
-    training = _training(job, progress or {})
+    trained = bool(progress and progress.get("step"))
+    training = _training(job, progress or {}) if trained else {}
     parts = [
         "---\n" + "\n".join(_yaml(_HEAD[form])) + "\n---",
         f"# {name}",
-        "A RoBERTa encoder pretrained with masked language modelling"
-        + (" and CAPT (contrastive pretraining on corrupted views of each sequence)." if _contrastive(job) else "."),
+        _summary(job, trained),
         "## Use\n\n" + _USE[form],
         "## Model\n\n" + _table(model),
     ]
@@ -155,20 +161,32 @@ def final_metrics(run: Path, step: int) -> dict[str, float | int]:
     found: dict[str, float | int] = {}
     for split, row in sorted(last.items()):
         prefix = "" if split == "train" else f"{split}/"
-        found.update({f"{prefix}{key}": value for key, value in row.items() if isinstance(value, int | float)})
+        found.update({f"{prefix}{key}": value for key, value in row.items() if _is_measurement(key, value)})
     return found
+
+
+def _is_measurement(key: str, value: Any) -> bool:
+    """Of the model, that is: not of the machine, nor a setting."""
+    return isinstance(value, int | float) and key.partition("/")[0] not in _NOT_OF_THE_MODEL
 
 
 def _training(job: Mapping[str, Any], progress: Mapping[str, int]) -> dict[str, Any]:
     facts = {label: value for key, label in _KEYS if (value := _lookup(job, key)) not in (None, [], ())}
     if "data files" in facts:
-        facts["data files"] = ", ".join(Path(str(file)).name for file in facts["data files"])
+        facts["data files"] = [Path(str(file)).name for file in facts["data files"]]
+    if "started from" in facts:
+        facts["started from"] = Path(str(facts["started from"])).name
     counted = {"step": "steps taken", "samples": "sequences seen", "tokens": "tokens seen (once a sequence)"}
     return facts | {label: progress[key] for key, label in counted.items() if key in progress}
 
 
-def _contrastive(job: Mapping[str, Any]) -> bool:
-    return bool(_lookup(job, "contrast.weight"))
+def _summary(job: Mapping[str, Any], trained: bool) -> str:
+    if not trained:
+        return "A RoBERTa encoder with the weights it was started from: no training step has been taken on them."
+    capt = " and CAPT (contrastive pretraining on corrupted views of each sequence)"
+    return (
+        f"A RoBERTa encoder pretrained with masked language modelling{capt if _lookup(job, 'contrast.weight') else ''}."
+    )
 
 
 def _lookup(job: Mapping[str, Any], key: str) -> Any:

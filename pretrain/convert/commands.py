@@ -58,6 +58,7 @@ def convert(
         from pretrain.convert.import_hf import import_hf
 
         import_hf(source, out, overwrite=overwrite)
+        logger.info("train on it with: capt resume %s data.source=files data.files=FILE", out)
     else:
         _export(source, out, cast(str, to), pooling, overwrite)
     return out

@@ -99,7 +99,7 @@ def load_hf(folder: Path) -> Restored:
 
 
 def _require_sizes(described: Mapping[str, Any], sizes: Mapping[str, int], folder: Path) -> None:
-    """A model is only built once its tensors are known to be as large as it: a file of bytes cannot ask for terabytes."""
+    """A model is built only once the tensors are known to have its size: a number alone cannot ask for terabytes."""
     for key, size in sizes.items():
         if described[key] != size:
             raise CheckpointError(f"{folder / 'config.json'}: {key} is {described[key]!r}, but the tensors have {size}")

@@ -118,22 +118,24 @@ def _write_graph(model: CaptModel, path: Path, pooling: Pooling) -> None:
             dynamic_shapes=(shape, shape),
             verbose=False,
         )
-    assert program is not None, "the dynamo exporter returns the program"
-    program.save(path)
+        assert program is not None, "the dynamo exporter returns the program"
+        program.save(path)
 
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """The exporter reports that torchvision is absent and deprecations in its own code: nothing a user can act on."""
-    log = logging.getLogger("torch.onnx._internal.exporter")
-    level = log.level
-    log.setLevel(logging.ERROR)
+    """The exporter reports that torchvision is absent, deprecations in its own code, every constant it folds."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx._internal.exporter", "onnx_ir", "onnxscript")]
+    levels = [log.level for log in loggers]
+    for log in loggers:
+        log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(level)
+        for log, level in zip(loggers, levels, strict=True):
+            log.setLevel(level)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch
 
 
 def quiet_libraries(*, debug: bool) -> None:
-    """Silence DeepSpeed's INFO lines and torch's notes about deprecated calls of DeepSpeed's; call before importing it."""
+    """Silence DeepSpeed's INFO lines and torch's notes about its deprecated calls; call before importing it."""
     if debug:
         return
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")

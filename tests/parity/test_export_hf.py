@@ -172,7 +172,8 @@ def test_foreign_folders_compute_the_same_here(tmp_path, hf_class):
     theirs = hf_class(
         hf_config(
             vocab_size=used.vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-            intermediate_size=48, max_position_embeddings=66, type_vocab_size=1, layer_norm_eps=1e-5, initializer_range=0.3,
+            intermediate_size=48, max_position_embeddings=66, type_vocab_size=1, layer_norm_eps=1e-5,
+            initializer_range=0.3,
         )
     ).half()  # fmt: skip
     theirs.save_pretrained(tmp_path / "hf", max_shard_size="20KB")

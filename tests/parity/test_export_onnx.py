@@ -7,9 +7,8 @@ import importlib.util
 import pytest
 import torch
 
-from pretrain.convert import onnx as onnx_export
-from pretrain.convert.onnx import export_onnx
-from pretrain.convert.reference import embed
+from pretrain.convert.onnx import check_onnx, export_onnx
+from pretrain.convert.reference import build_model, embed
 from tests.unit.convert.models import CARD, config, model, tokenizer
 from tokenizer.errors import CheckpointError, ConfigError
 
@@ -65,14 +64,14 @@ def test_axes_are_dynamic_and_named(exported):
     }
 
 
-def test_a_wrong_graph_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
-    pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
-    real = onnx_export.pool
-    monkeypatch.setattr(onnx_export, "pool", lambda model, hidden, tokens, pooling: real(model, hidden, tokens, "cls"))
-    cfg = config()
+def test_a_wrong_graph_is_refused(exported):
+    made, out = exported
+    assert check_onnx(made, tokenizer(), out / "model.onnx", pooling="head") < 1e-5
     with pytest.raises(CheckpointError, match=r"sentence_embedding.*nothing written"):
-        export_onnx(model(cfg).state_dict(), cfg, tokenizer(), tmp_path / "out", CARD, pooling="mean")
-    assert list(tmp_path.iterdir()) == []
+        check_onnx(made, tokenizer(), out / "model.onnx", pooling="cls")
+    other = build_model({**made.state_dict(), "encoder.layers.0.ffn_in.bias": torch.ones(80)}, made.config, "here")
+    with pytest.raises(CheckpointError, match="nothing written"):
+        check_onnx(other, tokenizer(), out / "model.onnx", pooling="head")
 
 
 def test_the_missing_extra_is_named(tmp_path, monkeypatch):

@@ -47,14 +47,20 @@ def test_every_form(run, tmp_path, to, inside):
     assert convert(run, out, to=to) == out
     assert (out / inside).is_file()
     card = (out / "README.md").read_text()
-    for expected in ("# first run", "| layers | 3 |", "| validation/loss/mlm | 1.5 |", "| steps taken | 0 |"):
+    for expected in ("# first run", "| layers | 3 |", "| validation/loss/mlm | 1.5 |", "no training step"):
         assert expected in card
-    with pytest.raises(UserError, match="not empty"):
-        convert(run, out, to=to)
-    (out / "README.md").write_text("older")
-    convert(run, out, to=to, overwrite=True)
-    assert (out / "README.md").read_text() == card
     assert [p.name for p in out.parent.iterdir()] == ["ex port"]
+
+
+def test_an_export_is_replaced_on_request_only(run, tmp_path):
+    out = tmp_path / "out"
+    convert(run, out, to="hf")
+    card = (out / "README.md").read_text()
+    (out / "README.md").write_text("older")
+    refused("not empty", run, out, to="hf")
+    assert (out / "README.md").read_text() == "older"
+    convert(run, out, to="hf", overwrite=True)
+    assert (out / "README.md").read_text() == card
 
 
 def test_there_and_back_is_the_same_weights(hf, run, tmp_path):

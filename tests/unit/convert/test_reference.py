@@ -74,7 +74,7 @@ def test_probes_reach_the_last_position_and_hold_padding():
 
 @pytest.mark.parametrize("bad", [torch.tensor([1.0, 2.1]), torch.tensor([1.0, float("nan")]), torch.ones(3)])
 def test_require_close_refuses(bad):
-    with pytest.raises(CheckpointError, match="this thing: .*nothing written"):
+    with pytest.raises(CheckpointError, match=r"this thing: .*nothing written"):
         require_close("this thing", torch.tensor([1.0, 2.0]), bad)
 
 
