@@ -6,11 +6,12 @@ import random
 from pathlib import Path
 from typing import Any
 
-_WORDS = """
-    the a this that of in on under over river stone house old new small green door opens closes near far child
-    reads writes book letter light dark night morning walks runs slowly quickly with without and or but because
-    while water fire wind sings sleeps bird tree road leads home away city village market bread milk king queen
-""".split()
+_TEXT = """
+the a this that of in on under over river stone house old new small green door opens closes near far child
+reads writes book letter light dark night morning walks runs slowly quickly with without and or but because
+while water fire wind sings sleeps bird tree road leads home away city village market bread milk king queen
+"""
+_WORDS = _TEXT.split()
 
 
 def write_corpus(path: Path, documents: int = 60, seed: int = 0) -> Path:

@@ -39,9 +39,9 @@ def evaluate(
 ) -> None:
     """Measure an encoder on held-out text and on semantic similarity, each number with its protocol."""
     o.quiet(context)
-    from pretrain.convert.load_hf import is_hf, load_hf
     from pretrain.language.evaluate import as_text
     from pretrain.language.evaluate import evaluate as measure
+    from pretrain.language.from_hf import is_hf, load_hf
     from pretrain.language.representations import POOLERS
 
     result = measure(

@@ -11,19 +11,17 @@ import torch
 from torch import Tensor
 
 from pretrain.convert.output import new_folder
-from pretrain.convert.reference import TEXTS, build_model, probe_batches, quiet_transformers, require_close
+from pretrain.convert.reference import TEXTS, probe_batches, quiet_transformers, require_close
 from pretrain.engine.safe_files import write_json, write_tensors
+from pretrain.models.build import build_model
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
-from pretrain.models.hf_map import to_hf
+from pretrain.models.hf_map import HEAD_FILE, to_hf
 from tokenizer.check import check_with_transformers
 from tokenizer.encode import TextTokenizer, load_tokenizer
 from tokenizer.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
-
-HEAD_FILE = "capt_head.safetensors"
-"""The aggregation head A(h) = outer(gelu(inner(h))); its metadata ``pooling`` says what h is: ``cls`` or ``mean``."""
 
 
 def export_hf(

@@ -8,17 +8,16 @@ from pathlib import Path
 import torch
 
 from pretrain.config.load import job_from_mapping
-from pretrain.convert.huggingface import HEAD_FILE
-from pretrain.convert.load_hf import read_hf
 from pretrain.convert.output import new_folder
-from pretrain.convert.reference import load_weights
 from pretrain.engine.checkpoint.layout import CONFIG, step_folder
 from pretrain.engine.checkpoint.save import config_text, partial_folder, write_weights_only
 from pretrain.engine.seeding import derive
 from pretrain.language.config import LanguageJob
+from pretrain.language.from_hf import read_hf
 from pretrain.language.module import LanguageModule
+from pretrain.models.build import load_weights
 from pretrain.models.config import RobertaConfig
-from pretrain.models.hf_map import HEAD
+from pretrain.models.hf_map import HEAD, HEAD_FILE
 from tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -29,10 +28,10 @@ def import_hf(folder: Path, out: Path, *, overwrite: bool = False) -> None:
 
     The aggregation head is that of ``capt_head.safetensors`` (our own exports have it), else freshly initialised.
     ``out/config.yaml`` is a ``capt_language`` job with default hyper-parameters, to be overridden on the command line.
-    Nothing in ``folder`` is run or followed; see :mod:`pretrain.convert.hf_folder`.
+    Nothing in ``folder`` is run or followed; see :mod:`pretrain.models.hf_folder`.
 
     Raises:
-        UserError: as :func:`pretrain.convert.load_hf.read_hf` does, a tensor has the wrong shape, or ``out`` is taken.
+        UserError: as :func:`pretrain.language.from_hf.read_hf` does, a tensor has the wrong shape, or ``out`` is taken.
     """
     found = read_hf(folder)
     job = _job(found.config, out.absolute())

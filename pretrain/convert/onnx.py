@@ -21,13 +21,13 @@ from pretrain.convert.huggingface import write_description
 from pretrain.convert.output import new_folder
 from pretrain.convert.reference import (
     Pooling,
-    build_model,
     embed,
     pool,
     probe_batches,
     require_close,
     require_pooling,
 )
+from pretrain.models.build import build_model
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
 from tokenizer.encode import TextTokenizer

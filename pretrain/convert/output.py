@@ -34,7 +34,8 @@ def refuse_existing(out: Path, *, overwrite: bool) -> None:
 def new_folder(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yield a temporary folder beside ``out``; rename it to ``out`` when the block ends well, remove it otherwise.
 
-    Files are flushed to disk before the rename, so after a crash ``out`` is whole, or as it was before.
+    Files are flushed to disk before the rename, so after a crash ``out`` is whole, or as it was before (an older export
+    that was being replaced may be left beside it, as ``.<name>.<random>.old``).
 
     Raises:
         CheckpointError: ``out`` is taken, its parent cannot be written, or the disk is full.

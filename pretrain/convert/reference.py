@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
-from pretrain.models.hf_map import HEAD, TIED
 from tokenizer.encode import TextTokenizer
 from tokenizer.errors import CheckpointError
 
@@ -35,43 +34,6 @@ TEXTS = (
 """Texts of several lengths and scripts."""
 
 LONG_TEXT = "It is a truth universally acknowledged, that a text may be longer than a position table. " * 400
-
-
-def build_model(state: Mapping[str, Tensor], config: RobertaConfig, source: str) -> CaptModel:
-    """Our model in evaluation mode with the weights ``state``; with an aggregation head if ``state`` has one.
-
-    Raises:
-        CheckpointError: as :func:`load_weights` does.
-    """
-    plain = config.model_copy(update={"compile": False, "activation_checkpointing": "none"})
-    model = CaptModel(plain, contrast=any(name.startswith(HEAD) for name in state))
-    load_weights(model, state, source)
-    return model.eval()
-
-
-def load_weights(model: CaptModel, state: Mapping[str, Tensor], source: str) -> None:
-    """Copy ``state`` into ``model``.
-
-    Raises:
-        CheckpointError: names are missing or unknown, shapes differ, or tied tensors are not equal. All are listed;
-            ``source`` says where the weights came from.
-    """
-    expected = model.state_dict()
-    problems = [f"{name} is missing" for name in sorted(expected.keys() - TIED.keys() - state.keys())]
-    problems += [f"{name} is unknown" for name in sorted(state.keys() - expected.keys())]
-    problems += [
-        f"{name} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}"
-        for name, tensor in expected.items()
-        if name in state and state[name].shape != tensor.shape
-    ]
-    problems += [
-        f"{name} differs from {other}, of which it is a second name"
-        for name, other in TIED.items()
-        if name in state and other in state and not torch.equal(state[name], state[other])
-    ]
-    if problems:
-        raise CheckpointError(f"{source}: not the weights of this model: {'; '.join(problems)}")
-    model.load_state_dict(dict(state), strict=False)
 
 
 def probe_batches(config: RobertaConfig, tokenizer: TextTokenizer) -> Iterator[Int[Tensor, "n L"]]:

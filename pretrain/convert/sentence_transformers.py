@@ -21,7 +21,6 @@ from pretrain.convert.reference import (
     LONG_TEXT,
     TEXTS,
     Pooling,
-    build_model,
     embed,
     quiet_transformers,
     require_close,
@@ -29,6 +28,7 @@ from pretrain.convert.reference import (
     tokenize,
 )
 from pretrain.engine.safe_files import write_json, write_tensors
+from pretrain.models.build import build_model
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
 from tokenizer.encode import TextTokenizer

@@ -15,6 +15,7 @@ from pretrain.data.prepare import open_corpus, tokenizer_corpus
 from pretrain.data.prepare import prepare as prepare_shards
 from pretrain.data.shard_writer import locked
 from pretrain.language.config import LanguageJob
+from pretrain.language.from_hf import HFModel, read_hf
 from pretrain.models.config import RobertaConfig
 from tokenizer.encode import TextTokenizer, load_tokenizer
 
@@ -32,6 +33,8 @@ class Prepared:
     validation: PackedDataset | None
     corruptor: Corruptor
     model_config: RobertaConfig
+    source: HFModel | None
+    """What ``model.init`` names."""
 
 
 def vocabulary_of(tokenizer: TextTokenizer) -> Vocabulary:
@@ -40,13 +43,15 @@ def vocabulary_of(tokenizer: TextTokenizer) -> Vocabulary:
 
 
 def tokenizer_folder(job: LanguageJob, progress: Progress | None = None) -> Path:
-    """The folder of the job's tokenizer: ``tokenizer.path``, or one trained on ``data.*`` and cached by content.
+    """The folder of the job's tokenizer: ``tokenizer.path``, that of ``model.init``, or one trained on ``data.*``.
+
+    A trained one is cached by content.
 
     Several processes may call this at once: one trains, the others wait.
     """
     section = job.tokenizer
-    if section.path is not None:
-        return section.path
+    if section.path is not None or job.model.init is not None:
+        return section.path or job.model.init  # type: ignore[return-value]
     corpus = open_corpus(job.data, "train", progress)
     assert corpus is not None, "every job has training text"
     recipe = {
@@ -84,6 +89,11 @@ def prepare(job: LanguageJob, progress: Progress | None = None) -> Prepared:
     folder = tokenizer_folder(job, progress)
     tokenizer = load_tokenizer(folder)
     length = job.data.sequence_length
+    config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    source = None
+    if job.model.init is not None:
+        source = read_hf(job.model.init)
+        config.require_same_architecture(source.config, str(job.model.init))
     train = prepare_shards(job.data, tokenizer, "train", progress)
     assert train is not None, "every job has training text"
     held_out = prepare_shards(job.data, tokenizer, "validation", progress)
@@ -93,5 +103,6 @@ def prepare(job: LanguageJob, progress: Progress | None = None) -> Prepared:
         train=PackedDataset(train, length),
         validation=None if held_out is None else PackedDataset(held_out, length),
         corruptor=Corruptor(job.corruption, vocabulary_of(tokenizer), length),
-        model_config=job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad),
+        model_config=config,
+        source=source,
     )

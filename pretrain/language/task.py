@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,16 @@ from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, Report
 from pretrain.language.batches import Assembler, LanguageBatch, training_batches
 from pretrain.language.config import LanguageJob
+from pretrain.language.from_hf import HFModel
 from pretrain.language.module import LanguageModule
 from pretrain.language.prepare import Prepared, prepare
 from pretrain.language.validation import validate
+from pretrain.models.build import load_weights
 from pretrain.models.flops import flops_per_token
+from pretrain.models.hf_map import HEAD
 from tokenizer.errors import CheckpointError
 
+logger = logging.getLogger(__name__)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -43,6 +48,8 @@ class LanguageTask:
         """The encoder with its heads (and the temperature, when learned), initialised from the seed."""
         torch.manual_seed(derive(self.job.run.seed, "init"))
         self._module = LanguageModule(self.job, self.model_config)
+        if self.prepared.source is not None:
+            self._start_from(self.prepared.source)
         if self.contrasts and self.job.contrast.queue:
             self.queue = ShardedQueue(
                 self.job.contrast.queue,
@@ -51,6 +58,15 @@ class LanguageTask:
                 device=distributed.device(),
             )
         return {"model": self._module}
+
+    def _start_from(self, source: HFModel) -> None:
+        """``model.init``: the weights of a Hugging Face folder; the aggregation head too, where it brings one."""
+        assert self._module is not None
+        own = self._module.capt.state_dict()
+        head = {name: tensor for name, tensor in own.items() if name.startswith(HEAD)}
+        state = {name: tensor for name, tensor in source.state.items() if head or not name.startswith(HEAD)}
+        logger.info("weights of %s%s", self.job.model.init, "" if source.has_head or not head else "; a new head")
+        load_weights(self._module.capt, head | state, str(self.job.model.init))
 
     def build_batches(self, progress: Progress) -> Iterator[list[LanguageBatch]]:
         """This rank's micro-batches of each coming step."""

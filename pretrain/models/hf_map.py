@@ -51,6 +51,9 @@ HF_UNUSED = re.compile(r"roberta\.(embeddings\.(position|token_type)_ids|pooler\
 HEAD = "aggregation."
 """Prefix of the aggregation head: Hugging Face's RoBERTa has no place for it, so it travels in a file of its own."""
 
+HEAD_FILE = "capt_head.safetensors"
+"""The aggregation head A(h) = outer(gelu(inner(h))); its metadata ``pooling`` says what h is: ``cls`` or ``mean``."""
+
 
 def names(layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Every parameter of a model of ``layers`` layers: our name and the Hugging Face names of its parts."""

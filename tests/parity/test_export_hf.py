@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,8 +26,9 @@ from pretrain.convert.huggingface import export_hf
 from pretrain.convert.import_hf import import_hf
 from pretrain.convert.reference import TEXTS, tokenize
 from pretrain.language.restore import load_model
+from pretrain.models.config import RobertaConfig
 from tests.unit.convert.models import CARD, config, model, tokenizer
-from tokenizer.encode import TextTokenizer
+from tokenizer.encode import TextTokenizer, load_tokenizer
 from tokenizer.errors import CheckpointError, DataError
 
 
@@ -185,3 +190,25 @@ def test_foreign_folders_compute_the_same_here(tmp_path, hf_class):
     real = tokens != 1
     ours, expected = logits(restored.model, tokens)[real], hf_logits(theirs.float(), tokens, 1)[real]
     assert (ours - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.realdata
+@pytest.mark.skipif("CAPT_DATA" not in os.environ, reason="CAPT_DATA does not point to the folder with the real data")
+@pytest.mark.parametrize("name", ["roberta", "bert-base-uncased"])
+def test_vocabularies_from_elsewhere(tmp_path, name):
+    """RoBERTa's byte-level BPE and BERT's WordPiece (padding id 0) with real text."""
+    used = load_tokenizer(Path(os.environ["CAPT_DATA"]) / "vocab" / name)
+    cfg = RobertaConfig(
+        size="custom", layers=2, hidden=32, heads=2, ffn=48, max_positions=64, pad_id=used.special.pad
+    ).for_tokenizer(used.vocab_size, used.special.pad)
+    made = model(cfg)
+    export_hf(made.state_dict(), cfg, used, tmp_path / "out", CARD)
+    with gzip.open(Path(os.environ["CAPT_DATA"]) / "corpus" / "books.valid.txt.gz", "rt", encoding="utf-8") as file:
+        texts = [line.strip() for line in islice(file, 400) if line.strip()]
+    batch = AutoTokenizer.from_pretrained(tmp_path / "out")(texts, padding=True, truncation=True, return_tensors="pt")
+    tokens = tokenize(texts, used, 64)
+    assert torch.equal(batch["input_ids"], tokens)
+    loaded = RobertaForMaskedLM.from_pretrained(tmp_path / "out")
+    real = tokens[:8] != cfg.pad_id
+    ours, theirs = logits(made, tokens[:8])[real], hf_logits(loaded, tokens[:8], cfg.pad_id)[real]
+    assert (ours - theirs).abs().max() < 1e-5 * ours.abs().max()

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from pretrain.convert.onnx import check_onnx, export_onnx
-from pretrain.convert.reference import build_model, embed
+from pretrain.convert.reference import embed
+from pretrain.models.build import build_model
 from tests.unit.convert.models import CARD, config, model, tokenizer
 from tokenizer.errors import CheckpointError, ConfigError
 

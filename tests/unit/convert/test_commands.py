@@ -176,6 +176,12 @@ def test_a_head_of_another_size_is_refused(hf, tmp_path):
     refused("inner.bias", tmp_path / "bad", tmp_path / "out", from_="hf")
 
 
+def test_a_head_that_reads_something_unknown_is_refused(hf, tmp_path):
+    shutil.copytree(hf, tmp_path / "bad")
+    save_file(load_file(hf / "capt_head.safetensors"), tmp_path / "bad" / "capt_head.safetensors", {"pooling": "max"})
+    refused("pooling is 'max'", tmp_path / "bad", tmp_path / "out", from_="hf")
+
+
 def test_a_folder_without_our_head_gets_a_new_one_and_says_so(hf, tmp_path, caplog):
     shutil.copytree(hf, tmp_path / "plain")
     (tmp_path / "plain" / "capt_head.safetensors").unlink()

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from pretrain.convert.reference import build_model, embed, pool, probe_batches, require_close, tokenize
+from pretrain.convert.reference import embed, pool, probe_batches, require_close, tokenize
+from pretrain.models.build import build_model
 from tests.unit.convert.models import config, model, tokenizer
 from tokenizer.errors import CheckpointError
 

@@ -42,8 +42,8 @@ def _epochs(prepared: Prepared, world: int, start: int, steps: int, workers: int
                     sample = next(g for g in range(base, base + micro * world) if g % world == rank) + row * world
                     only = slice(row, row + 1)
                     taken[step][sample] = LanguageBatch(
-                        part.tokens[only], part.corrupted[only], part.positions[only], part.labels[only], part.ids[only],
-                        part.padded,
+                        part.tokens[only], part.corrupted[only], part.positions[only], part.labels[only],
+                        part.ids[only], part.padded,
                     )  # fmt: skip
     return taken
 

@@ -8,7 +8,6 @@ safetensors are opened; only regular files with plain names inside the folder ar
 from __future__ import annotations
 
 import json
-import logging
 import re
 import stat
 from pathlib import Path
@@ -19,8 +18,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tokenizer.errors import CheckpointError
-
-logger = logging.getLogger(__name__)
 
 _MAX_JSON_BYTES = 4_000_000
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*\.safetensors")

@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 from transformers import RobertaConfig as HfConfig
 from transformers import RobertaForMaskedLM
 
-from pretrain.convert.huggingface import HEAD_FILE
-from pretrain.convert.load_hf import is_hf, load_hf
 from pretrain.language.evaluate import evaluate
+from pretrain.language.from_hf import is_hf, load_hf
 from pretrain.language.representations import Representations
+from pretrain.models.hf_map import HEAD_FILE
 from tests.unit.language.test_evaluate import sentences
 from tokenizer.errors import CheckpointError
 from tokenizer.train import train

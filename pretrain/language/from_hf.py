@@ -12,13 +12,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from pretrain.config.load import job_from_mapping
-from pretrain.convert.hf_folder import read_config, read_json, read_tensor_file, read_tensors
-from pretrain.convert.huggingface import HEAD_FILE
-from pretrain.convert.reference import build_model
 from pretrain.language.config import LanguageJob
 from pretrain.language.restore import Restored
+from pretrain.models.build import build_model
 from pretrain.models.config import RobertaConfig
-from pretrain.models.hf_map import HEAD, from_hf
+from pretrain.models.hf_folder import read_config, read_json, read_tensor_file, read_tensors
+from pretrain.models.hf_map import HEAD, HEAD_FILE, from_hf
 from tokenizer.encode import TextTokenizer, load_tokenizer
 from tokenizer.errors import CheckpointError
 
@@ -73,7 +72,10 @@ def read_hf(folder: Path) -> HFModel:
     if (folder / HEAD_FILE).exists():
         state |= {HEAD + name: tensor for name, tensor in read_tensor_file(folder / HEAD_FILE).items()}
         with safe_open(folder / HEAD_FILE, framework="pt") as file:
-            config = config.model_copy(update={"pooling": (file.metadata() or {}).get("pooling", "cls")})
+            pooling = (file.metadata() or {}).get("pooling", "cls")
+        if pooling not in ("cls", "mean"):
+            raise CheckpointError(f"{folder / HEAD_FILE}: pooling is {pooling!r} in its metadata; cls or mean is possible")
+        config = config.model_copy(update={"pooling": pooling})
     return HFModel(state, config, tokenizer)
 
 

@@ -1,0 +1,71 @@
+"""``model.init``: starting from a Hugging Face RoBERTa folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pretrain.config.load import job_from_mapping
+from pretrain.language.task import LanguageTask
+from tests.language import language_mapping
+from tokenizer.encode import load_tokenizer
+from tokenizer.errors import CheckpointError
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """A job, and a folder that transformers wrote with a random RoBERTa of its shape and the job's tokenizer."""
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
+    folder = tmp_path_factory.mktemp("init")
+    job = language_mapping(folder)
+    task = LanguageTask(job_from_mapping(job, "test"), folder / "run")
+    tokenizer = load_tokenizer(task.prepared.tokenizer_folder)
+    config = RobertaConfig(
+        vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=48, max_position_embeddings=34, type_vocab_size=1, layer_norm_eps=1e-5,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=1, bos_token_id=0, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(7)
+    model = RobertaForMaskedLM(config)
+    model.save_pretrained(folder / "hf")
+    tokenizer.save(folder / "hf")
+    return {**job, "model": {**job["model"], "init": str(folder / "hf")}}, folder / "hf"
+
+
+def test_training_starts_from_the_weights_and_the_tokenizer_of_the_folder(start: Any) -> None:
+    from transformers import RobertaForMaskedLM
+
+    job, hf = start
+    task = LanguageTask(job_from_mapping(job, "test"), hf.parent / "run")
+    assert task.prepared.tokenizer_folder == hf
+    module: Any = task.build_modules()["model"]
+    tokens = torch.randint(5, 300, (3, 32))
+    tokens[:, 0], tokens[:, -1] = 0, 2
+    theirs = RobertaForMaskedLM.from_pretrained(hf).eval()
+    with torch.no_grad():
+        ours = module.capt.eval().encode(tokens, False)
+        torch.testing.assert_close(ours, theirs.roberta(tokens).last_hidden_state, rtol=1e-5, atol=1e-5)
+
+
+def test_another_architecture_is_named(start: Any) -> None:
+    job, hf = start
+    other = {**job, "model": {**job["model"], "layers": 3}}
+    with pytest.raises(CheckpointError, match=r"model\.layers is 2 there but 3 in this job; set it to 2"):
+        LanguageTask(job_from_mapping(other, "test"), hf.parent / "run")
+
+
+def test_a_folder_that_names_code_is_refused(start: Any, tmp_path: Path) -> None:
+    job, hf = start
+    hostile = tmp_path / "hf"
+    hostile.mkdir()
+    for path in hf.iterdir():
+        (hostile / path.name).write_bytes(path.read_bytes())
+    config = json.loads((hostile / "config.json").read_text())
+    (hostile / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "evil.Model"}}))
+    with pytest.raises(CheckpointError, match="auto_map"):
+        LanguageTask(job_from_mapping({**job, "model": {**job["model"], "init": str(hostile)}}, "test"), tmp_path)
