@@ -10,6 +10,7 @@ import torch
 
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
+from pretrain.engine.allocator import keep_freed_memory
 from pretrain.engine.callbacks import default_callbacks
 from pretrain.engine.checkpoint import (
     find_checkpoint,
@@ -44,6 +45,8 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None) ->
     if not resume:
         refuse_used_folder(run_dir)
     _set_threads(job)
+    if not torch.cuda.is_available():
+        keep_freed_memory()
     if job.run.deterministic:  # only then: the call alone imports the compiler stack
         torch.use_deterministic_algorithms(True)
     task = task_class(job.task.type)(job, run_dir)  # prepares tokenizer and data; ranks wait for each other by lock

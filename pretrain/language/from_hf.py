@@ -74,7 +74,9 @@ def read_hf(folder: Path) -> HFModel:
         with safe_open(folder / HEAD_FILE, framework="pt") as file:
             pooling = (file.metadata() or {}).get("pooling", "cls")
         if pooling not in ("cls", "mean"):
-            raise CheckpointError(f"{folder / HEAD_FILE}: pooling is {pooling!r} in its metadata; cls or mean is possible")
+            raise CheckpointError(
+                f"{folder / HEAD_FILE}: pooling is {pooling!r} in its metadata; cls or mean is possible"
+            )
         config = config.model_copy(update={"pooling": pooling})
     return HFModel(state, config, tokenizer)
 
