@@ -31,8 +31,8 @@ def command(data: Path, out: Path, variant: str, seed: int, extra: list[str]) ->
         f"data.files=[{','.join(str(path) for path in sorted(corpus.glob('books.train.*')))}]",
         f"data.validation_files=[{corpus / 'books.valid.txt.gz'}]",
         "data.sequence_length=64", "tokenizer.vocab_size=8192", "engine.precision=bf16",
-        "batch.global=128", "batch.micro=64", "schedule.max_steps=600", "schedule.warmup_steps=60",
-        "optimizer.lr=2e-3", "validate.every=100", "validate.samples=1024", "checkpoint.every=300", "checkpoint.keep=1",
+        "batch.global=64", "batch.micro=32", "schedule.max_steps=500", "schedule.warmup_steps=50",
+        "optimizer.lr=2e-3", "validate.every=125", "validate.samples=512", "checkpoint.every=500", "checkpoint.keep=1",
         *VARIANTS[variant], *extra,
     ]  # fmt: skip
 
