@@ -21,7 +21,7 @@ from pathlib import Path
 from pretrain.data.parallel import ordered_map
 from tokenizer.errors import DataError
 
-_FORMAT = 1
+_FORMAT = 2
 """Counted up when what is taken from a docstring changes, so that old caches are not used."""
 _FILES_A_TASK = 50
 _FEWEST_WORDS = 8
@@ -109,6 +109,9 @@ def _english(text: str) -> Iterator[str]:
     words = text.split(" ")
     plain = [word for word in words if _WORD.fullmatch(word)]
     common = sum(_FUNCTION_WORDS.fullmatch(word.strip("()\"'.,;:!?")) is not None for word in plain)
+    # Control characters and lone surrogates do stand in docstrings, escaped; a text file cannot hold them.
+    if not text.isprintable():
+        return
     if len(words) >= _FEWEST_WORDS and len(plain) >= 0.8 * len(words) and common >= 0.2 * len(words):
         yield text
 
