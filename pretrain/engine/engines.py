@@ -101,8 +101,9 @@ class Engine:
     def update_was_skipped(self) -> bool:
         """True when the last update was dropped because of an fp16 overflow (the loss scale has been lowered)."""
         if self.zero_stage == 0:
-            return not self._updated
-        return bool(getattr(self.zero_optimizer, "overflow", False))
+            return not self._updated  # only a gradient scaler leaves an update out
+        # DeepSpeed sets `overflow` for any norm that is not finite; only fp16 has a scaler that answers it.
+        return self.job.engine.precision == "fp16" and bool(getattr(self.zero_optimizer, "overflow", False))
 
     def _measure_and_clip(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._updated = True

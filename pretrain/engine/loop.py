@@ -28,6 +28,8 @@ class Run:
     progress: Progress
     stopping: str = ""
     """Why the run ends before ``max_steps`` (all ranks agree); empty while it goes on."""
+    diverged: bool = False
+    """Set on all ranks together when the loss or the gradient is no longer a number."""
 
     @property
     def finished(self) -> bool:

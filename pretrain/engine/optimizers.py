@@ -61,6 +61,8 @@ def build_optimizer(job: Job, module: nn.Module) -> torch.optim.Optimizer:
 
         name = {"adamw": "FusedAdam", "lamb": "FusedLAMB"}[section.type]
         cls = getattr(apex_optimizers, name)
+        if section.type == "lamb":  # apex would clip at 1.0 on its own
+            common["max_grad_norm"] = float("inf")
         choice = (f"apex {name}", lambda: cls(groups, **common))
     elif backend == "deepspeed":
         choice = _deepspeed_choice(job, groups, common)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -71,6 +72,7 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None) ->
     run = Run(job, run_dir, task, engines, progress)
     if run.finished:
         logger.info("%s is done: all %d steps; raise schedule.max_steps to go on", run_dir, progress.step)
+        _write_status(run_dir, "done", progress.step, DONE)
         return DONE
     _start_folder(run_dir, job)
     _write_status(run_dir, "running", progress.step, None)
@@ -78,7 +80,8 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None) ->
         train(run, default_callbacks(job))
     except BaseException as error:
         code = BAD_INPUT if isinstance(error, UserError) else FAILED
-        _write_status(run_dir, "failed", progress.step, code, f"{type(error).__name__}: {error}")
+        with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
+            _write_status(run_dir, "failed", progress.step, code, f"{type(error).__name__}: {error}")
         raise
     if run.finished:
         _write_status(run_dir, "done", progress.step, DONE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -110,8 +111,15 @@ def training_batches(
         prefetch_factor=prefetch if workers else None,
         pin_memory=torch.cuda.is_available(),
         collate_fn=_as_is,
+        worker_init_fn=_leave_stopping_to_the_rank,
     )
     return iter(loader)
+
+
+def _leave_stopping_to_the_rank(worker: int) -> None:
+    """A scheduler that signals every process of a job must not take the loaders from a rank that is about to save."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _as_is(batches: list[LanguageBatch]) -> list[LanguageBatch]:

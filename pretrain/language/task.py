@@ -15,6 +15,7 @@ from pretrain.contrast import ShardedQueue, capt_loss
 from pretrain.data.corruption import IGNORE
 from pretrain.engine import distributed
 from pretrain.engine.engines import Engine
+from pretrain.engine.safe_files import sync_file
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, Report
 from pretrain.language.batches import Assembler, LanguageBatch, training_batches
@@ -152,7 +153,7 @@ class LanguageTask:
     def save_state(self, folder: Path) -> dict[str, Any]:
         """This rank's queue shard; the tokenizer's fingerprint goes into the JSON state."""
         if self.queue is not None:
-            self.queue.save_shard(folder)
+            sync_file(self.queue.save_shard(folder))
         return {"tokenizer": self.prepared.tokenizer.fingerprint, "queue": self.job.contrast.queue}
 
     def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:

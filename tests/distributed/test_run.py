@@ -115,6 +115,30 @@ def test_failure_on_one_rank_fails_all(tmp_path: Path) -> None:
     assert not checkpoints_of(tmp_path / "run"), "a diverged state must not be saved"
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_gradient_that_is_no_number_ends_the_run_at_every_stage(tmp_path: Path, stage: int) -> None:
+    """DeepSpeed itself drops such an update and goes on, in any precision. A save under way is finished first."""
+    fault = {"kind": "nan_gradient", "step": 4, "rank": 1}
+    checkpoint = {"every": 3, "async": True}
+    mapping = _mapping(tmp_path / "run", fault=fault, engine={"zero_stage": stage}, checkpoint=checkpoint)
+    for outcome in run_ranks(_run, 2, mapping):
+        assert "grad_norm is" in outcome
+        assert "at step 4" in outcome
+    assert [path.name for path in checkpoints_of(tmp_path / "run")] == ["step-00000003"]
+
+
+def test_resuming_from_an_older_checkpoint_sets_the_newer_ones_aside(finished: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished, run_dir, symlinks=True)
+    (run_dir / "checkpoints" / "latest").unlink()
+    mapping = _mapping(run_dir, schedule={"max_steps": 6, "warmup_steps": 2, "stop_after": 5})
+    assert run_ranks(_run, 2, mapping, True, "step-00000004") == [75, 75]
+    assert [path.name for path in checkpoints_of(run_dir)] == ["step-00000004", "step-00000005"]
+    assert len(list((run_dir / "checkpoints").glob("abandoned-step-00000006-*"))) == 1
+    assert run_ranks(_run, 2, _mapping(run_dir), True) == [0, 0]
+    assert [row["loss"] for row in _rows(run_dir)] == [row["loss"] for row in _rows(finished)]
+
+
 def _damage(checkpoint: Path, how: str) -> str:
     shard = sorted(checkpoint.glob("model-optimizer-*"))[1]
     content = bytearray(shard.read_bytes())

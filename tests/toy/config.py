@@ -14,7 +14,7 @@ from pretrain.engine import distributed
 class Fault(Section):
     """Something that goes wrong on one rank at one step."""
 
-    kind: Literal["none", "term", "nan"] = "none"
+    kind: Literal["none", "term", "nan", "nan_gradient"] = "none"
     step: int = 0
     rank: int = 0
 

@@ -60,9 +60,11 @@ class ToyTask:
             x = torch.from_numpy(np.stack([np.random.default_rng(g).normal(size=7) for g in part])).float()
             half = self.job.engine.precision == "fp16" and self.job.engine.zero_stage > 0
             loss = engine(x.half() if half else x).float().square().mean()
+            if self.job.fault.hits("nan_gradient", progress.step + 1):
+                loss = loss * float("nan")
             engine.backward(loss)
             engine.step()
-            total += float(loss.detach()) / len(batch)
+            total += 0.0 if loss.isnan() else float(loss.detach()) / len(batch)
             self.seen += part
         progress.samples += self.job.batch.global_
         if self.job.fault.hits("nan", progress.step + 1):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from pathlib import Path
 
 from pretrain.engine import distributed
 from pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of
+from pretrain.engine.checkpoint.save import point_latest
 from pretrain.engine.loop import Callback, Run
 from pretrain.engine.task import Report
 
@@ -31,6 +33,7 @@ class Checkpointer(Callback):
             for leftover in (run.dir / "checkpoints").glob(".step-*.partial"):
                 logger.warning("removing %s, left by a save that did not finish", leftover)
                 shutil.rmtree(leftover)
+            _set_aside_later_ones(run.dir, run.progress.step)
 
     def after_step(self, run: Run, report: Report) -> None:
         self._commit_if_done(run)
@@ -41,6 +44,10 @@ class Checkpointer(Callback):
     def on_end(self, run: Run) -> None:
         self._save(run)
         self._commit(run)
+
+    def close(self, run: Run) -> None:
+        if run.diverged:  # on all ranks together, so that they can finish a save that was sound
+            self._commit(run)
 
     def _save(self, run: Run) -> None:
         if self._saved == run.progress.step:
@@ -64,6 +71,18 @@ class Checkpointer(Callback):
         if distributed.rank() == 0:
             logger.info("checkpoint %s", path)
             _prune(run.dir, run.job.checkpoint.keep, run.job.checkpoint.keep_every)
+
+
+def _set_aside_later_ones(run_dir: Path, step: int) -> None:
+    """Resuming from an older checkpoint starts another future: the newer ones must not be taken for it."""
+    later = [path for path in checkpoints_of(run_dir) if int(path.name[5:]) > step]
+    for path in later:
+        kept = path.with_name(f"abandoned-{path.name}-{time.time_ns()}")
+        logger.warning("%s is of the run's earlier future; kept as %s", path.name, kept.name)
+        path.rename(kept)
+    left = checkpoints_of(run_dir)
+    if later and left:
+        point_latest(left[-1])
 
 
 def _prune(run_dir: Path, keep: int, keep_every: int) -> None:

@@ -24,6 +24,7 @@ class Stability(Callback):
             return
         bad = [f"{name} is {float(report[name])}" for name in ("loss", "grad_norm") if not _finite(report, name)]
         if distributed.highest_over_ranks(len(bad)):
+            run.diverged = True
             raise TrainingDivergedError(
                 f"{bad[0] if bad else 'loss or grad_norm is not finite on another rank'} at step {run.progress.step}; "
                 "resume from the last checkpoint with a lower optimizer.lr, a longer schedule.warmup_steps or "

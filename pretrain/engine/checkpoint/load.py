@@ -109,12 +109,12 @@ def restore_engine(checkpoint: Path, engine: Engine, state: dict[str, Any]) -> N
     shapes = {name: global_shape(parameter) for name, parameter in trainable(engine.module)}
     stored = {name: tuple(shape) for name, shape in read_manifest(checkpoint)["modules"][engine.name]["shapes"].items()}
     assert shapes == stored, "restore_weights has checked the architecture"
-    if not state["optimizer_steps"] and not state["has_moments"]:
-        return
-    create_moments(engine)
+    if state["has_moments"]:
+        create_moments(engine)
     with _open(checkpoint, engine.name, "weights") as weights, _open(checkpoint, engine.name, "optimizer") as moments:
         for fragment in fragments(engine, whole=True):
             reader = weights if fragment.kind == WEIGHT else moments
             reader.fill(fragment.kind, fragment.name, fragment.start, fragment.view)
-    set_optimizer_step_count(engine, state["optimizer_steps"])
+    if state["has_moments"]:
+        set_optimizer_step_count(engine, state["optimizer_steps"])
     set_loss_scale_state(engine, state["loss_scale"])

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import yaml
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from pretrain.config.schema import Job
@@ -104,12 +105,13 @@ class PendingSave:
             if self.target.exists():  # a damaged or older checkpoint of the same step
                 shutil.rmtree(self.target)
             folder.rename(self.target)
-            _point_latest(self.target)
+            point_latest(self.target)
         except OSError as error:
             raise CheckpointError(describe_write_error(folder, error, 0)) from error
 
 
-def _point_latest(target: Path) -> None:
+def point_latest(target: Path) -> None:
+    """Let the link ``latest`` beside ``target`` name it, in one step."""
     link = target.with_name(".latest.tmp")
     link.unlink(missing_ok=True)
     link.symlink_to(target.name)
@@ -154,8 +156,16 @@ def begin_save(
     with distributed.agreed():
         if distributed.rank() == 0:
             _prepare_folder(save.temporary, job, task)
-    with distributed.agreed():
-        save._metadata["task"] = task.save_state(save.temporary)
+    try:
+        with distributed.agreed():
+            try:
+                save._metadata["task"] = task.save_state(save.temporary)
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(describe_write_error(save.temporary, error, 0)) from error
+    except Exception:
+        if distributed.rank() == 0:
+            shutil.rmtree(save.temporary, ignore_errors=True)
+        raise
     save.write(asynchronous=asynchronous)
     return save
 

@@ -156,7 +156,9 @@ def test_control_characters_do_not_reach_the_corpus(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     plain = "This is the first line of a text that is read by the people who use it."
-    (source / "a.py").write_text(f'"""{plain}"""\ndef f():\n    """It ends with the \\0 of the file that is in the way."""\n')
+    (source / "a.py").write_text(
+        f'"""{plain}"""\ndef f():\n    """It ends with the \\0 of the file that is in the way."""\n'
+    )
     (source / "b.py").write_text('def g():\n    """It is the half of a pair \\ud800 that has no end in the file."""\n')
     text = docstring_file(tmp_path / "cache", 1, [source]).read_bytes()
     assert plain.encode() in text
