@@ -38,7 +38,7 @@ quickstart: install
 	$(BIN)/capt pretrain capt_tiny --nproc 2 run.dir=$(RUN) schedule.stop_after=150 $(DATA) $(ARGS) || test $$? -eq 75
 	$(BIN)/capt resume $(RUN)
 	$(BIN)/capt convert $(RUN) $(RUN)/export/hf --to hf
-	$(BIN)/capt convert $(RUN) $(RUN)/export/sentence-transformers --to sentence-transformers
+	$(BIN)/capt convert $(RUN) $(RUN)/export/sentence-transformers --to sentence-transformers --pooling mean
 	$(BIN)/capt neighbors $(RUN)/export/sentence-transformers --run $(RUN) \
 	    "return the maximum value" "open a file for reading" "raise an error if the input is wrong"
 	$(BIN)/capt report $(RUN) --out $(RUN)/report
