@@ -35,7 +35,8 @@ def command(data: Path, out: Path, variant: str, seed: int, extra: list[str]) ->
         f"data.validation_files=[{corpus / 'books.valid.txt.gz'}]",
         "data.sequence_length=64", "tokenizer.vocab_size=4096", "engine.precision=bf16", "model.pooling=mean",
         "batch.global=64", "batch.micro=64", "schedule.max_steps=250", "schedule.warmup_steps=30",
-        "optimizer.lr=1e-3", "validate.every=50", "validate.samples=512", "checkpoint.every=0", "checkpoint.keep=1",
+        "optimizer.lr=1e-3", "optimizer.clip=0", "contrast.weight=1",
+        "validate.every=50", "validate.samples=512", "checkpoint.every=0", "checkpoint.keep=1",
         *VARIANTS[variant], *extra,
     ]  # fmt: skip
 
