@@ -25,13 +25,13 @@ from pretrain.engine.checkpoint import (
 from pretrain.engine.checkpoint.save import config_text
 from pretrain.engine.engines import build_engines
 from pretrain.engine.loop import Run, train
+from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED, check_is_free
 from pretrain.engine.safe_files import write_json
 from pretrain.engine.task import Progress
 from pretrain.tasks import task_class
 from tokenizer.errors import ConfigError, UserError
 
 logger = logging.getLogger(__name__)
-DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
 
 
 def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None) -> int:
@@ -44,7 +44,7 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None) ->
     """
     run_dir = job.run.dir
     if not resume:
-        refuse_used_folder(run_dir)
+        check_is_free(run_dir)
     _set_threads(job)
     if not torch.cuda.is_available():
         keep_freed_memory()
@@ -89,16 +89,6 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None) ->
     logger.info("stopped at step %d: %s; continue with: capt resume %s", progress.step, run.stopping, run_dir)
     _write_status(run_dir, "stopped", progress.step, STOPPED, run.stopping)
     return STOPPED
-
-
-def refuse_used_folder(run_dir: Path) -> None:
-    """Raise ``ConfigError`` when ``run_dir`` already holds a run."""
-    for name in ("config.yaml", "metrics.jsonl", "checkpoints"):
-        if (run_dir / name).exists():
-            raise ConfigError(
-                f"run.dir {run_dir} already holds a run ({name}); continue it with `capt resume {run_dir}` "
-                "or choose another run.dir"
-            )
 
 
 def _choose_checkpoint(run_dir: Path, name: str | None) -> Path:
