@@ -16,7 +16,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 class StopSignals(Callback):
     """A signal on any rank stops every rank after the same step; the Checkpointer then saves and the job exits 75.
 
-    A second Ctrl-C ends the process at once. ``stop_after`` counts only for a run that begins before that step.
+    A second Ctrl-C ends the process at once. ``stop_after`` counts only for a run that begins before that step. After a
+    signal the handlers stay: launchers and schedulers often send it twice, and a late one must not turn 75 into a death.
     """
 
     def __init__(self) -> None:
@@ -37,6 +38,7 @@ class StopSignals(Callback):
 
     def after_step(self, run: Run, report: Report) -> None:
         received = distributed.highest_over_ranks(self._received)
+        self._received = self._received or received  # one that came meanwhile is not lost
         if run.finished:
             return
         if received:
@@ -45,5 +47,6 @@ class StopSignals(Callback):
             run.stopping = f"schedule.stop_after={self._stop_after} reached"
 
     def close(self, run: Run) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        if not self._received:
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
