@@ -16,6 +16,7 @@ from tokenizer.errors import ConfigError
 
 TASKS = {
     "capt_language": "pretrain.language",
+    "glue": "finetune.glue",
 }
 
 

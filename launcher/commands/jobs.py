@@ -1,7 +1,8 @@
-"""``capt pretrain`` and ``capt resume``: the verbs that start processes."""
+"""``capt pretrain``, ``capt finetune`` and ``capt resume``: the verbs that start processes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -11,37 +12,47 @@ from launcher.commands import options as o
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
-    app.command(epilog="\b\nExample: capt pretrain capt_tiny data.files=my.txt run.dir=runs/first --nproc 2")(pretrain)
+    app.command(
+        "pretrain", epilog="\b\nExample: capt pretrain capt_tiny data.files=my.txt run.dir=runs/first --nproc 2"
+    )(_verb("Pretrain an encoder: one process or many, on this host, several hosts or a Slurm cluster."))
+    app.command("finetune", epilog="\b\nExample: capt finetune rte data.path=glue_data model.init=runs/first")(
+        _verb("Fine-tune an encoder (model.init) on a task; launched as capt pretrain is.")
+    )
     app.command(epilog="\b\nExample: capt resume runs/first --nproc 4")(resume)
 
 
-def pretrain(
-    context: typer.Context,
-    config: o.Config,
-    overrides: o.Overrides = None,
-    nproc: o.Nproc = None,
-    hostfile: o.Hostfile = None,
-    launcher: o.Launcher = None,
-    master_addr: o.MasterAddr = None,
-    master_port: o.MasterPort = None,
-    cluster: o.Cluster = None,
-    dry_run: o.DryRun = False,
-) -> int:
-    """Pretrain an encoder: one process or many, on this host, several hosts or a Slurm cluster."""
-    from launcher.plan import Options
-    from launcher.start import begin
+def _verb(help_text: str) -> Callable[..., int]:
+    """A verb that starts a new run; all of them take the same options."""
 
-    options = Options(
-        launcher=launcher,
-        nproc=nproc,
-        hostfile=hostfile,
-        master_addr=master_addr,
-        master_port=master_port,
-        cluster=cluster,
-    )
-    return begin(
-        "pretrain", config, overrides or [], options, debug=o.debug(context), show=typer.echo if dry_run else None
-    )
+    def begin(
+        context: typer.Context,
+        config: o.Config,
+        overrides: o.Overrides = None,
+        nproc: o.Nproc = None,
+        hostfile: o.Hostfile = None,
+        launcher: o.Launcher = None,
+        master_addr: o.MasterAddr = None,
+        master_port: o.MasterPort = None,
+        cluster: o.Cluster = None,
+        dry_run: o.DryRun = False,
+    ) -> int:
+        from launcher.plan import Options
+        from launcher.start import begin as start
+
+        options = Options(
+            launcher=launcher,
+            nproc=nproc,
+            hostfile=hostfile,
+            master_addr=master_addr,
+            master_port=master_port,
+            cluster=cluster,
+        )
+        return start(
+            "pretrain", config, overrides or [], options, debug=o.debug(context), show=typer.echo if dry_run else None
+        )
+
+    begin.__doc__ = help_text
+    return begin
 
 
 def resume(

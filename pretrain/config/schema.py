@@ -103,11 +103,13 @@ class ValidateSection(Section):
 
 
 class CheckpointSection(Section):
-    """Checkpoints: ``every`` steps (0 = only at the end), the newest ``keep``, and for good each ``keep_every``."""
+    """Checkpoints: ``every`` steps (0 = only at the end); the newest ``keep``, each ``keep_every``, the best stay."""
 
     every: NonNegativeInt = Field(500, description="steps; 0 = only at the end")
     keep: PositiveInt = Field(3, description="how many of the newest stay")
     keep_every: NonNegativeInt = Field(0, description="steps whose multiples stay for good; 0 = none")
+    best: str | None = Field(None, description="validation metric whose best step stays, linked as checkpoints/best")
+    best_mode: Literal["max", "min"] = Field("max", description="which way checkpoint.best is better")
     asynchronous: bool = Field(False, alias="async", description="write in a background thread")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,11 @@ class Run:
     """Why the run ends before ``max_steps`` (all ranks agree); empty while it goes on."""
     diverged: bool = False
     """Set on all ranks together when the loss or the gradient is no longer a number."""
+
+    validation: Mapping[str, float] = field(default_factory=dict)
+    """The last validation's values, the same on every rank."""
+    validated_at: int = -1
+    """The step of that validation."""
 
     @property
     def finished(self) -> bool:

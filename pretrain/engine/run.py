@@ -51,6 +51,7 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None) ->
     if job.run.deterministic:  # only then: the call alone imports the compiler stack
         torch.use_deterministic_algorithms(True)
     task = task_class(job.task.type)(job, run_dir)  # prepares tokenizer and data; ranks wait for each other by lock
+    job = task.job
     distributed.initialize(job.engine.timeout_minutes)
     source = _choose_checkpoint(run_dir, checkpoint) if resume else None
     modules = task.build_modules()

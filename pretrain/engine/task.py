@@ -37,6 +37,9 @@ class Task(Protocol):
     ``load_state`` when resuming -> ``build_batches(progress)`` -> ``step`` ... ``validate`` ... ``save_state``.
     """
 
+    job: Job
+    """The job as it runs: as given, with what only the data decide filled in (steps from epochs)."""
+
     def __init__(self, job: Job, run_dir: Path) -> None: ...
 
     def build_modules(self) -> Mapping[str, nn.Module]:

@@ -147,6 +147,29 @@ def test_resuming_from_an_older_checkpoint_sets_the_newer_ones_aside(finished: P
     assert [row["loss"] for row in _rows(run_dir)] == [row["loss"] for row in _rows(finished)]
 
 
+def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    mapping = _mapping(run_dir, validate={"every": 1}, checkpoint={"every": 0, "keep": 1, "best": "loss"})
+    assert run_ranks(_run, 2, mapping) == [0, 0]
+    values = {row["step"]: row["loss"] for row in _rows(run_dir, "validation")}
+    highest = max(values, key=lambda step: values[step])
+    assert highest != 6, "the last step proves nothing"
+    record = {"metric": "loss", "mode": "max", "step": highest, "value": values[highest]}
+    assert json.loads((run_dir / "best.json").read_text()) == record
+    assert [path.name for path in checkpoints_of(run_dir)] == [f"step-{highest:08}", "step-00000006"]
+    assert find_checkpoint(run_dir / "checkpoints" / "best").resolve().name == f"step-{highest:08}"
+    longer = {**mapping, "schedule": {"max_steps": 8, "warmup_steps": 2}}
+    assert run_ranks(_run, 2, longer, True) == [0, 0]
+    assert [path.name for path in checkpoints_of(run_dir)] == [f"step-{highest:08}", "step-00000008"], "it is remembered"
+
+
+def test_a_best_metric_that_validation_does_not_report(tmp_path: Path) -> None:
+    outcomes = run_ranks(_run, 2, _mapping(tmp_path / "run", checkpoint={"best": "accuracy"}))
+    for outcome in outcomes:
+        assert outcome.startswith("ConfigError: checkpoint.best: validation reports no 'accuracy'; it reports")
+        assert "loss" in outcome
+
+
 def _damage(checkpoint: Path, how: str) -> str:
     shard = sorted(checkpoint.glob("model-optimizer-*"))[1]
     content = bytearray(shard.read_bytes())

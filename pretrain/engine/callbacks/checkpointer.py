@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 from pretrain.engine import distributed
+from pretrain.engine.callbacks.best import BestCheckpoint, best_checkpoint
 from pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of
-from pretrain.engine.checkpoint.save import point_latest
+from pretrain.engine.checkpoint.save import point
 from pretrain.engine.loop import Callback, Run
 from pretrain.engine.task import Report
 
@@ -17,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpointer(Callback):
-    """Saves every ``checkpoint.every`` steps, at the end, and when the run is stopping.
+    """Saves every ``checkpoint.every`` steps, at the end, when the run is stopping, and at a new ``checkpoint.best``.
 
-    Keeps the newest ``keep`` and every ``keep_every``-th step. With ``checkpoint.async`` a save is committed when all
-    ranks have written, at the latest before the next one begins; none is dropped.
+    Keeps the best, the newest ``keep`` and every ``keep_every``-th step. With ``checkpoint.async`` a save is committed
+    when all ranks have written, at the latest before the next one begins; none is dropped.
     """
 
     def __init__(self) -> None:
@@ -29,6 +30,7 @@ class Checkpointer(Callback):
 
     def on_start(self, run: Run) -> None:
         self._saved = run.progress.step
+        self._best = BestCheckpoint(run)
         if distributed.rank() == 0:
             for leftover in (run.dir / "checkpoints").glob(".step-*.partial"):
                 logger.warning("removing %s, left by a save that did not finish", leftover)
@@ -40,10 +42,12 @@ class Checkpointer(Callback):
         every = run.job.checkpoint.every
         if every and run.progress.step % every == 0:
             self._save(run)
+        self._save_if_best(run)
 
     def on_end(self, run: Run) -> None:
         self._save(run)
         self._commit(run)
+        self._save_if_best(run)
 
     def close(self, run: Run) -> None:
         if run.diverged:  # on all ranks together, so that they can finish a save that was sound
@@ -59,6 +63,13 @@ class Checkpointer(Callback):
         if not asynchronous:
             self._commit(run)
 
+    def _save_if_best(self, run: Run) -> None:
+        if self._best.is_improved(run):
+            self._save(run)
+            self._commit(run)
+            self._best.record(run)
+            self._prune(run)
+
     def _commit_if_done(self, run: Run) -> None:
         if self._pending is not None and all(distributed.gather_objects(self._pending.done())):
             self._commit(run)
@@ -70,7 +81,18 @@ class Checkpointer(Callback):
         path = pending.commit()
         if distributed.rank() == 0:
             logger.info("checkpoint %s", path)
-            _prune(run.dir, run.job.checkpoint.keep, run.job.checkpoint.keep_every)
+        self._prune(run)
+
+    def _prune(self, run: Run) -> None:
+        if distributed.rank() != 0:
+            return
+        keep, keep_every = run.job.checkpoint.keep, run.job.checkpoint.keep_every
+        best = best_checkpoint(run.dir)
+        for path in checkpoints_of(run.dir)[:-keep]:
+            if path.resolve() == best or (keep_every and int(path.name[5:]) % keep_every == 0):
+                continue
+            (path / "manifest.json").unlink()  # first: a crash must leave no half-deleted checkpoint that looks whole
+            shutil.rmtree(path)
 
 
 def _set_aside_later_ones(run_dir: Path, step: int) -> None:
@@ -82,12 +104,5 @@ def _set_aside_later_ones(run_dir: Path, step: int) -> None:
         path.rename(kept)
     left = checkpoints_of(run_dir)
     if later and left:
-        point_latest(left[-1])
+        point("latest", left[-1])
 
-
-def _prune(run_dir: Path, keep: int, keep_every: int) -> None:
-    for path in checkpoints_of(run_dir)[:-keep]:
-        if keep_every and int(path.name[5:]) % keep_every == 0:
-            continue
-        (path / "manifest.json").unlink()  # first, so that a crash leaves no half-deleted checkpoint that looks whole
-        shutil.rmtree(path)

@@ -16,8 +16,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 class StopSignals(Callback):
     """A signal on any rank stops every rank after the same step; the Checkpointer then saves and the job exits 75.
 
-    A second Ctrl-C ends the process at once. ``stop_after`` counts only for a run that begins before that step. After a
-    signal the handlers stay: launchers and schedulers often send it twice, and a late one must not turn 75 into a death.
+    A second Ctrl-C ends the process at once. ``stop_after`` counts only for a run that begins before that step. After
+    a signal the handlers stay: launchers and schedulers often send it twice, and a late one must not end a saving job.
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,6 @@ class Validator(Callback):
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._last = -1
 
     def after_step(self, run: Run, report: Report) -> None:
         every = run.job.validate_.every
@@ -26,14 +25,13 @@ class Validator(Callback):
             self._validate(run)
 
     def _validate(self, run: Run) -> None:
-        if self._last == run.progress.step:
+        if run.validated_at == run.progress.step:
             return
-        self._last = run.progress.step
         for engine in run.engines.values():
             engine.eval()
         with torch.no_grad():
             report = run.task.validate(run.engines, run.progress)
         for engine in run.engines.values():
             engine.train()
-        if report:
-            self._metrics.write(run, report, split="validation")
+        run.validation = self._metrics.write(run, report, split="validation") if report else {}
+        run.validated_at = run.progress.step

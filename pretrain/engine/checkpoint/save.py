@@ -105,17 +105,17 @@ class PendingSave:
             if self.target.exists():  # a damaged or older checkpoint of the same step
                 shutil.rmtree(self.target)
             folder.rename(self.target)
-            point_latest(self.target)
+            point("latest", self.target)
         except OSError as error:
             raise CheckpointError(describe_write_error(folder, error, 0)) from error
 
 
-def point_latest(target: Path) -> None:
-    """Let the link ``latest`` beside ``target`` name it, in one step."""
-    link = target.with_name(".latest.tmp")
+def point(name: str, target: Path) -> None:
+    """Let the link ``name`` (``latest``, ``best``) beside ``target`` lead to it, in one step."""
+    link = target.with_name(f".{name}.tmp")
     link.unlink(missing_ok=True)
     link.symlink_to(target.name)
-    link.replace(target.with_name("latest"))
+    link.replace(target.with_name(name))
     sync_folder(target.parent)
 
 
