@@ -1,8 +1,9 @@
-"""Reading lines of text, and writing a file or a folder so that it is there whole or not at all."""
+"""Reading lines of text, hashing a file, and writing a file or a folder so that it is there whole or not at all."""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import shutil
 import zlib
@@ -52,6 +53,12 @@ def new_file(path: Path) -> Iterator[IO[str]]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = None) -> Iterator[str]:

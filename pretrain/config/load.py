@@ -23,7 +23,8 @@ _MAX_BYTES = 1_000_000
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 without its traps: duplicate keys are errors, ``1e-4`` is a number, ``no`` and ``on`` are strings."""
+    """YAML 1.1 without its traps, as 1.2 reads it: duplicate keys are errors, ``1e-4`` is a number, ``010`` is ten,
+    and ``no``, ``on``, ``24:00:00`` and ``2026-11-20`` are text."""
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -40,7 +41,9 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 _Loader.yaml_implicit_resolvers = {
     first: [
-        (tag, regexp) for tag, regexp in resolvers if tag not in ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float")
+        (tag, regexp)
+        for tag, regexp in resolvers
+        if tag.removeprefix("tag:yaml.org,2002:") not in ("bool", "float", "int", "timestamp")
     ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
@@ -52,6 +55,8 @@ _Loader.add_implicit_resolver(
     re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$"),
     list("-+0123456789."),
 )
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile("^[-+]?[0-9][0-9_]*$"), list("-+0123456789"))
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(str(node.value)))
 
 
 def resolve_path(config: str | Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import gzip
-import hashlib
 import io
 import json
 import re
@@ -19,6 +18,7 @@ import pyarrow.parquet
 
 from pretrain.data.corpus import PASSAGE, Corpus, Piece, row_pieces
 from tokenizer.errors import DataError
+from tokenizer.files import sha256
 
 WIKITEXT_START = re.compile(r"^ = [^=]")
 """An article of WikiText begins with its title, `` = Title = ``; sections have more than one sign."""
@@ -154,12 +154,6 @@ def resolve(patterns: Sequence[str], key: str) -> list[Path]:
             _reader(file)
             paths[file] = None
     return list(paths)
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _suffix(path: Path) -> str:

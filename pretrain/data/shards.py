@@ -21,8 +21,8 @@ import numpy as np
 from jaxtyping import Int32, Int64
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pretrain.data.files import sha256
 from tokenizer.errors import DataError
+from tokenizer.files import sha256
 from tokenizer.special import SpecialIds
 
 MANIFEST = "manifest.json"

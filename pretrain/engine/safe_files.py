@@ -1,8 +1,7 @@
-"""Files that are either whole or not there: fsync, hash, rename; and free-space errors that say so."""
+"""Files that are either whole or not there: fsync, rename; and free-space errors that say so."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -15,17 +14,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tokenizer.errors import CheckpointError
-
-_CHUNK = 1 << 22
-
-
-def sha256(path: Path) -> str:
-    """Hex digest of a file's content."""
-    digest = hashlib.sha256()
-    with path.open("rb") as f:
-        while block := f.read(_CHUNK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def sync_folder(folder: Path) -> None:

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pretrain.models.config import RobertaConfig
 from tokenizer.errors import CheckpointError
 
 ROBERTA: dict[str, tuple[str, ...]] = {
@@ -94,45 +92,6 @@ def from_hf(state: Mapping[str, Tensor], layers: int, source: str = "the Hugging
     _check_names(theirs, {name for parts in table.values() for name in parts}, source)
     out = {ours: torch.cat([state[name] for name in parts]) for ours, parts in table.items()}
     return out | {name: out[other] for name, other in TIED.items()}
-
-
-def initialise_from_hf(
-    model: nn.Module,
-    config: RobertaConfig,
-    hf_config: Mapping[str, Any],
-    hf_state: Mapping[str, Tensor],
-    head: Mapping[str, Tensor] | None = None,
-    source: str = "the Hugging Face model",
-) -> None:
-    """Copy the weights of a Hugging Face RoBERTa or XLM-R into a ``CaptModel``, in place.
-
-    Args:
-        model: a ``CaptModel`` built from ``config``.
-        config: what the job asks for; sizes, LayerNorm eps, padding id, positions and vocabulary must match.
-        hf_config: the content of ``config.json``.
-        hf_state: the tensors of ``model.safetensors``.
-        head: tensors of an aggregation head (``inner.weight``, ...); None leaves the model's own as it is.
-        source: what to call the origin in messages.
-
-    Raises:
-        CheckpointError: the architectures differ (the field is named), or names, ties or shapes do not fit.
-    """
-    config.require_same_architecture(RobertaConfig.from_hf(hf_config), source)
-    state = from_hf(hf_state, config.layers, source)
-    own = model.state_dict()
-    wanted_head = {name for name in own if name.startswith(HEAD)}
-    if head is not None:
-        given = {HEAD + name: tensor for name, tensor in head.items()}
-        _check_names(set(given), wanted_head, source)
-        state |= given
-    for name, tensor in state.items():
-        if tensor.shape != own[name].shape:
-            raise CheckpointError(
-                f"{source}: {name} has shape {tuple(tensor.shape)} there but {tuple(own[name].shape)} in this job"
-            )
-    left = model.load_state_dict(state, strict=False)
-    assert set(left.missing_keys) <= wanted_head
-    assert not left.unexpected_keys
 
 
 def _fill(name: str, at: Mapping[str, str]) -> str:

@@ -160,7 +160,8 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
     assert find_checkpoint(run_dir / "checkpoints" / "best").resolve().name == f"step-{highest:08}"
     longer = {**mapping, "schedule": {"max_steps": 8, "warmup_steps": 2}}
     assert run_ranks(_run, 2, longer, True) == [0, 0]
-    assert [path.name for path in checkpoints_of(run_dir)] == [f"step-{highest:08}", "step-00000008"], "it is remembered"
+    remembered = [f"step-{highest:08}", "step-00000008"]
+    assert [path.name for path in checkpoints_of(run_dir)] == remembered
 
 
 def test_a_best_metric_that_validation_does_not_report(tmp_path: Path) -> None:

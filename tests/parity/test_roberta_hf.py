@@ -13,9 +13,10 @@ from torch import Tensor
 from transformers import RobertaConfig as HFConfig
 from transformers import RobertaForMaskedLM, XLMRobertaForMaskedLM
 
+from pretrain.models.build import load_weights
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
-from pretrain.models.hf_map import from_hf, initialise_from_hf, to_hf
+from pretrain.models.hf_map import HEAD, from_hf, to_hf
 from pretrain.models.roberta import take_rows
 from tests.unit.models.support import assert_same, batch, small_model
 
@@ -38,7 +39,8 @@ def _ours(theirs: RobertaForMaskedLM) -> CaptModel:
     hf = theirs.config.to_dict()
     config = RobertaConfig.from_hf(hf)
     model = CaptModel(config)
-    initialise_from_hf(model, config, hf, theirs.state_dict())
+    own_head = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(HEAD)}
+    load_weights(model, own_head | from_hf(theirs.state_dict(), config.layers), "theirs")
     return model.eval()
 
 

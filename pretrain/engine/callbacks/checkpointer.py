@@ -105,4 +105,3 @@ def _set_aside_later_ones(run_dir: Path, step: int) -> None:
     left = checkpoints_of(run_dir)
     if later and left:
         point("latest", left[-1])
-

@@ -22,8 +22,8 @@ from typing import Any
 
 from pretrain.config.load import load_job
 from pretrain.config.schema import Job
-from pretrain.engine.safe_files import sha256
 from tokenizer.errors import CheckpointError
+from tokenizer.files import sha256
 
 MANIFEST = "manifest.json"
 STATE = "state.json"

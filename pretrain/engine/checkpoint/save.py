@@ -32,9 +32,10 @@ from pretrain.engine.fragments import (
     trainable,
 )
 from pretrain.engine.provenance import provenance
-from pretrain.engine.safe_files import describe_write_error, sha256, sync_file, sync_folder, write_json, write_tensors
+from pretrain.engine.safe_files import describe_write_error, sync_file, sync_folder, write_json, write_tensors
 from pretrain.engine.task import Progress, Task
 from tokenizer.errors import CheckpointError
+from tokenizer.files import sha256
 
 _Tensors = dict[str, dict[str, Tensor]]
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pretrain.models.hf_map import HEAD, TIED, from_hf, initialise_from_hf, names, to_hf
-from tests.unit.models.support import small_config, small_model
+from pretrain.models.hf_map import HEAD, TIED, from_hf, names, to_hf
+from tests.unit.models.support import small_model
 from tokenizer.errors import CheckpointError
 
 WORD, DECODER = "roberta.embeddings.word_embeddings.weight", "lm_head.decoder.weight"
@@ -61,46 +61,3 @@ def test_missing_and_unexpected_tensors_are_named() -> None:
         from_hf(to_hf(small_model().state_dict(), 2), 1)
     with pytest.raises(CheckpointError, match="unexpected: temperature"):
         to_hf({**small_model().state_dict(), "temperature": torch.zeros(1)}, 2)
-
-
-def test_initialise() -> None:
-    source = small_model()
-    config = small_config()
-    there = to_hf(source.state_dict(), 2)
-    target = small_model(dtype=torch.float32)
-    torch.nn.init.zeros_(target.aggregation.inner.weight)
-    hf = config.to_hf(bos_id=0, eos_id=2)
-    initialise_from_hf(target, config, hf, there)
-    assert target.mlm.weight is target.encoder.embeddings.word.weight
-    assert not target.aggregation.inner.weight.any()
-    for name, tensor in to_hf(target.state_dict(), 2).items():
-        torch.testing.assert_close(tensor, there[name].float(), rtol=0, atol=0)
-
-    head = {name.removeprefix(HEAD): t for name, t in source.state_dict().items() if name.startswith(HEAD)}
-    initialise_from_hf(target, config, hf, there, head)
-    torch.testing.assert_close(target.aggregation.inner.weight, source.aggregation.inner.weight.float())
-    with pytest.raises(CheckpointError, match=r"missing: aggregation\.outer\.bias"):
-        initialise_from_hf(target, config, hf, there, {k: v for k, v in head.items() if k != "outer.bias"})
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"vocab_size": 98}, r"model\.vocab_rows is 98 there but 97"),
-        ({"max_position_embeddings": 20}, r"model\.max_positions is 18 there but 13"),
-        ({"num_attention_heads": 4}, r"model\.heads is 4 there but 2"),
-    ],
-)
-def test_initialise_refuses_another_architecture(change: dict[str, int], message: str) -> None:
-    config = small_config()
-    there = to_hf(small_model().state_dict(), 2)
-    with pytest.raises(CheckpointError, match=message):
-        initialise_from_hf(small_model(), config, {**config.to_hf(bos_id=0, eos_id=2), **change}, there)
-
-
-def test_initialise_refuses_shapes_that_belie_the_configuration() -> None:
-    config = small_config()
-    there = to_hf(small_model().state_dict(), 2)
-    there[WORD] = there[WORD][:-1]
-    with pytest.raises(CheckpointError, match=r"word\.weight has shape \(96, 32\) there but \(97, 32\)"):
-        initialise_from_hf(small_model(), config, config.to_hf(bos_id=0, eos_id=2), there)
