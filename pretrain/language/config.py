@@ -41,6 +41,9 @@ class ContrastSection(Section):
 
     weight: NonNegativeFloat = 1.0
     queue: NonNegativeInt = Field(8192, description="representations over all ranks, both views counted; 0 = none")
+    queue_start: NonNegativeInt = Field(
+        0, description="step from which queued rows are negatives; an encoder that still changes fast needs some"
+    )
     queue_dtype: Literal["fp32", "bf16"] = "fp32"
     in_batch: Literal["global", "local", "none"] = Field("global", description="whose live rows are negatives")
     reduction: Literal["mean", "sum"] = Field("mean", description="sum is Eq. 4 to the letter and grows with the batch")

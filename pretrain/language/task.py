@@ -133,8 +133,9 @@ class LanguageTask:
         if self.contrasts:
             section = self.job.contrast
             ids = part.ids if section.mask_duplicates else None
+            queue = self.queue if step >= section.queue_start else None
             capt = capt_loss(
-                out.s, out.s_hat, self.queue, temperature=out.temperature, in_batch=section.in_batch,
+                out.s, out.s_hat, queue, temperature=out.temperature, in_batch=section.in_batch,
                 reduction=section.reduction, ids=ids, impl=section.impl,
             )  # fmt: skip
             if self.queue is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from pretrain.engine import distributed
@@ -10,6 +12,10 @@ from pretrain.engine.task import Report
 from pretrain.language.batches import Assembler, validation_batches
 from pretrain.language.config import LanguageJob
 from pretrain.language.metrics import MaskedTokenAccumulator, PairAccumulator, contrast_metrics, noise_invariance
+
+logger = logging.getLogger(__name__)
+_COLLAPSED = -0.1
+"""Uniformity above this: nearly all representations in one point (0 is one point, about -4 an even spread)."""
 
 
 @torch.no_grad()
@@ -37,7 +43,13 @@ def validate(engine: Engine, assembler: Assembler, job: LanguageJob, windows: in
             head.update(out.s[:counted], out.s_hat[:counted])
     report: Report = {**masked.compute(), "validation_samples": samples}
     if job.contrast.weight > 0:
-        report |= contrast_metrics(*head.gather(), job.validate_.temperature)
+        contrast = contrast_metrics(*head.gather(), job.validate_.temperature)
+        if contrast["uniformity"] > _COLLAPSED:
+            logger.warning(
+                "uniformity is %.3f: the representations are collapsing into one point; a lower optimizer.lr, a later "
+                "contrast.queue_start or a smaller contrast.queue helps", contrast["uniformity"],
+            )  # fmt: skip
+        report |= contrast
     for name, pairs in pools.items():
         report |= {f"noise/{name}/{key}": value for key, value in noise_invariance(*pairs.gather()).items()}
     return report

@@ -16,12 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 CONSTANT = "contrast.temperature={type: constant, value: 0.1}"
+QUEUE = ["contrast.queue=256", "contrast.queue_start=100"]
 VARIANTS: dict[str, list[str]] = {
     "mlm": ["contrast.weight=0", "contrast.queue=0"],
     "capt-no-queue": ["contrast.queue=0"],
     "capt-no-queue-constant": ["contrast.queue=0", CONSTANT],
-    "capt-queue": ["contrast.queue=256"],
-    "capt-queue-constant": ["contrast.queue=256", CONSTANT],
+    "capt-queue": QUEUE,
+    "capt-queue-constant": [*QUEUE, CONSTANT],
+    "capt-queue-at-once": ["contrast.queue=256", "contrast.queue_start=0"],
+    "capt-queue-at-once-constant": ["contrast.queue=256", "contrast.queue_start=0", CONSTANT],
 }
 
 

@@ -138,9 +138,9 @@ def test_config_verbs(capt: Capt, tmp_path: Path) -> None:
     assert code == 0
     assert yaml.safe_load(out)["optimizer"]["lr"] == 0.25
     (tmp_path / "shown.yaml").write_text(out)
-    assert capt("config", "diff", "capt_tiny", "shown.yaml")[1] == "optimizer.lr: 0.0005 -> 0.25\n"
+    assert capt("config", "diff", "capt_tiny", "shown.yaml")[1] == "optimizer.lr: 0.001 -> 0.25\n"
     shown = capt("config", "diff", "capt_tiny", "shown.yaml", "--json")[1]
-    assert json.loads(shown) == {"optimizer.lr": [0.0005, 0.25]}
+    assert json.loads(shown) == {"optimizer.lr": [0.001, 0.25]}
     assert json.loads(capt("config", "show", "shown.yaml", "--json")[1])["optimizer"]["lr"] == 0.25
     assert capt("config", "validate", "shown.yaml", "--nproc", "2")[:2] == (
         0,

@@ -96,3 +96,15 @@ def test_a_checkpoint_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     outcome = run_ranks(_run, 1, other, True)[0][0]
     assert "trained with tokenizer" in str(outcome)
     assert "tokenizer.path=" in str(outcome)
+
+
+def test_the_queue_serves_from_queue_start_on(tmp_path: Path) -> None:
+    """Until then the losses are those without a queue; from then on its rows, filled meanwhile, are negatives."""
+    job = language_mapping(tmp_path)
+    without = {**job, "run": {**job["run"], "dir": str(tmp_path / "without")}, "contrast": {"queue": 0}}
+    late = {**job, "contrast": {"queue": 41, "queue_start": 4}}
+    for mapping in (without, late):
+        assert [code for code, _ in run_ranks(_run, 1, mapping)] == [0]
+    ours, theirs = _losses(late["run"]["dir"]), _losses(without["run"]["dir"])
+    assert ours[:4] == theirs[:4]
+    assert ours[4]["loss/capt"] > theirs[4]["loss/capt"] + 1
