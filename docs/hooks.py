@@ -1,62 +1,78 @@
 """What the pages do not say twice: the key tables and the command line are written out from the code at build time.
 
-A page asks for it with a line ``<!-- generated: keys -->`` or ``<!-- generated: cli -->``.
+A page asks for it with a line ``<!-- generated: keys glue -->`` (a task's type, or ``sweep``) or
+``<!-- generated: cli -->``.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # mkdocs' own script starts without the checkout
 
-_MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.M)
+_MARKER = re.compile(r"^<!-- generated: (\w+)(?: (\w+))? -->$", re.M)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """mkdocs' hook: replace every marker of a page."""
-    writers: dict[str, Callable[[], str]] = {"keys": keys_markdown, "cli": cli_markdown}
-    return _MARKER.sub(lambda match: writers[match[1]](), markdown)
+    writers: dict[str, Callable[..., str]] = {"keys": keys_markdown, "cli": cli_markdown}
+    return _MARKER.sub(lambda match: writers[match[1]](*filter(None, [match[2]])), markdown)
 
 
-def keys_markdown(task: str = "capt_language") -> str:
-    """A heading and a table for every section of a task's jobs, from the pydantic schema."""
+def keys_markdown(task: str) -> str:
+    """A heading and a table for every section of a task's jobs (or of a sweep), from the pydantic schema."""
+    from launcher.sweep.config import Sweep
     from pretrain.tasks import job_class
 
-    job = job_class(task)
-    blocks = []
+    job = Sweep if task == "sweep" else job_class(task)
+    blocks = [_block("Outside of sections", "", "", job)] if list(_rows(job)) else []
     for section, model in sections(job):
-        rows = [f"| `{section}.{key}` | {kind} | {default} | {about} |" for key, kind, default, about in _rows(model)]
-        head = f"## {section}\n\n{_prose(model)}\n\n| key | value | default | meaning |\n|---|---|---|---|"
-        blocks.append("\n".join([head, *rows]))
+        blocks.append(_block(section, f"{section.partition(' ')[0]}.", f"{_prose(model)}\n\n", model))
     return "\n\n".join(blocks)
 
 
+def _block(heading: str, prefix: str, prose: str, model: type[BaseModel]) -> str:
+    rows = [f"| `{prefix}{key}` | {kind} | {default} | {about} |" for key, kind, default, about in _rows(model)]
+    head = f"## {heading}\n\n{prose}| key | value | default | meaning |\n|---|---|---|---|"
+    return "\n".join([head, *rows])
+
+
 def sections(job: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    """Every section with the dotted name under which a configuration holds it, nested ones after their own."""
+    """Every section with the dotted name under which a configuration holds it, nested ones after their own.
+
+    A mapping of sections is written with ``NAME`` for its keys; of several kinds of a section each is one.
+    """
     for name, field in job.model_fields.items():
-        model = field.annotation
-        if isinstance(model, type) and issubclass(model, BaseModel):
-            dotted = f"{prefix}{field.alias or name}"
-            yield dotted, model
+        dotted = f"{prefix}{field.alias or name}"
+        kind: Any = field.annotation
+        if get_origin(kind) is dict:
+            dotted, kind = f"{dotted}.NAME", get_args(kind)[1]
+        models = [m for m in (get_args(kind) or (kind,)) if isinstance(m, type) and issubclass(m, BaseModel)]
+        for model in models:
+            yield (f"{dotted} ({_type_of(model)})" if len(models) > 1 else dotted), model
             yield from sections(model, f"{dotted}.")
 
 
+def _type_of(model: type[BaseModel]) -> str:
+    return str(get_args(model.model_fields["type"].annotation)[0])
+
+
 def _rows(model: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
-    properties = model.model_json_schema(by_alias=True)["properties"]
-    try:
-        defaults: dict[str, Any] | None = model.model_validate({}).model_dump(mode="json", by_alias=True)
-    except ValidationError:
-        defaults = None
-    for key, schema in properties.items():
-        if "$ref" in schema or "allOf" in schema:
+    fields = {field.alias or name: field for name, field in model.model_fields.items()}
+    for key, schema in model.model_json_schema(by_alias=True)["properties"].items():
+        if '"$ref"' in json.dumps(schema):
             continue  # a section of its own
-        default = "required" if defaults is None else f"`{_yaml(defaults[key])}`"
+        field = fields[key]
+        given = to_jsonable_python(field.get_default(call_default_factory=True)) if not field.is_required() else None
+        default = "required" if field.is_required() else f"`{_yaml(given)}`"
         yield key, _kind(schema), default, _cell(schema.get("description", ""))
 
 

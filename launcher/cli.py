@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-from launcher.commands import checkpoints, config, corpora, jobs, tools
+from launcher.commands import checkpoints, config, corpora, glue, jobs, sweep, tools
 from tokenizer.errors import UserError
 
 app = typer.Typer(
@@ -21,7 +21,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (jobs, checkpoints, tools):
+for commands in (jobs, sweep, checkpoints, glue, tools):
     commands.register(app)
 _GROUPS = {"tokenizer": corpora.tokenizer_app, "data": corpora.data_app, "config": config.app}
 for name, group in _GROUPS.items():

@@ -7,7 +7,7 @@ from typing import Protocol, cast
 
 from launcher.plan import Launch, Plan
 
-BACKENDS = ("local", "deepspeed", "torchrun", "slurm")
+BACKENDS = ("local", "deepspeed", "torchrun", "slurm", "ray")
 
 
 class Backend(Protocol):

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -18,10 +18,18 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def start(argv: Sequence[str], env: Mapping[str, str], *, on_parent_death: signal.Signals) -> subprocess.Popen[bytes]:
+def start(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    on_parent_death: signal.Signals,
+    cwd: Path | None = None,
+    output: Path | None = None,
+) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own (a terminal's Ctrl-C reaches only us, and we pass it on).
 
-    Linux sends it ``on_parent_death`` when this process dies, however it dies.
+    Linux sends it ``on_parent_death`` when this process dies, however it dies. What it prints is appended to
+    ``output``, or goes where ours goes.
     """
     parent = os.getpid()
 
@@ -30,7 +38,16 @@ def start(argv: Sequence[str], env: Mapping[str, str], *, on_parent_death: signa
         if os.getppid() != parent:  # we died before prctl took hold
             os._exit(1)
 
-    return subprocess.Popen(list(argv), env=dict(env), start_new_session=True, preexec_fn=before_exec)
+    with output.open("ab") if output else nullcontext() as log:
+        return subprocess.Popen(
+            list(argv),
+            env=dict(env),
+            cwd=cwd,
+            stdout=log,
+            stderr=subprocess.STDOUT if log else None,
+            start_new_session=True,
+            preexec_fn=before_exec,
+        )
 
 
 def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from launcher.commands import options as o
+from tokenizer.errors import CheckpointError, ConfigError
 
 
 def register(app: typer.Typer) -> None:
@@ -23,9 +24,15 @@ def evaluate(
     context: typer.Context,
     checkpoint: Annotated[
         Path,
-        typer.Argument(metavar="CHECKPOINT", help="A checkpoint, a run (its newest one), or a Hugging Face folder."),
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="A checkpoint, a run (its newest one; a fine-tuned one's best), or a Hugging Face folder.",
+        ),
     ],
     text: Annotated[list[Path] | None, typer.Option(help="Held-out text (may stand several times).")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Of a fine-tuned checkpoint: its data folder, else where it was trained.")
+    ] = None,
     sts: Annotated[Path | None, typer.Option(help="A folder with STS sets.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file to write the result to as well.")] = None,
     pooler: Annotated[
@@ -37,8 +44,14 @@ def evaluate(
     seed: Annotated[int, typer.Option(min=0, help="Of the choice of windows and of the corruption.")] = 1,
     json: o.Json = False,
 ) -> None:
-    """Measure an encoder on held-out text and on semantic similarity, each number with its protocol."""
+    """Measure an encoder on held-out text and on semantic similarity, or a fine-tuned one on its dev set."""
     o.quiet(context)
+    if _is_fine_tuned(checkpoint):
+        only = {"--text": text, "--sts": sts, "--pooler": pooler, "--length": length}
+        _evaluate_glue(checkpoint, data, out, batch, json, [name for name, value in only.items() if value])
+        return
+    if data is not None:
+        raise ConfigError("--data is for fine-tuned checkpoints; give held-out text with --text, STS sets with --sts")
     from pretrain.language.evaluate import as_text
     from pretrain.language.evaluate import evaluate as measure
     from pretrain.language.from_hf import is_hf, load_hf
@@ -74,9 +87,42 @@ def convert(
 ) -> None:
     """Write a checkpoint as a Hugging Face, sentence-transformers or ONNX folder, or the other way round."""
     o.quiet(context)
+    if to is not None and from_ is None and _is_fine_tuned(source):
+        if to != "hf":
+            raise ConfigError(f"--to {to!r}: a fine-tuned checkpoint can be written as hf")
+        from finetune.glue.export import export
+
+        typer.echo(export(source, out, overwrite=overwrite))
+        return
     from pretrain.convert.commands import convert as write
 
     typer.echo(write(source, out, to=to, from_=from_, pooling=pooling, overwrite=overwrite))
+
+
+def _is_fine_tuned(path: Path) -> bool:
+    """Whether ``path`` is a checkpoint or run of a ``glue`` job; the verb itself complains of what it cannot read."""
+    from pretrain.engine.checkpoint import find_checkpoint, read_job
+
+    try:
+        return read_job(find_checkpoint(path)).task.type == "glue"
+    except CheckpointError:
+        return False
+
+
+def _evaluate_glue(
+    checkpoint: Path, data: Path | None, out: Path | None, batch: int, json: bool, foreign: list[str]
+) -> None:
+    if foreign:
+        raise ConfigError(f"{foreign[0]} has no meaning for a fine-tuned checkpoint: it is measured on its dev set")
+    from finetune.glue.predict import as_text, evaluate
+    from launcher.progress import progress_bar
+
+    with progress_bar("predicting") as progress:
+        result = evaluate(checkpoint, path=data, out=out, batch=batch, progress=progress)
+    if json:
+        o.echo_json(result)
+    else:
+        typer.echo(as_text(result))
 
 
 def neighbors(

@@ -16,7 +16,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Nproc = Annotated[int | None, typer.Option(min=1, help="Processes on this host (default: one a GPU, else one).")]
 Hostfile = Annotated[Path | None, typer.Option(help="Lines 'host slots=N': run on these hosts over ssh.")]
 Launcher = Annotated[
-    str | None, typer.Option(help="local, deepspeed, torchrun or slurm (default: local; deepspeed with --hostfile).")
+    str | None,
+    typer.Option(help="local, deepspeed, torchrun, slurm or ray (default: local; deepspeed with --hostfile)."),
 ]
 MasterAddr = Annotated[str | None, typer.Option(help="Address of the first host, as the others reach it.")]
 MasterPort = Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the rendezvous on the first host.")]

@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or sweep folders.")],
     out: Annotated[Path, typer.Option(help="Folder for report.html, curves and tables.")] = Path("report"),
 ) -> None:
     """Draw curves and tables of one run, or compare several, as a page that needs no network."""

@@ -60,16 +60,38 @@ _Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(str(no
 
 
 def resolve_path(config: str | Path) -> Path:
-    """The file that a CONFIG argument means: a path, or the bare name of a shipped job (``capt_tiny``)."""
+    """The file that a CONFIG argument means: a path, or the name of a shipped file.
+
+    A shipped file's name is its path under ``configs`` without ``.yaml``, from any folder on as long as one file alone
+    has it: ``capt_tiny``, ``rte`` or ``glue/rte``, ``ptb/vae``.
+    """
     path = Path(config)
     if path.is_file():
         return path
-    shipped = {p.stem: p for p in Path(str(files("configs"))).rglob("*.yaml")}
-    if path.name == str(config) and path.suffix == "" and path.name in shipped:
-        return shipped[path.name]
+    shipped = _shipped()
+    found = shipped.get(str(config), [])
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(sorted(_longest_name(file) for file in found))
+        raise ConfigError(f"{str(config)!r} is the name of several shipped files: {names}")
     near = difflib.get_close_matches(path.stem, shipped, n=1)
-    hint = f"did you mean the shipped job {near[0]!r}?" if near else f"shipped jobs: {', '.join(sorted(shipped))}"
+    public = sorted({file.stem for files in shipped.values() for file in files if not file.stem.startswith("_")})
+    hint = f"did you mean the shipped job {near[0]!r}?" if near else f"shipped jobs: {', '.join(public)}"
     raise ConfigError(f"no configuration file {str(config)!r}; {hint}")
+
+
+def _shipped() -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    for file in sorted(Path(str(files("configs"))).rglob("*.yaml")):
+        parts = _longest_name(file).split("/")
+        for start in range(len(parts)):
+            found.setdefault("/".join(parts[start:]), []).append(file)
+    return found
+
+
+def _longest_name(file: Path) -> str:
+    return file.relative_to(Path(str(files("configs")))).with_suffix("").as_posix()
 
 
 def _read(path: Path) -> dict[str, Any]:

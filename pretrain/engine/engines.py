@@ -44,6 +44,9 @@ class Engine:
             config=deepspeed_config(job, distributed.world_size()),
             dist_init_required=False,
         )
+        if self.zero_stage == 0 and distributed.world_size() == 1:
+            # It would flatten all gradients, reduce them over one rank, and copy them back.
+            self.deepspeed.enable_backward_allreduce = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass, under the engine's precision."""

@@ -14,38 +14,70 @@ import yaml
 from launcher.cluster import load_cluster
 from launcher.plan import Options
 from launcher.start import begin
+from launcher.sweep.run import run_sweep
 from pretrain.config.load import job_from_mapping, load_job, load_mapping, resolve_path
 from pretrain.engine.deepspeed_config import deepspeed_config
 from tokenizer.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-JOBS = sorted((CONFIGS / "pretrain").glob("*.yaml"))
+FILES = sorted(path for kind in ("pretrain", "finetune") for path in (CONFIGS / kind).rglob("*.yaml"))
+JOBS = [path for path in FILES if not path.stem.startswith("_")]
+BASES = [path for path in FILES if path.stem.startswith("_")]
+SWEEPS = sorted((CONFIGS / "sweep").glob("*.yaml"))
 CLUSTERS = sorted((CONFIGS / "cluster").glob("*.yaml"))
 WORLDS = (1, 2, 8)
+# What a shipped job leaves to its user.
+NEEDS = {"glue": ["data.path=glue", "model.init=encoder"]}
 
 jobs = pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
 clusters = pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
 
 
 def test_every_shipped_file_is_looked_at() -> None:
-    assert set(CONFIGS.rglob("*.yaml")) == {*JOBS, *CLUSTERS}
+    assert set(CONFIGS.rglob("*.yaml")) == {*JOBS, *BASES, *SWEEPS, *CLUSTERS}
     assert {f"{kind}_{size}" for kind in ("capt", "mlm") for size in ("tiny", "small", "base", "large")} <= {
         path.stem for path in JOBS
     }
 
 
+def _needs(path: Path) -> list[str]:
+    return NEEDS.get(load_mapping(path)["task"]["type"], [])
+
+
 @jobs
-def test_job_loads_by_its_bare_name(path: Path) -> None:
-    assert resolve_path(path.stem).samefile(path)
-    job = load_job(path.stem)
-    assert job.run.dir == Path("runs") / path.stem, "two shipped jobs must not share a run folder"
-    assert job == load_job(path)
+def test_job_loads_by_name(path: Path) -> None:
+    name = _name(path)
+    assert resolve_path(name).samefile(path)
+    job = load_job(name, _needs(path))
+    assert job.run.dir.parts[0] == "runs"
+    assert job.run.dir.name.endswith(path.stem)
+    assert job == load_job(path, _needs(path))
+
+
+def test_no_two_shipped_jobs_share_a_run_folder() -> None:
+    folders = [load_job(path, _needs(path)).run.dir for path in JOBS]
+    assert len(set(folders)) == len(folders)
+
+
+def _name(path: Path) -> str:
+    """The shortest name that no other shipped file has."""
+    parts = path.relative_to(CONFIGS).with_suffix("").parts
+    names = ["/".join(parts[start:]) for start in reversed(range(len(parts)))]
+    return next(name for name in names if sum(f"/{other}".endswith(f"/{name}.yaml") for other in FILES) == 1)
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_sweep_loads_and_its_jobs_are_valid(path: Path, tmp_path: Path) -> None:
+    overrides = ["data.path=glue", "model.init=encoder"] if path.stem.startswith("glue") else []
+    shown: list[str] = []
+    assert run_sweep(path.stem, [*overrides, f"sweep.dir={tmp_path}"], show=shown.append) == 0
+    assert "trials of" in shown[0]
 
 
 @jobs
 @pytest.mark.parametrize("world", WORLDS)
 def test_batches_fit_the_world_or_are_refused(path: Path, world: int) -> None:
-    job = load_job(path)
+    job = load_job(path, _needs(path))
     if job.batch.global_ % (job.batch.micro * world):
         with pytest.raises(ConfigError, match=r"batch\.global .* x accumulation x"):
             deepspeed_config(job, world)
@@ -61,11 +93,12 @@ def test_batches_fit_the_world_or_are_refused(path: Path, world: int) -> None:
 @jobs
 def test_job_can_be_launched(path: Path, tmp_path: Path) -> None:
     shown: list[str] = []
-    overrides = [f"run.dir={tmp_path / 'run'}"]
-    assert begin("pretrain", path.stem, overrides, Options(nproc=2), debug=False, show=shown.append) == 0
+    job = load_job(path, _needs(path))
+    overrides = [*_needs(path), f"run.dir={tmp_path / 'run'}", f"batch.micro={job.batch.global_ // 2}"]
+    assert begin("pretrain", str(path), overrides, Options(nproc=2), debug=False, show=shown.append) == 0
     (plan,) = shown
-    assert f"-m pretrain {path.stem} run.dir={tmp_path / 'run'}" in plan
-    assert f"batch.global {load_job(path).batch.global_} = " in plan
+    assert f"-m pretrain {path} {' '.join(overrides)}" in plan
+    assert f"batch.global {job.batch.global_} = " in plan
     assert not (tmp_path / "run").exists(), "a dry run writes nothing"
 
 
@@ -130,7 +163,7 @@ def _message_of(mapping: dict[str, Any]) -> str:
 @jobs
 def test_typos_of_every_key_are_refused_and_named(path: Path) -> None:
     """What is still required without the mistyped key is named instead of it (``task``, ``data``)."""
-    mapping = load_mapping(path)
+    mapping = load_mapping(path, _needs(path))
     own = yaml.safe_load(path.read_text())
     own.pop("base", None)
     for keys in _keys(own):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -17,9 +17,10 @@ import yaml
 from pydantic import BaseModel
 
 from launcher.cli import app
+from launcher.sweep.config import Sweep
 from pretrain.__main__ import parse
 from pretrain.config.load import load_mapping, resolve_path
-from pretrain.tasks import job_class
+from pretrain.tasks import TASKS, job_class
 from tokenizer.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -163,11 +164,12 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         key = f"{prefix}{field.alias or name}"
         yield key
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from keys(field.annotation, f"{key}.")
+        for kind in get_args(field.annotation) or (field.annotation,):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from keys(kind, f"{key}.")
 
 
-KEYS = set(keys(job_class("capt_language")))
+KEYS = {key for model in (Sweep, *map(job_class, TASKS)) for key in keys(model)}
 
 
 @pages
@@ -191,11 +193,13 @@ def test_every_override_has_a_section(page: Path) -> None:
 
 
 @pages
-def test_every_yaml_block_is_a_job(page: Path, tmp_path: Path) -> None:
+def test_every_yaml_block_is_a_job_or_a_sweep(page: Path, tmp_path: Path) -> None:
     for body in blocks(page, "yaml"):
         file = tmp_path / "job.yaml"
         file.write_text(body)
-        job_class("capt_language").model_validate(load_mapping(file))
+        mapping = load_mapping(file)
+        model = Sweep if "studies" in mapping else job_class(mapping["task"]["type"])
+        model.model_validate(mapping)
 
 
 @pages

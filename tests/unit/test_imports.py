@@ -25,6 +25,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.data": ("tokenizer", "pretrain.config.base"),
     "pretrain.models": (*BASE, "pretrain.config.base"),
     "pretrain.language": ("tokenizer", *(f"pretrain.{p}" for p in ("config", "data", "models", "contrast", "engine"))),
+    "pretrain.latent": ("tokenizer", *(f"pretrain.{p}" for p in ("config", "data", "models", "contrast", "engine"))),
     "pretrain.convert": (
         "tokenizer",
         *(f"pretrain.{p}" for p in ("config", "data", "models", "engine", "language", "contrast")),

@@ -1,36 +1,51 @@
-"""``capt report``: what one run did, or how several compare, as an offline page, curves, a table and JSON."""
+"""``capt report``: what one run did, how several compare, or what a sweep found: an offline page, curves and JSON."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from pretrain.engine.report.compare import compare
-from pretrain.engine.report.page import write_html, write_json, write_markdown
+from pretrain.engine.report.document import write_figures, write_html, write_markdown
+from pretrain.engine.report.page import as_json, run_sections, title
 from pretrain.engine.report.plots import draw
 from pretrain.engine.report.runs import read_run
+from pretrain.engine.report.sweep_page import sweep_json, sweep_sections, sweep_title
+from pretrain.engine.report.sweeps import is_sweep, read_sweep
 from tokenizer.errors import DataError
 
 __all__ = ["report"]
 
 
-def report(runs: Sequence[Path], out: Path) -> Path:
-    """Write ``report.html``, ``report.md``, ``report.json`` and the curves (PNG) of ``runs`` into ``out``.
+def report(folders: Sequence[Path], out: Path) -> Path:
+    """Write ``report.html``, ``report.md``, ``report.json`` and the curves (PNG) of runs or of sweeps into ``out``.
 
     One run shows every curve it logged. Several are overlaid, named by the configuration keys in which they differ, and
-    runs that differ only in ``run.seed`` are summed up as mean and standard deviation. The page holds its images and
-    styles and needs no network. Returns the path of ``report.html``.
+    runs that differ only in ``run.seed`` are summed up as mean and standard deviation. A sweep shows for each study the
+    configuration with the best median over the seeds, all seeds, hyperparameters and learning curves, and what its task
+    adds; several sweeps are compared. The page holds its images and styles and needs no network. Returns its path.
 
     Raises:
-        DataError: no run is given, a folder or its metrics.jsonl or config.yaml is missing, or holds nothing usable.
+        DataError: no folder is given, runs are mixed with sweeps, or a folder lacks its files or holds nothing usable.
     """
-    if not runs:
+    if not folders:
         raise DataError("no run is given; name at least one run folder")
-    comparison = compare([read_run(folder) for folder in runs])
+    sweeps = [folder for folder in folders if is_sweep(folder)]
+    if sweeps and len(sweeps) < len(folders):
+        other = next(folder for folder in folders if folder not in sweeps)
+        raise DataError(f"{sweeps[0]} is a sweep and {other} is not; give runs or sweeps")
+    if sweeps:
+        read = [read_sweep(folder) for folder in sweeps]
+        name, sections = sweep_title(read), sweep_sections(read)
+        data = sweep_json(read, sections)
+    else:
+        comparison = compare([read_run(folder) for folder in folders])
+        light, dark = (draw(comparison, theme) for theme in ("light", "dark"))
+        name, sections = title(comparison), run_sections(comparison, light, dark)
+        data = as_json(comparison)
     out.mkdir(parents=True, exist_ok=True)
-    light, dark = (draw(comparison, theme) for theme in ("light", "dark"))
-    for name, figure in light.items():
-        (out / f"{name}.png").write_bytes(figure)
-    write_json(comparison, out / "report.json")
-    write_markdown(comparison, list(light), out / "report.md")
-    return write_html(comparison, light, dark, out / "report.html")
+    (out / "report.json").write_text(json.dumps(data, indent=2, default=str) + "\n", encoding="utf-8")
+    write_figures(sections, out)
+    write_markdown(name, sections, out / "report.md")
+    return write_html(name, sections, out / "report.html")

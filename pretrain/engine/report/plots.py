@@ -97,64 +97,82 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 
 def _figure(comparison: Comparison, keys: Sequence[str], theme: Theme) -> bytes:
-    columns = min(_COLUMNS, len(keys))
-    rows = math.ceil(len(keys) / columns)
     handles = _legend(comparison, keys, theme)
-    size = (max(4.3 * columns, 8.6), 2.8 * rows + 0.25 * len(handles))
+    figure, axes = canvas(len(keys), len(handles), theme)
+    for axis, key in zip(axes, keys, strict=True):
+        _panel(axis, comparison, key, theme)
+    return png(figure, handles, theme)
+
+
+def canvas(panels: int, legend_lines: int, theme: Theme) -> tuple[Figure, list[Axes]]:
+    """An empty figure with ``panels`` axes in rows of three, and room for a legend."""
+    columns = min(_COLUMNS, panels)
+    rows = math.ceil(panels / columns)
+    size = (max(4.3 * columns, 8.6), 2.8 * rows + 0.25 * legend_lines)
     figure = Figure(figsize=size, dpi=110, facecolor=_PAPER[theme], layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for number, axis in enumerate(axes.flat):
-        if number < len(keys):
-            _panel(axis, comparison, keys[number], theme)
-        else:
-            axis.set_visible(False)
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis in axes[panels:]:
+        axis.set_visible(False)
+    return figure, axes[:panels]
+
+
+def png(figure: Figure, handles: Sequence[Line2D], theme: Theme) -> bytes:
+    """Draw the legend and the figure."""
     figure.legend(handles=handles, loc="outside upper left", frameon=False, labelcolor=_INK[theme], fontsize=9)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
 
-def _panel(axis: Axes, comparison: Comparison, key: str, theme: Theme) -> None:
-    for number, group in enumerate(comparison.groups):
-        colour = _colour(number, theme)
-        for run in group.runs:
-            _curve(axis, run, key, colour, faint=0.4 / math.sqrt(len(comparison.runs)))
+def dress(axis: Axes, title: str, x: str, y: str, theme: Theme) -> None:
+    """Title, labels, grid and colours of a panel."""
     ink = _INK[theme]
     axis.set_facecolor(_PAPER[theme])
-    axis.set_title(key, color=ink, fontsize=10, loc="left", fontweight="bold")
-    axis.set_xlabel("optimizer step", color=ink, fontsize=9)
-    axis.set_ylabel(_UNITS.get(key, _UNITS.get(key.split("/")[-1], "value")), color=ink, fontsize=9)
+    axis.set_title(title, color=ink, fontsize=10, loc="left", fontweight="bold")
+    axis.set_xlabel(x, color=ink, fontsize=9)
+    axis.set_ylabel(y, color=ink, fontsize=9)
     axis.grid(color=_LINE[theme], linewidth=0.7)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
     axis.spines[["left", "bottom"]].set_color(_LINE[theme])
-    axis.tick_params(colors=ink, labelsize=8, length=0)
-    last = max(run.last_step for run in comparison.runs)
+    axis.tick_params(which="both", colors=ink, labelsize=8, length=0)
+
+
+def count_steps(axis: Axes, last: int) -> None:
+    """Let the x axis count optimizer steps from 0 to ``last``."""
     axis.set_xlim(0, 1.02 * last)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     if last >= 10_000:
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def _panel(axis: Axes, comparison: Comparison, key: str, theme: Theme) -> None:
+    for number, group in enumerate(comparison.groups):
+        for run in group.runs:
+            _curve(axis, run, key, colour(number, theme), faint=0.4 / math.sqrt(len(comparison.runs)))
+    dress(axis, key, "optimizer step", _UNITS.get(key, _UNITS.get(key.split("/")[-1], "value")), theme)
+    count_steps(axis, max(run.last_step for run in comparison.runs))
     if axis.dataLim.ymax >= 10_000:
         axis.yaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def _curve(axis: Axes, run: RunRecord, key: str, colour: str, faint: float) -> None:
+def _curve(axis: Axes, run: RunRecord, key: str, shade: str, faint: float) -> None:
     steps, values = run.series(key, validation=False)
     if _is_smoothed(key, values):
-        axis.plot(steps, values, color=colour, linewidth=0.7, alpha=faint)
-        axis.plot(steps, smooth(values), color=colour, linewidth=1.6)
+        axis.plot(steps, values, color=shade, linewidth=0.7, alpha=faint)
+        axis.plot(steps, smooth(values), color=shade, linewidth=1.6)
     elif values:
-        axis.plot(steps, values, color=colour, linewidth=1.6, marker="." if len(values) == 1 else None)
+        axis.plot(steps, values, color=shade, linewidth=1.6, marker="." if len(values) == 1 else None)
     steps, values = run.series(key, validation=True)
     if values:
-        axis.plot(steps, values, color=colour, linewidth=1.4, linestyle=_DASHES, marker="o", markersize=3.5)
+        axis.plot(steps, values, color=shade, linewidth=1.4, linestyle=_DASHES, marker="o", markersize=3.5)
 
 
 def _legend(comparison: Comparison, keys: Sequence[str], theme: Theme) -> list[Line2D]:
     """A line for each configuration, where there are several, and for each way of drawing in the figure."""
     ink = _INK[theme]
-    colours = [Line2D([], [], color=_colour(i, theme), linewidth=3) for i in range(len(comparison.groups))]
+    colours = [Line2D([], [], color=colour(i, theme), linewidth=3) for i in range(len(comparison.groups))]
     for handle, group in zip(colours, comparison.groups, strict=True):
         handle.set_label(_name(group))
     handles = colours if len(colours) > 1 or len(comparison.runs) > 1 else []
@@ -180,5 +198,6 @@ def _name(group: Group) -> str:
     return textwrap.shorten(group.label, 110, placeholder=" ...") + runs
 
 
-def _colour(number: int, theme: Theme) -> str:
+def colour(number: int, theme: Theme) -> str:
+    """The colour of the configuration or sweep with that number."""
     return _COLOURS[theme][number % len(_COLOURS[theme])]

@@ -1,0 +1,132 @@
+"""Texts and pairs of texts to token ids, once a job: between special tokens, cut to a length, kept for large sets."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+from pretrain.data.shard_writer import locked
+from tokenizer.encode import TextTokenizer
+from tokenizer.special import is_bert_like
+
+logger = logging.getLogger(__name__)
+
+CACHE_FROM = 50_000
+"""Rows from which on the ids are kept on disk: fewer are tokenized in seconds."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of ``n`` rows, special tokens included, one after the other.
+
+    Row ``i`` is ``ids[starts[i] : starts[i + 1]]``; its second text begins at ``seconds[i]`` within it (at its end
+    where there is one text). ``cut`` rows were longer than allowed.
+    """
+
+    ids: Int32[np.ndarray, " total"]
+    starts: Int64[np.ndarray, " n1"]
+    seconds: Int32[np.ndarray, " n"]
+    cut: int
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, " n"]:
+        """Tokens of each row."""
+        return np.diff(self.starts)
+
+
+def encode(
+    first: Sequence[str],
+    second: Sequence[str] | None,
+    tokenizer: TextTokenizer,
+    max_length: int,
+    *,
+    source: str,
+    cache: Path | None = None,
+) -> Encoded:
+    """``<s> A </s>`` or ``<s> A </s></s> B </s>`` of every row; BERT's vocabulary: ``[CLS] A [SEP] B [SEP]``.
+
+    Rows longer than ``max_length`` lose tokens of their longer text first, then of both (``longest_first`` of
+    Hugging Face); how many is logged. Uses all cores.
+
+    Args:
+        first: the texts, or the first of each pair.
+        second: the second of each pair, if they are pairs.
+        tokenizer: made of the vocabulary that the encoder was pretrained with.
+        max_length: tokens of a row, special tokens included.
+        source: what to call the rows in the log.
+        cache: folder to keep the ids of ``CACHE_FROM`` rows or more in, by content; any process may share it.
+    """
+    if cache is None or len(first) < CACHE_FROM:
+        encoded = _encode(first, second, tokenizer, max_length)
+    else:
+        path = cache / f"{_key(first, second, tokenizer, max_length)}.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_suffix(".lock")):
+            if not path.exists():
+                logger.info("%s: tokenizing %s rows into %s", source, f"{len(first):,}", path)
+                _write(path, _encode(first, second, tokenizer, max_length))
+        with np.load(path, allow_pickle=False) as file:
+            encoded = Encoded(file["ids"], file["starts"], file["seconds"], int(file["cut"]))
+    if encoded.cut:
+        logger.warning("%s: %d of %d rows were cut to %d tokens", source, encoded.cut, len(encoded), max_length)
+    return encoded
+
+
+def kept(
+    a: Int64[np.ndarray, " n"], b: Int64[np.ndarray, " n"], room: int
+) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+    """How many tokens stay of pairs with ``a`` and ``b`` tokens, so that at most ``room`` stay of each pair.
+
+    The longer text is cut down to what the shorter leaves; where neither fits half of the room, both get half (of an
+    odd room the longer gets one more; of two equal ones the second).
+    """
+    short, long = np.minimum(a, b), np.maximum(a, b)
+    short_kept = np.where(a + b <= room, short, np.minimum(short, room // 2))
+    long_kept = np.minimum(long, room - short_kept)
+    return np.where(a <= b, short_kept, long_kept), np.where(a <= b, long_kept, short_kept)
+
+
+def _encode(first: Sequence[str], second: Sequence[str] | None, tokenizer: TextTokenizer, max_length: int) -> Encoded:
+    special = tokenizer.special
+    bos, eos = (np.array([i], dtype=np.int32) for i in (special.bos, special.eos))
+    gap = eos if is_bert_like(tokenizer.backend, special) else np.concatenate([eos, eos])
+    texts = tokenizer.encode_batch(first)
+    a = np.array([len(ids) for ids in texts], dtype=np.int64)
+    if second is None:
+        keep = np.minimum(a, max_length - 2)
+        parts = [part for ids, n in zip(texts, keep, strict=True) for part in (bos, ids[:n], eos)]
+        lengths, seconds, cut = keep + 2, keep + 2, keep < a
+    else:
+        others = tokenizer.encode_batch(second)
+        b = np.array([len(ids) for ids in others], dtype=np.int64)
+        keep, keep_b = kept(a, b, max_length - 2 - len(gap))
+        pairs = zip(texts, others, keep, keep_b, strict=True)
+        parts = [part for ids, other, n, m in pairs for part in (bos, ids[:n], gap, other[:m], eos)]
+        seconds = keep + 1 + len(gap)
+        lengths, cut = seconds + keep_b + 1, (keep < a) | (keep_b < b)
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return Encoded(np.concatenate(parts), starts, seconds.astype(np.int32), int(cut.sum()))
+
+
+def _key(first: Sequence[str], second: Sequence[str] | None, tokenizer: TextTokenizer, max_length: int) -> str:
+    digest = hashlib.sha256(f"{tokenizer.fingerprint}/{max_length}/{second is not None}".encode())
+    for texts in (first, second or ()):
+        for text in texts:
+            data = text.encode()
+            digest.update(len(data).to_bytes(4, "little") + data)
+    return digest.hexdigest()[:32]
+
+
+def _write(path: Path, encoded: Encoded) -> None:
+    partial = path.with_suffix(".partial.npz")  # its owner holds the lock
+    np.savez(partial, ids=encoded.ids, starts=encoded.starts, seconds=encoded.seconds, cut=encoded.cut)
+    partial.replace(path)

@@ -1,0 +1,139 @@
+"""The configuration of the ``glue`` job: a pretrained encoder fine-tuned on one GLUE task. No torch here.
+
+Defaults are RoBERTa's recipe (Liu et al. 2019, Table 10; fairseq's ``config/finetuning``): 10 epochs, 6% of warmup and
+a linear decay to 0, Adam (0.9, 0.98) eps 1e-6, weight decay 0.1, dropouts 0.1, no clipping. One thing differs from
+fairseq: biases and LayerNorm do not decay, as in every job here.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+from finetune.glue.tasks import glue_task
+from pretrain.config.base import Section
+from pretrain.config.schema import BatchSection, Job, OptimizerSection, ScheduleSection, ValidateSection
+from pretrain.data.config import default_cache
+from tokenizer.errors import ConfigError
+
+
+class GlueData(Section):
+    """Which task, and where its files are."""
+
+    task: str = Field(description="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli")
+    source: Literal["files", "hub"] = Field("files", description="the official TSV files, or the datasets library")
+    path: Path | None = Field(None, description="files: folder with RTE/, CoLA/, ...; hub: a saved copy of the dataset")
+    sequence_length: PositiveInt | None = Field(None, ge=8, description="tokens, at most; unset = 512 or the positions")
+    bucketing: bool = Field(True, description="batches of like lengths; false: plain shuffled order")
+    shuffle: bool = Field(True, description="false: file order in every epoch, without bucketing")
+    max_train: PositiveInt | None = Field(None, description="train on so many examples, the same for every seed")
+    cache: Path = Field(default_factory=default_cache, description="where the token ids of large tasks are kept")
+
+    @field_validator("task")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        try:
+            task = glue_task(value)
+        except ConfigError as error:
+            raise ValueError(str(error).removeprefix("data.task: ")) from None
+        if "train" not in task.splits:
+            raise ValueError(f"{value} has no training data; it is predicted with the model of mnli")
+        return value
+
+    @model_validator(mode="after")
+    def _has_a_place(self) -> GlueData:
+        if self.source == "files" and self.path is None:
+            raise ValueError("data.path is missing: name the folder that holds RTE/, CoLA/ and so on")
+        return self
+
+
+class GlueModel(Section):
+    """The encoder to start from and the dropouts of fine-tuning."""
+
+    init: Path = Field(description="a run or checkpoint of ours, or a Hugging Face folder")
+    dropout: NonNegativeFloat = Field(0.1, lt=1)
+    attention_dropout: NonNegativeFloat = Field(0.1, lt=1)
+    classifier_dropout: NonNegativeFloat | None = Field(None, lt=1, description="of the head; unset = model.dropout")
+    allow_missing: bool = Field(False, description="go on when encoder weights are missing or unknown")
+    encoder: dict[str, Any] | None = Field(None, description="what init holds, as config.json; filled in by the job")
+
+
+class GlueSchedule(ScheduleSection):
+    """``epochs`` and ``warmup_ratio`` are turned into steps once the data is known; null = the steps as given."""
+
+    max_steps: PositiveInt = Field(1_000_000_000, description="with epochs: at most so many")
+    epochs: PositiveFloat | None = Field(10.0, description="passes over the training data; null = max_steps alone")
+    warmup_ratio: NonNegativeFloat | None = Field(0.06, le=1, description="of max_steps; null = warmup_steps")
+
+
+class GlueValidate(ValidateSection):
+    """Validation on the whole dev set."""
+
+    per_epoch: PositiveInt | None = Field(1, description="validations an epoch; null = every validate.every steps")
+
+
+class GlueOptimizer(OptimizerSection):
+    """Adam as RoBERTa was fine-tuned."""
+
+    lr: PositiveFloat = Field(1e-5, description="peak learning rate")
+    weight_decay: NonNegativeFloat = Field(0.1, description="of matrices; vectors do not decay")
+
+
+class GlueJob(Job):
+    """A ``glue`` job."""
+
+    data: GlueData
+    model: GlueModel
+    batch: BatchSection = BatchSection(global_=16, micro=16)
+    schedule: GlueSchedule = GlueSchedule()
+    optimizer: GlueOptimizer = GlueOptimizer()
+    validate_: GlueValidate = Field(GlueValidate(), alias="validate")
+
+    def longest(self, max_positions: int) -> int:
+        """Tokens that a row may have with an encoder of so many positions. Raises ``ConfigError`` if it has too few."""
+        length = self.data.sequence_length or min(512, max_positions)
+        if length > max_positions:
+            raise ConfigError(f"data.sequence_length {length} is longer than the encoder's {max_positions} positions")
+        return length
+
+    def completed(self, examples: int, encoder: dict[str, Any], max_positions: int) -> GlueJob:
+        """The job with what follows from its data and its encoder: steps, warmup, lengths, ``model.encoder``.
+
+        Args:
+            examples: rows to train on.
+            encoder: the encoder as ``config.json`` describes it.
+            max_positions: the longest sequence that it takes.
+
+        Raises:
+            ConfigError: the steps, or ``data.sequence_length``, do not fit.
+        """
+        schedule, each = self.schedule, examples / self.batch.global_
+        steps = schedule.max_steps
+        if schedule.epochs is not None:
+            steps = min(steps, math.ceil(schedule.epochs * each))
+        warmup = schedule.warmup_steps if schedule.warmup_ratio is None else int(schedule.warmup_ratio * steps)
+        if warmup > steps:
+            raise ConfigError(f"schedule.warmup_steps {warmup} is longer than the {steps} steps of this job")
+        validate = self.validate_
+        every = validate.every if validate.per_epoch is None else max(1, math.ceil(each / validate.per_epoch))
+        return self.model_copy(
+            update={
+                "data": self.data.model_copy(update={"sequence_length": self.longest(max_positions)}),
+                "model": self.model.model_copy(update={"encoder": encoder}),
+                "schedule": schedule.model_copy(update={"max_steps": steps, "warmup_steps": warmup}),
+                "validate_": validate.model_copy(update={"every": every}),
+            }
+        )
+
+
+JOB = GlueJob

@@ -1,0 +1,172 @@
+"""Checkpoint -> stock ``...ForSequenceClassification`` folder, loaded back and compared before it is in place.
+
+The class is RoBERTa's for our encoder, and the family's own for an encoder of transformers. Label names go into
+``config.json``: models whose classes have only numbers are read in the wrong order sooner or later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from finetune.batches import RowSet
+from finetune.encoders import Family, RobertaSentences, family_of
+from finetune.encoding import encode
+from finetune.glue.restore import Restored, load_classifier
+from finetune.glue.tasks import MAX_SCORE, GlueTask
+from pretrain.convert.card import final_metrics
+from pretrain.convert.output import new_folder
+from pretrain.convert.reference import TEXTS, quiet_transformers, require_close
+from pretrain.engine.checkpoint import read_metadata
+from pretrain.engine.safe_files import write_json, write_tensors
+from pretrain.models.hf_map import names
+from tokenizer.check import check_with_transformers
+from tokenizer.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+_CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-classification
+tags:
+- glue
+- {task}
+---
+
+# {name}
+
+An encoder fine-tuned on GLUE's {folder}, from `{init}`. {meaning}
+
+## Use
+
+```python
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+model = AutoModelForSequenceClassification.from_pretrained("PATH")
+logits = model(**tokenizer({texts}, return_tensors="pt")).logits
+```
+
+## Last measurements of the run
+
+| | |
+|---|---|
+{metrics}
+"""
+
+
+def export(source: Path | Restored, out: Path, *, overwrite: bool = False) -> Path:
+    """Write ``out``, load it with transformers and compare its logits with ours; returns ``out``.
+
+    The logit of a score (STS-B) is on the scale of 0 to 5.
+
+    Args:
+        source: a checkpoint of a ``glue`` job, or a run (its best one).
+        out: the folder to make.
+        overwrite: replace an older export.
+
+    Raises:
+        CheckpointError: as `load_classifier`, ``out`` is taken, or transformers computes something else.
+        DataError: transformers reads the tokenizer differently. Nothing is left behind in either case.
+    """
+    restored = source if isinstance(source, Restored) else load_classifier(source)
+    described = restored.job.model.encoder
+    assert described is not None, "GlueJob.completed fills it in"
+    family = family_of(described, str(restored.checkpoint))
+    length = restored.job.data.sequence_length
+    with new_folder(out, overwrite=overwrite) as folder:
+        config = {**described, **_labels(restored.task), "architectures": [family.architecture]}
+        write_json(folder / "config.json", config)
+        write_tensors(folder / "model.safetensors", _tensors(restored, family), {"format": "pt"})
+        restored.tokenizer.save(folder, model_max_length=length)
+        (folder / "README.md").write_text(_card(restored), encoding="utf-8")
+        with quiet_transformers():
+            difference = _check(restored, family, folder)
+    logger.info("%s: %s gives our logits within %.1e", out, family.architecture, difference)
+    return out
+
+
+def _labels(task: GlueTask) -> dict[str, Any]:
+    if task.regression:
+        return {"problem_type": "regression", "id2label": {"0": "score"}, "label2id": {"score": 0}}
+    numbered = dict(enumerate(task.names))
+    return {
+        "problem_type": "single_label_classification",
+        "id2label": {str(number): name for number, name in numbered.items()},
+        "label2id": {name: number for number, name in numbered.items()},
+    }
+
+
+def _tensors(restored: Restored, family: Family) -> dict[str, Tensor]:
+    model = restored.model
+    scale = MAX_SCORE if restored.task.regression else 1.0
+    found = _encoder_tensors(model.encoder.state_dict(), restored)
+    for name, layer, factor in ((family.dense, model.dense, 1.0), (family.out, model.out, scale)):
+        found |= {f"{name}.weight": layer.weight * factor, f"{name}.bias": layer.bias * factor}
+    return {name: tensor.detach().clone().contiguous() for name, tensor in found.items()}
+
+
+def _encoder_tensors(state: Mapping[str, Tensor], restored: Restored) -> dict[str, Tensor]:
+    encoder = restored.model.encoder
+    bare = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+    if not isinstance(encoder, RobertaSentences):
+        model: Any = encoder.model
+        prefix = model.base_model_prefix
+        return {f"{prefix}.{name}": tensor for name, tensor in bare.items()}
+    found: dict[str, Tensor] = {}
+    for ours, theirs in names(encoder.config.layers):
+        if ours.startswith("encoder."):
+            parts = bare[ours.removeprefix("encoder.")].chunk(len(theirs))
+            found |= dict(zip(theirs, parts, strict=True))
+    return found
+
+
+@torch.no_grad()
+def _check(restored: Restored, family: Family, folder: Path) -> float:
+    """Load ``folder`` with transformers; the largest relative difference of its logits from ours."""
+    cls = getattr(transformers, family.architecture)
+    loaded, report = cls.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if report[problem]:
+            listed = ", ".join(map(str, sorted(report[problem])))
+            raise CheckpointError(f"transformers reports {problem.replace('_', ' ')}: {listed}; nothing written")
+    loaded.eval()
+    scale = MAX_SCORE if restored.task.regression else 1.0
+    model, section = restored.model.cpu().eval(), restored.job.data
+    second = TEXTS[::-1] if restored.task.pair else None
+    assert section.sequence_length is not None
+    encoded = encode(TEXTS, second, restored.tokenizer, section.sequence_length, source="probe")
+    rows = RowSet(encoded, None, restored.tokenizer.special.pad, types=model.encoder.reads_types)
+    worst = 0.0
+    for chosen in (encoded.seconds.argsort(), encoded.seconds.argsort()[:1]):
+        batch = rows.batch(chosen)
+        segments = {} if batch.types is None else {"token_type_ids": batch.types}
+        mask = (batch.tokens != restored.tokenizer.special.pad).long()
+        theirs = loaded(input_ids=batch.tokens, attention_mask=mask, **segments).logits
+        ours = scale * model(batch.tokens, batch.types, batch.padded)
+        worst = max(worst, require_close(f"{family.architecture}, logits", ours, theirs))
+    check_with_transformers(folder, TEXTS)
+    return worst
+
+
+def _card(restored: Restored) -> str:
+    task, run = restored.task, restored.checkpoint.resolve().parent.parent
+    step = read_metadata(restored.checkpoint)["progress"]["step"]
+    metrics = {name: value for name, value in final_metrics(run, step).items() if name.startswith("validation/")}
+    meaning = "The logit is a similarity from 0 to 5." if task.regression else f"Classes: {', '.join(task.names)}."
+    return _CARD.format(
+        task=task.name,
+        name=run.name,
+        folder=task.folder,
+        init=restored.job.model.init.name,
+        meaning=meaning,
+        texts='"the first text", "the second text"' if task.pair else '"a text"',
+        metrics="\n".join(f"| {name} | {value:.4g} |" for name, value in {"steps": step, **metrics}.items()),
+    )

@@ -1,0 +1,178 @@
+"""Read GLUE's tab-separated files as they are distributed, plain or gzipped.
+
+The files know no quoting: a quotation mark is text, and a reader that thinks otherwise merges rows. Lines end at line
+feeds alone. Malformed rows of QQP's train and dev files (fewer cells than the header, from line feeds inside questions)
+are dropped, as everyone does; a row of a test file never is, because the leaderboard counts them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from finetune.glue.tasks import MAX_SCORE, Columns, GlueTask
+from tokenizer.errors import DataError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The rows of a split, in file order.
+
+    ``second`` is None for tasks of single sentences. ``labels`` (int64 classes, or float32 scores from 0 to 5) is None
+    where there are none. ``index`` numbers the rows; for a test split it is the file's own, which a submission repeats.
+    """
+
+    first: list[str]
+    second: list[str] | None
+    labels: np.ndarray | None
+    index: list[int]
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+def read_split(folder: Path, task: GlueTask, split: str) -> Examples:
+    """Read a split of ``task`` from a GLUE folder (with ``RTE/``, ``CoLA/``, ... in it), or from the task's own folder.
+
+    A number of rows that is not the official one is logged as a warning.
+
+    Raises:
+        DataError: the file is missing, empty, not UTF-8 or a torn gzip; a row has another number of columns than the
+            header; a label is unknown or a score outside 0 to 5. The text names file and line.
+        ConfigError: the task has no such split.
+    """
+    split = task.split(split)
+    path = find_split(folder, task, split)
+    lines = _lines(path)
+    columns = task.columns[split]
+    header = None if columns.width else _header(path, lines)
+    places = _places(path, columns, header)
+    width = columns.width or len(header or ())
+    cells_of: dict[int, list[str]] = {at: [] for at in places if at is not None}
+    numbers: list[int] = []
+    dropped: list[int] = []
+    for number, line in lines:
+        cells = line.split("\t")
+        if len(cells) == width:
+            numbers.append(number)
+            for at, kept in cells_of.items():  # MNLI's parse trees, most of its bytes, are let go
+                kept.append(cells[at])
+        elif task.drops_malformed and columns.label is not None:
+            dropped.append(number)
+        else:
+            what = "the header has" if header else f"{task.folder}'s {split} file has"
+            raise DataError(f"{path}, line {number}: {len(cells)} columns; {what} {width}")
+    if not numbers:
+        raise DataError(f"{path}: the file is empty: it holds no row{' under its header' if header else ''}")
+    if dropped:
+        log.warning("%s: %d malformed rows were left out (%s)", path, len(dropped), _some_lines(dropped))
+    warn_of_size(task, split, len(numbers), str(path))
+    first, second, label, index = (None if at is None else cells_of[at] for at in places)
+    assert first is not None
+    labels = None if label is None else _labels(label, numbers, path, task)
+    ids = list(range(len(numbers))) if index is None else _index(index, numbers, path)
+    return Examples(first, second, labels, ids, str(path))
+
+
+def find_split(folder: Path, task: GlueTask, split: str) -> Path:
+    """The file of a split, ``.tsv`` or ``.tsv.gz``. Raises ``DataError`` with what was looked for and what is there."""
+    split = task.split(split)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; it should hold {task.folder}/{split}.tsv")
+    homes = [folder / name for name in (task.folder, *task.aliases.get(split, ()))]
+    home = next((place for place in homes if place.is_dir()), folder)
+    for stem in (split, *task.aliases.get(split, ())):
+        for path in (home / f"{stem}.tsv", home / f"{stem}.tsv.gz"):
+            if path.is_file():
+                return path
+    there = sorted(path.name for path in home.iterdir())
+    missing = f"{split}.tsv or {split}.tsv.gz" + (f", nor a folder {task.folder}" if home == folder else "")
+    raise DataError(f"{home}: no {missing}; it holds {', '.join(there[:12]) or 'nothing'}")
+
+
+def warn_of_size(task: GlueTask, split: str, found: int, source: str) -> None:
+    """Say by how much a split differs from the official one, if it does."""
+    official = task.rows[split]
+    if found != official:
+        difference = f"{abs(found - official):,} {'more' if found > official else 'fewer'}"
+        log.warning(
+            "%s: %s %s has %s rows, the official one has %s (%s): numbers on it do not compare with published ones",
+            *(source, task.folder, split, f"{found:,}", f"{official:,}", difference),
+        )
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines without their ends; other characters that ``splitlines`` would cut at stay."""
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        try:
+            for number, raw in enumerate(file, start=1):
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield number, line.removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            where = f"byte 0x{error.object[error.start]:02x} at column {error.start + 1}"
+            raise DataError(f"{path}, line {number}: not UTF-8 text ({where})") from None
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(f"{path}: not a whole gzip file: {error}") from None
+
+
+def _header(path: Path, lines: Iterator[tuple[int, str]]) -> list[str]:
+    for _, line in lines:
+        return line.split("\t")
+    raise DataError(f"{path}: the file is empty; its first line should be the header")
+
+
+def _places(path: Path, columns: Columns, header: Sequence[str] | None) -> list[int | None]:
+    """Where the first text, the second, the label and the index stand in a row."""
+    wanted = (columns.first, columns.second, columns.label, columns.index)
+    if header is None:
+        return [None if at is None else int(at) for at in wanted]
+    missing = [repr(name) for name in wanted if name is not None and name not in header]
+    if missing:
+        raise DataError(f"{path}, line 1: no column {', '.join(missing)}; the header has {', '.join(header[:20])}")
+    return [None if name is None else header.index(str(name)) for name in wanted]
+
+
+def _labels(cells: Sequence[str], numbers: Sequence[int], path: Path, task: GlueTask) -> np.ndarray:
+    if task.regression:
+        scores = [_score(cell, path, number) for cell, number in zip(cells, numbers, strict=True)]
+        return np.array(scores, dtype=np.float32)
+    classes = {label: number for number, label in enumerate(task.labels)}
+    for cell, number in zip(cells, numbers, strict=True):
+        if cell not in classes:
+            raise DataError(f"{path}, line {number}: unknown label {cell[:80]!r}; {task.folder} has {_all(task)}")
+    return np.array([classes[cell] for cell in cells], dtype=np.int64)
+
+
+def _score(cell: str, path: Path, number: int) -> float:
+    try:
+        value = float(cell)
+    except ValueError:
+        raise DataError(f"{path}, line {number}: score {cell[:80]!r} is not a number from 0 to 5") from None
+    if not 0 <= value <= MAX_SCORE:
+        raise DataError(f"{path}, line {number}: score {cell} is outside 0 to 5")
+    return value
+
+
+def _index(cells: Sequence[str], numbers: Sequence[int], path: Path) -> list[int]:
+    for cell, number in zip(cells, numbers, strict=True):
+        if not (cell.isascii() and cell.isdigit()):
+            raise DataError(f"{path}, line {number}: index {cell[:80]!r} is not a whole number")
+    return [int(cell) for cell in cells]
+
+
+def _all(task: GlueTask) -> str:
+    return ", ".join(map(repr, task.labels))
+
+
+def _some_lines(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:5]))
+    return f"line {shown}" if len(numbers) == 1 else f"lines {shown}{', ...' if len(numbers) > 5 else ''}"

@@ -1,0 +1,113 @@
+"""From a sweep over GLUE to a submission's predictions: the best checkpoint of each task, and its test set."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from finetune.glue.files import Examples, find_split
+from finetune.glue.submission import OUTPUTS, Output, majority_wnli
+from finetune.glue.tasks import GLUE
+from pretrain.engine.checkpoint.layout import MANIFEST, read_job
+from pretrain.engine.report.sweeps import Study, Sweep, Trial, read_sweep
+from tokenizer.errors import CheckpointError, DataError
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+
+
+def predict_tests(sweep: Path, data: Path | None = None, progress: Progress | None = None) -> dict[str, np.ndarray]:
+    """Predict every test set of a submission with the best checkpoint of its task in ``sweep``.
+
+    Without a study of WNLI its most frequent class stands in, with a warning. All studies, checkpoints and test files
+    are looked for before the first prediction.
+
+    Args:
+        sweep: the folder of a sweep.
+        data: a folder with GLUE's files, when the test sets are not where the trials found their training data.
+        progress: called with the rows done and their number, for each set.
+
+    Raises:
+        DataError: the sweep lacks a task, or a test set cannot be read or has not the official number of rows.
+        CheckpointError: a study has no trial with its best checkpoint.
+    """
+    from finetune.glue.predict import predict  # torch and transformers: after the checks that need neither
+
+    checkpoints = best_checkpoints(read_sweep(sweep))
+    lacking = [GLUE[o.model].folder for o in OUTPUTS.values() if o.model not in checkpoints and o.model != "wnli"]
+    if lacking:
+        raise DataError(f"{sweep}: no study of {', '.join(dict.fromkeys(lacking))}; a submission needs every task")
+    examples = {name: _test_set(o, checkpoints[o.model], data) for name, o in OUTPUTS.items() if o.model in checkpoints}
+    predictions: dict[str, np.ndarray] = {}
+    for name, output in OUTPUTS.items():
+        if name in examples:
+            log.info("%s: %s", name, checkpoints[output.model])
+            predictions[name] = predict(checkpoints[output.model], examples[name], progress=progress)
+        else:
+            log.warning("%s: the sweep has no study of it: its most frequent class stands for every row", name)
+            predictions[name] = majority_wnli()
+    return predictions
+
+
+def best_checkpoints(sweep: Sweep) -> dict[str, Path]:
+    """The best checkpoint of the best trial of each GLUE task in ``sweep``, among those that kept theirs.
+
+    Raises ``CheckpointError`` for a task whose trials kept none.
+    """
+    found: dict[str, tuple[float, Path]] = {}
+    tasks: dict[str, list[Study]] = {}
+    for study in sweep.studies:
+        if study.config.get("task.type") == "glue":
+            tasks.setdefault(str(study.config.get("data.task")), []).append(study)
+    for task, studies in tasks.items():
+        kept = [candidate for study in studies for trial in study.trials if (candidate := _candidate(study, trial))]
+        if not kept:
+            names = ", ".join(study.name for study in studies)
+            raise CheckpointError(
+                f"{sweep.folder}: no trial of {names} has a checkpoints/best; keep_checkpoints says how many stay"
+            )
+        found[task] = max(kept, key=lambda candidate: candidate[0])
+    return {task: checkpoint for task, (_, checkpoint) in found.items()}
+
+
+def _candidate(study: Study, trial: Trial) -> tuple[float, Path] | None:
+    best = trial.run / "checkpoints" / "best"
+    if trial.score is None or not (best / MANIFEST).is_file():
+        return None
+    return study.sign * trial.score, best
+
+
+def _test_set(output: Output, checkpoint: Path, data: Path | None) -> Examples:
+    from finetune.glue.config import GlueJob
+    from finetune.glue.data import read
+
+    job = read_job(checkpoint)
+    if not isinstance(job, GlueJob):
+        raise CheckpointError(f"{checkpoint}: a checkpoint of task.type {job.task.type}, not of glue")
+    section = job.data if data is None else job.data.model_copy(update={"source": "files", "path": data})
+    if section.source == "files" and section.path is not None:
+        find_split(section.path, output.task, output.split)
+    examples = read(section, output.task, output.split)
+    if len(examples) != output.rows or examples.index != list(range(output.rows)):
+        raise DataError(
+            f"{examples.source}: {len(examples):,} rows; a submission needs the official {output.rows:,}, in order"
+        )
+    return examples
+
+
+def summary(predictions: Mapping[str, np.ndarray]) -> str:
+    """How often each class was predicted, or the mean score, a line a file: a constant prediction is seen at once."""
+    lines = []
+    for name, values in predictions.items():
+        task = OUTPUTS[name].task
+        if task.regression:
+            text = f"mean {values.mean():.3f}, from {values.min():.3f} to {values.max():.3f}"
+        else:
+            counts = np.bincount(values, minlength=len(task.labels))
+            text = ", ".join(f"{label} {count:,}" for label, count in zip(task.labels, counts, strict=True))
+        lines.append(f"{name:<8}{len(values):>8,}  {text}")
+    return "\n".join(lines)

@@ -1,0 +1,219 @@
+"""The GLUE section of a sweep's report: Table 2 of the CAPT paper, its rows beside ours, and the gap to each.
+
+Luo et al. 2020 say in 3.3 that dev results are the median of several runs and in the caption of Table 2 that they are
+averaged over 5 seeds; so ours show the median first, and the mean and the standard deviation under it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from finetune.glue.tasks import GLUE
+from finetune.metrics import CAPT_TASKS, capt_average, leaderboard_average
+from pretrain.engine.report.document import Section, Table
+from pretrain.engine.report.sweep_page import sweep_names
+from pretrain.engine.report.sweeps import Configuration, Study, Sweep
+
+PUBLISHED_DEV: dict[str, tuple[float, ...]] = {
+    "BERT": (60.6, 93.2, 88.0, 90.0, 91.3, 86.6, 92.3, 70.4, 84.0),
+    "XLNet": (63.6, 95.6, 89.2, 91.8, 91.8, 89.8, 93.9, 83.8, 87.4),
+    "RoBERTa": (68.0, 96.4, 90.9, 92.4, 92.2, 90.2, 94.7, 86.6, 88.9),
+    "ELECTRA": (69.3, 96.0, 90.6, 92.1, 92.4, 90.5, 94.5, 86.8, 89.0),
+    "CAPT": (69.2, 96.5, 92.1, 92.5, 92.3, 90.7, 95.0, 88.0, 89.5),
+}
+"""Dev results of the 24-layer models in Table 2, by :data:`CAPT_TASKS`, and the average that stands there."""
+
+PUBLISHED_TEST: dict[str, tuple[float, ...]] = {
+    "BERT": (60.5, 94.9, 85.4, 87.6, 89.3, 86.7, 92.7, 70.1, 83.4),
+    "SpanBERT": (64.3, 94.8, 87.9, 89.9, 89.5, 88.1, 94.3, 79.0, 86.0),
+    "RoBERTa": (63.8, 96.3, 88.1, 91.9, 90.0, 89.8, 94.8, 86.0, 87.6),
+    "CAPT": (64.7, 96.8, 88.9, 91.5, 89.7, 90.0, 94.7, 86.9, 87.9),
+}
+"""Test results of Table 2: single models, submitted to the leaderboard."""
+
+_REMARKS = [
+    "Published rows are those of Table 2 (24-layer models; Luo et al. 2020), in per cent. Ours are medians over the "
+    "seeds of the best configuration on the dev set: Matthews for CoLA, Pearson for STS-B, accuracy for the others, "
+    "MNLI matched.",
+    "Avg is CAPT's: the plain mean of the eight columns. Leaderboard is the leaderboard's average, on the dev set "
+    "(accuracy with F1, Pearson with Spearman, matched with mismatched; WNLI where measured). A dagger marks a column "
+    "in which a seed is no result.",
+]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The GLUE results of one sweep: the study of each task (the better one where several have the same task)."""
+
+    name: str
+    studies: dict[str, Study]
+    notes: list[str]
+
+    def best(self, task: str) -> Configuration | None:
+        """The best configuration of a task's study."""
+        return self.studies[task].best if task in self.studies else None
+
+    def medians(self) -> dict[str, dict[str, float]]:
+        """All metrics of the best configurations, by task, as medians over the seeds."""
+        found: dict[str, dict[str, float]] = {}
+        for task, study in self.studies.items():
+            if study.best is None:
+                continue
+            names = dict.fromkeys(name for trial in study.best.trials for name in trial.metrics)
+            medians = {name: study.best.metric_median(name) for name in names}
+            found[task] = {name: value for name, value in medians.items() if value is not None}
+            found[task][study.metric] = study.best.median
+        return found
+
+
+def sections(sweeps: Sequence[Sweep]) -> list[Section]:
+    """The GLUE section; none where no sweep has a study of one of the eight tasks."""
+    found = [measured(name, sweep) for name, sweep in zip(sweep_names(sweeps), sweeps, strict=True)]
+    tasks = [task for task in CAPT_TASKS if any(one.best(task) for one in found)]
+    if not tasks:
+        return []
+    notes = [note for one in found for note in one.notes]
+    lacking = [task for task in CAPT_TASKS if task not in tasks]
+    if lacking:
+        missing = ", ".join(GLUE[task].folder for task in lacking)
+        notes.append(f"not measured: {missing}; Avg stays empty, the average of the measured columns stands beside it")
+    tables = [_table(found, tasks), _spread_table(found), _gap_table(found), _test_table()]
+    data = {one.name: _data(one) for one in found}
+    return [Section("GLUE (CAPT, Table 2)", notes=notes, tables=tables, remarks=_REMARKS, data=data)]
+
+
+def measured(name: str, sweep: Sweep) -> Measured:
+    """Find the study of each task in ``sweep``."""
+    studies: dict[str, Study] = {}
+    notes = []
+    for study in sweep.studies:
+        task = study.config.get("data.task")
+        if study.config.get("task.type") != "glue" or task not in GLUE or study.best is None:
+            continue
+        if study.metric not in GLUE[task].metrics:
+            notes.append(f"{name}: {study.name} was selected by {study.metric}, no metric of {GLUE[task].folder}")
+            continue
+        rival = studies.get(task)
+        if rival is None or rival.best is None or study.sign * study.best.median > study.sign * rival.best.median:
+            studies[task] = study
+        if rival is not None:
+            notes.append(f"{name}: {rival.name} and {study.name} are both {task}: the better counts")
+        notes += _size_note(name, task, study)
+    return Measured(name, studies, notes)
+
+
+def _size_note(name: str, task: str, study: Study) -> list[str]:
+    rows = study.best.metric_median("validation_samples") if study.best else None
+    official = sum(count for split, count in GLUE[task].rows.items() if split.startswith("dev"))
+    if rows is None or rows == official:
+        return []
+    return [
+        f"{name}: {GLUE[task].folder} was measured on {rows:,.0f} dev rows, the official set has {official:,}: "
+        "the column does not compare with the published rows"
+    ]
+
+
+def _header(*more: str) -> list[str]:
+    return ["model", "source", *(GLUE[task].folder for task in CAPT_TASKS), "Avg", *more]
+
+
+def _table(found: Sequence[Measured], tasks: Sequence[str]) -> Table:
+    """Published dev rows and ours; the columns are in per cent."""
+    partial = len(tasks) < len(CAPT_TASKS)
+    extra = [f"Avg of {len(tasks)} measured"] if partial else []
+    rows = []
+    for model, values in PUBLISHED_DEV.items():
+        columns = dict(zip(CAPT_TASKS, values, strict=False))
+        part = [f"{statistics.fmean(columns[task] for task in tasks):.1f}"] if partial else []
+        rows.append([model, "published, dev", *(f"{value:.1f}" for value in values), *part, ""])
+    for one in found:
+        medians = one.medians()
+        cells = [_percent(_selecting(medians, task)) + _mark(one, task) for task in CAPT_TASKS]
+        own = [_selecting(medians, task) for task in tasks]
+        part = [_percent(_mean(own))] if partial else []
+        rows.append([one.name, _source(one), *cells, _percent(capt_average(medians)), *part, _leaderboard(medians)])
+    return Table(_header(*extra, "Leaderboard"), rows)
+
+
+def _spread_table(found: Sequence[Measured]) -> Table:
+    rows = []
+    for one in found:
+        configurations = [one.best(task) for task in CAPT_TASKS]
+        means = [_percent(c.mean if c else None) for c in configurations]
+        stds = [_percent(c.std if c else None, digits=2) for c in configurations]
+        average = [c.mean for c in configurations if c]
+        rows.append([one.name, "mean", *means, _percent(_mean(average)) if len(average) == len(CAPT_TASKS) else ""])
+        rows.append([one.name, "standard deviation", *stds, ""])
+    return Table(_header(), rows)
+
+
+def _gap_table(found: Sequence[Measured]) -> Table:
+    """Ours minus each published row, in points."""
+    rows = []
+    for one in found:
+        medians = one.medians()
+        for model, values in PUBLISHED_DEV.items():
+            gaps = {}
+            for task, published in zip(CAPT_TASKS, values, strict=False):
+                value = _selecting(medians, task)
+                gaps[task] = None if value is None else 100 * value - published
+            average = capt_average(medians)
+            last = "" if average is None else f"{100 * average - values[-1]:+.1f}"
+            cells = ["" if gap is None else f"{gap:+.1f}" for gap in gaps.values()]
+            rows.append([f"{one.name} - {model}", "gap, points", *cells, last])
+    return Table(_header(), rows)
+
+
+def _test_table() -> Table:
+    rows = [
+        [model, "published, test", *(f"{value:.1f}" for value in values)] for model, values in PUBLISHED_TEST.items()
+    ]
+    return Table(_header(), rows, details="Published test results (their labels are not public: submit to compare)")
+
+
+def _data(one: Measured) -> dict[str, Any]:
+    medians = one.medians()
+    return {
+        "medians": medians,
+        "capt_average": capt_average(medians),
+        "leaderboard_average": leaderboard_average(medians),
+        "gaps": {
+            model: {
+                task: 100 * value - published
+                for task, published in zip(CAPT_TASKS, values, strict=False)
+                if (value := _selecting(medians, task)) is not None
+            }
+            for model, values in PUBLISHED_DEV.items()
+        },
+    }
+
+
+def _selecting(medians: Mapping[str, Mapping[str, float]], task: str) -> float | None:
+    return medians.get(task, {}).get(GLUE[task].metric)
+
+
+def _mark(one: Measured, task: str) -> str:
+    best = one.best(task)
+    return "†" if best and any(trial.done and trial.flag for trial in best.trials) else ""
+
+
+def _source(one: Measured) -> str:
+    counts = sorted({len(best.scores) for task in CAPT_TASKS if (best := one.best(task))})
+    seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) if counts else "no"
+    return f"ours, dev, median of {seeds} seeds"
+
+
+def _leaderboard(medians: Mapping[str, Mapping[str, float]]) -> str:
+    return _percent(leaderboard_average(medians))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return statistics.fmean(found) if found and len(found) == len(values) else None
+
+
+def _percent(value: float | None, digits: int = 1) -> str:
+    return "" if value is None else f"{100 * value:.{digits}f}"

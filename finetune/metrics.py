@@ -1,0 +1,137 @@
+"""GLUE's metrics as scikit-learn and scipy compute them, kept finite, and the two averages of a table of results."""
+
+from __future__ import annotations
+
+import statistics
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Num
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+from tokenizer.errors import ConfigError
+
+Values = Num[np.ndarray, " _"]
+Scores = Mapping[str, Mapping[str, float]]
+"""Metrics by task: ``{"cola": {"matthews": 0.6}, "mnli": {"accuracy": 0.9, "accuracy_mismatched": 0.9}, ...}``."""
+
+CAPT_TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
+"""The columns of CAPT's Table 2, in its order."""
+
+_LEADERBOARD: dict[str, tuple[str, ...]] = {
+    "cola": ("matthews",),
+    "sst2": ("accuracy",),
+    "mrpc": ("accuracy", "f1"),
+    "stsb": ("pearson", "spearman"),
+    "qqp": ("accuracy", "f1"),
+    "mnli": ("accuracy", "accuracy_mismatched"),
+    "qnli": ("accuracy",),
+    "rte": ("accuracy",),
+    "wnli": ("accuracy",),
+}
+_CAPT = {task: _LEADERBOARD[task][:1] for task in CAPT_TASKS}
+
+
+def measure(names: Sequence[str], predictions: Values, labels: Values) -> dict[str, float]:
+    """The metrics ``names`` of ``predictions`` (classes, or scores), each in [-1, 1] and never nan.
+
+    Beside them ``degenerate`` is 1 where the predictions are constant (a correlation, then undefined, counts as 0), and
+    ``baseline`` is the first metric of the best constant prediction: a score no better means that training failed.
+
+    Raises:
+        ConfigError: a metric is unknown.
+        ValueError: there are no rows, or not as many predictions as labels.
+    """
+    unknown = [name for name in names if name not in METRICS]
+    if unknown:
+        raise ConfigError(f"unknown metric {unknown[0]!r}; known: {', '.join(METRICS)}")
+    if len(predictions) != len(labels) or not len(labels):
+        raise ValueError(f"{len(predictions)} predictions for {len(labels)} labels")
+    result = {name: METRICS[name](predictions, labels) for name in names}
+    return {
+        **result,
+        "degenerate": float(degenerate(predictions)),
+        "baseline": METRICS[names[0]](constant(labels), labels),
+    }
+
+
+def degenerate(predictions: Values) -> bool:
+    """Whether every prediction is the same; for scores: up to a thousandth of STS-B's scale.
+
+    A regression that has collapsed predicts the mean label with the noise of its arithmetic (2.84 for STS-B).
+    """
+    spread = float(np.ptp(predictions))
+    return spread == 0 if np.issubdtype(predictions.dtype, np.integer) else not spread > 5e-3
+
+
+def constant(labels: Values) -> Values:
+    """The best constant prediction: the most frequent class (the lowest of several), or the mean score."""
+    if np.issubdtype(labels.dtype, np.integer):
+        classes, counts = np.unique(labels, return_counts=True)
+        return np.full_like(labels, classes[counts.argmax()])
+    return np.full_like(labels, labels.mean())
+
+
+def capt_average(scores: Scores) -> float | None:
+    """The plain mean of CAPT's eight columns: Matthews for CoLA, Pearson for STS-B, accuracy elsewhere, MNLI matched.
+
+    None while one of the eight is missing (Luo et al. 2020, Table 2).
+    """
+    return _average(scores, _CAPT)
+
+
+def leaderboard_average(scores: Scores) -> float | None:
+    """The leaderboard's macro average: a task's metrics are averaged first, then the tasks, with WNLI where measured.
+
+    None while one of the others is missing.
+    """
+    return _average(scores, {task: names for task, names in _LEADERBOARD.items() if task != "wnli" or task in scores})
+
+
+def _average(scores: Scores, columns: Mapping[str, Sequence[str]]) -> float | None:
+    found = [[scores.get(task, {}).get(name) for name in names] for task, names in columns.items()]
+    if any(value is None for values in found for value in values):
+        return None
+    return statistics.fmean(statistics.fmean(value for value in values if value is not None) for values in found)
+
+
+def _accuracy(predictions: Values, labels: Values) -> float:
+    return float(accuracy_score(labels, predictions))
+
+
+def _f1(predictions: Values, labels: Values) -> float:
+    return float(f1_score(labels, predictions, zero_division=0))
+
+
+def _matthews(predictions: Values, labels: Values) -> float:
+    if np.ptp(predictions) == 0 or np.ptp(labels) == 0:  # 0 by convention; scikit-learn says so with a warning
+        return 0.0
+    return float(matthews_corrcoef(labels, predictions))
+
+
+def _pearson(predictions: Values, labels: Values) -> float:
+    return _correlation(pearsonr, predictions, labels)
+
+
+def _spearman(predictions: Values, labels: Values) -> float:
+    return _correlation(spearmanr, predictions, labels)
+
+
+def _correlation(function: Callable[..., tuple[float, float]], predictions: Values, labels: Values) -> float:
+    if len(labels) < 2 or np.ptp(predictions) == 0 or np.ptp(labels) == 0 or not np.isfinite(predictions).all():
+        return 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nearly constant input: said by ``degenerate``
+        value = float(function(predictions.astype(np.float64), labels.astype(np.float64))[0])
+    return value if np.isfinite(value) else 0.0
+
+
+METRICS: dict[str, Callable[[Values, Values], float]] = {
+    "accuracy": _accuracy,
+    "f1": _f1,
+    "matthews": _matthews,
+    "pearson": _pearson,
+    "spearman": _spearman,
+}

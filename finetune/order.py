@@ -1,0 +1,80 @@
+"""Which example is which sample: batches of like lengths, in an order that no rank, worker or restart can change.
+
+Samples are numbered 0, 1, 2, ... over the whole job as in ``pretrain.data.sampler``: sample ``g`` lies in epoch
+``g // n``, every epoch holds each of the ``n`` examples exactly once, and step ``s`` trains on the samples from
+``s * batch`` on. So the step in which an epoch ends also begins the next one, and every step is full.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+from jaxtyping import Int64
+
+from pretrain.data.randomness import generator_for
+
+Rows = Int64[np.ndarray, " n"]
+
+POOL = 50
+"""Batches that are sorted together: many enough for next to no padding, few enough for batches to stay random."""
+
+
+class Order:
+    """The example of every sample, a pure function of (seed, batch, lengths).
+
+    An epoch's shuffled examples are cut into pools of ``POOL`` batches; a pool is sorted by length, cut into batches
+    and these are shuffled. Batches lie where the steps do, so that only the steps between two epochs are mixed.
+
+    Args:
+        lengths: tokens of each example.
+        batch: examples a step, over all ranks.
+        seed: of the order.
+        bucketing: False = plain shuffled order.
+        shuffle: False = the examples' own order in every epoch.
+    """
+
+    def __init__(self, lengths: Rows, batch: int, seed: int, *, bucketing: bool = True, shuffle: bool = True) -> None:
+        self._lengths, self._batch, self._seed = lengths, batch, seed
+        self._bucketing, self._shuffle = bucketing, shuffle
+        self._epochs: OrderedDict[int, Rows] = OrderedDict()
+
+    def rows(self, start: int) -> Rows:
+        """Examples of the step whose first sample is ``start``."""
+        epochs, places = np.divmod(np.arange(start, start + self._batch, dtype=np.int64), len(self._lengths))
+        return np.array([self._epoch(int(epoch))[place] for epoch, place in zip(epochs, places, strict=True)])
+
+    def _epoch(self, epoch: int) -> Rows:
+        if epoch not in self._epochs:
+            self._epochs[epoch] = self._draw(epoch)
+            while len(self._epochs) > 2:
+                self._epochs.popitem(last=False)
+        return self._epochs[epoch]
+
+    def _draw(self, epoch: int) -> Rows:
+        count = len(self._lengths)
+        if not self._shuffle:
+            return np.arange(count, dtype=np.int64)
+        generator = generator_for("finetune/order", self._seed, epoch, 0)
+        order = generator.permutation(count)
+        if self._bucketing:
+            head = min(-epoch * count % self._batch, count)  # what belongs to the step that the last epoch began
+            whole = head + (count - head) // self._batch * self._batch
+            for begin in range(head, whole, POOL * self._batch):
+                pool = order[begin : min(begin + POOL * self._batch, whole)]
+                batches = pool[np.argsort(self._lengths[pool], kind="stable")].reshape(-1, self._batch)
+                order[begin : begin + len(pool)] = generator.permutation(batches).reshape(-1)
+        return order
+
+
+def deal(
+    rows: Rows, lengths: Int64[np.ndarray, " all"] | None, micro: int, world: int, rank: int
+) -> list[Int64[np.ndarray, " micro"]]:
+    """The micro-batches of ``rank`` in a step on the examples ``rows``.
+
+    With ``lengths`` (of all examples) the step is sorted by them first: a micro-batch holds neighbours, and the ranks'
+    shares of the same micro-batch are neighbours too, so that none waits long for another.
+    """
+    if lengths is not None:
+        rows = rows[np.argsort(lengths[rows], kind="stable")]
+    return list(rows.reshape(-1, world, micro)[:, rank])

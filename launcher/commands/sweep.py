@@ -1,0 +1,32 @@
+"""``capt sweep``: many trials of a job on Ray Tune."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    app.command(epilog="\b\nExample: capt sweep capt_tiny_sweep data.files=my.txt sweep.seeds=[1,2]")(sweep)
+
+
+def sweep(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A sweep file, or the name of a shipped one.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[a.b=c ...]", help="Keys of every trial's job; sweep.a.b=c is the sweep's own."),
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="HOST:PORT of a Ray cluster to join, or auto; without it one is started here.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the sweep in sweep.dir: nothing that is over runs again.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the sweep and its trials; start nothing.")] = False,
+) -> int:
+    """Search hyperparameters: grid, random, Optuna, ASHA or population based training, each setting with every seed."""
+    from launcher.sweep.run import run_sweep
+
+    return run_sweep(config, overrides or [], address=address, resume=resume, show=typer.echo if dry_run else None)

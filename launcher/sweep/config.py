@@ -1,0 +1,232 @@
+"""The configuration of a sweep: studies, space, search, scheduler, and what a trial needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from pretrain.config.base import Section
+from pretrain.config.load import explain, load_mapping, resolve_path
+from tokenizer.errors import ConfigError
+
+Value = bool | int | float | str | None | list[Any]
+
+
+class Dimension(Section):
+    """The values that one key of a job may take: exactly one of the kinds below."""
+
+    grid: Annotated[list[Value], Field(min_length=1)] | None = Field(None, description="every one of these values")
+    choice: Annotated[list[Value], Field(min_length=1)] | None = Field(None, description="one of these values")
+    uniform: tuple[float, float] | None = Field(None, description="a number between two bounds")
+    loguniform: tuple[PositiveFloat, PositiveFloat] | None = Field(None, description="the same, in its logarithm")
+    randint: tuple[int, int] | None = Field(None, description="an integer, the upper bound included")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Dimension:
+        if len(self.model_fields_set) != 1:
+            raise ValueError(f"name exactly one of {', '.join(type(self).model_fields)}")
+        bounds = self.bounds
+        if bounds and not bounds[0] < bounds[1]:
+            raise ValueError(f"{self.kind} {list(bounds)}: the first bound must be less than the second")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """Which of the kinds it is."""
+        return next(iter(self.model_fields_set))
+
+    @property
+    def values(self) -> list[Value] | None:
+        """The listed values; None for a range."""
+        return self.grid if self.grid is not None else self.choice
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The bounds of a range; None for listed values."""
+        return self.uniform or self.loguniform or self.randint
+
+
+class SweepSection(Section):
+    """Where the sweep lives and the seeds (``run.seed``) that every setting is run with."""
+
+    dir: Path = Field(Path("runs/sweep"), description="the sweep's folder; on a cluster, one that every node sees")
+    seeds: Annotated[list[NonNegativeInt], Field(min_length=1)] = Field([1, 2, 3, 4, 5], description="run.seed")
+
+    @field_validator("seeds")
+    @classmethod
+    def _once_each(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) != len(seeds):
+            raise ValueError("a seed stands twice")
+        return seeds
+
+
+class StudySection(Section):
+    """One base job, and the validation metric that ranks its trials."""
+
+    base: str = Field(description="a job: a YAML file, or the name of a shipped one")
+    metric: str = Field(description="a name that the job's validation reports")
+    mode: Literal["max", "min"] = Field("max", description="whether more or less of it is better")
+    overrides: dict[str, Any] = Field({}, description="keys of the job, after the sweep's own overrides")
+    space: dict[str, Dimension] = Field({}, description="merged over the sweep's space")
+
+
+class SearchSection(Section):
+    """Which settings are tried."""
+
+    type: Literal["grid", "random", "optuna"] = Field("grid", description="grid needs listed values")
+    samples: PositiveInt = Field(10, description="settings a study (not for grid)")
+    seed: NonNegativeInt = Field(1, description="of the choice of settings")
+
+
+class NoScheduler(Section):
+    """Every trial runs to its end."""
+
+    type: Literal["none"] = "none"
+
+
+class Asha(Section):
+    """Asynchronous successive halving (Li et al. 2020): the worst trials end early. Time counts in validations."""
+
+    type: Literal["asha"]
+    grace: PositiveInt = Field(1, description="validations before a trial may be ended")
+    reduction: Annotated[float, Field(gt=1)] = Field(3, description="one trial in so many goes on at each rung")
+
+
+class Pbt(Section):
+    """Population based training (Jaderberg et al. 2017), synchronous: every ``interval`` validations the worst members
+    continue from a copy of the best, with changed parameters.
+    """
+
+    type: Literal["pbt"]
+    interval: PositiveInt = Field(1, description="validations; each needs a checkpoint at the same step")
+    quantile: Annotated[float, Field(gt=0, le=0.5)] = Field(0.25, description="share that is replaced")
+    resample: Annotated[float, Field(ge=0, le=1)] = Field(0.25, description="chance to draw a value anew")
+
+
+class TrialSection(Section):
+    """What a trial is given: ``workers`` ranks of ``cpus`` cores and ``gpus`` GPUs each."""
+
+    workers: PositiveInt = Field(1, description="ranks of a trial")
+    cpus: PositiveInt = Field(1, description="cores a rank")
+    gpus: Annotated[int, Field(ge=0)] | Literal["auto"] = Field("auto", description="a rank; auto: 1 if any")
+    threads: PositiveInt | None = Field(None, description="run.threads of a rank; null: as many as it has cores")
+    retries: NonNegativeInt = Field(1, description="how often a trial that failed is continued")
+    concurrent: PositiveInt | None = Field(None, description="trials at a time; null: as many as fit")
+
+    @field_validator("gpus")
+    @classmethod
+    def _one_gpu_a_rank(cls, gpus: int | str) -> int | str:
+        if isinstance(gpus, int) and gpus > 1:
+            raise ValueError("a rank drives one GPU; set trial.workers for more")
+        return gpus
+
+
+class Sweep(Section):
+    """A whole sweep."""
+
+    sweep: SweepSection = SweepSection()
+    studies: Annotated[dict[str, StudySection], Field(min_length=1)]
+    space: dict[str, Dimension] = Field({}, description="of every study: key of the job -> its values")
+    search: SearchSection = SearchSection()
+    scheduler: NoScheduler | Asha | Pbt = Field(NoScheduler(), discriminator="type", description="what ends trials")
+    trial: TrialSection = TrialSection()
+    overrides: dict[str, Any] = Field({}, description="keys of every trial's job")
+    keep_checkpoints: NonNegativeInt = Field(1, description="trials a study that keep theirs: the best ones")
+
+    @field_validator("studies")
+    @classmethod
+    def _names_are_folders(cls, studies: dict[str, StudySection]) -> dict[str, StudySection]:
+        for name in studies:
+            if not name or not all(c.isalnum() or c in "._-" for c in name) or name.startswith("."):
+                raise ValueError(f"study {name!r}: a name is a folder: letters, digits, '.', '-' and '_'")
+        return studies
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Sweep:
+        for name, study in self.studies.items():
+            space = self.space | study.space
+            ranges = [key for key, dimension in space.items() if dimension.values is None]
+            if self.search.type == "grid" and ranges and self.scheduler.type != "pbt":
+                kind = space[ranges[0]].kind
+                raise ValueError(f"space {ranges[0]} is {kind}: search.type grid needs grid or choice; use random")
+            if not space and (self.search.type != "grid" or self.scheduler.type == "pbt"):
+                raise ValueError(f"study {name!r} has no space to search in")
+            fixed = sorted({"run.seed", "run.dir"} & space.keys())
+            if fixed:
+                raise ValueError(f"space {fixed[0]}: set by the sweep (sweep.seeds, sweep.dir)")
+        if self.search.type == "optuna" and self.scheduler.type == "pbt":
+            raise ValueError("scheduler pbt changes the parameters itself; use search.type random")
+        if self.scheduler.type == "pbt" and self.trial.concurrent:
+            raise ValueError("trial.concurrent does not go with scheduler pbt: its members take turns by themselves")
+        return self
+
+    def space_of(self, study: str) -> dict[str, Dimension]:
+        """The dimensions of a study, its own before the common ones."""
+        return self.space | self.studies[study].space
+
+    def to_yaml(self) -> str:
+        """The sweep as a file that ``load_sweep`` reads."""
+        values = self.model_dump(mode="json", exclude_unset=True)
+        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def load_sweep(config: str, overrides: Sequence[str] = ()) -> Sweep:
+    """Read a sweep; ``sweep.a.b=c`` sets its own keys, every other ``a.b=c`` a key of all trials' jobs.
+
+    Raises:
+        ConfigError: one line naming the file, the key, the value and what would be valid.
+    """
+    for text in overrides:
+        if "=" not in text or text.startswith(("=", "-")):
+            raise ConfigError(f"override {text!r} is not of the form a.b=value")
+    mapping = load_mapping(config, [_own_key(text) for text in overrides])
+    if "studies" not in mapping and "task" in mapping:
+        raise ConfigError(f"{config} is a job, not a sweep; a sweep names its jobs under studies.<name>.base")
+    folder = resolve_path(config).parent
+    try:
+        sweep = Sweep.model_validate(mapping)
+    except ValidationError as error:
+        raise ConfigError(f"{config}: {explain(error, Sweep)}") from None
+    studies = {
+        name: study.model_copy(update={"base": _base(folder, study.base)}) for name, study in sweep.studies.items()
+    }
+    where = sweep.sweep.model_copy(update={"dir": sweep.sweep.dir.resolve()})
+    return sweep.model_copy(update={"studies": studies, "sweep": where})
+
+
+def flat(overrides: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys and their values of overrides that are written dotted, nested or both."""
+    result: dict[str, Any] = {}
+    for key, value in overrides.items():
+        if isinstance(value, Mapping) and value:
+            result |= flat(value, f"{prefix}{key}.")
+        else:
+            result[f"{prefix}{key}"] = value
+    return result
+
+
+def _own_key(text: str) -> str:
+    if not text.startswith("sweep."):
+        return f"overrides.{text}"
+    key = text.removeprefix("sweep.")
+    return text if key.partition("=")[0] in SweepSection.model_fields else key
+
+
+def _base(folder: Path, base: str) -> str:
+    beside = folder / base
+    if beside.is_file():
+        return str(beside.resolve())
+    found = resolve_path(base)
+    return str(found.resolve()) if Path(base) == found else base

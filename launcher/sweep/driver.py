@@ -1,0 +1,114 @@
+"""Runs groups of trials through Tune, and records each as it ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ray import tune
+from ray.tune import PlacementGroupFactory
+
+from launcher.sweep.records import Book
+from launcher.sweep.table import Table
+from launcher.sweep.trial import SweepTrial, point_of
+from launcher.sweep.trials import Plan
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Trials that are given to Tune together: listed ones, or as many as ``number`` that a searcher draws."""
+
+    searcher: Any
+    scheduler: Any
+    trials: Sequence[Mapping[str, Any]]
+    constants: Mapping[str, Any] | None
+    number: int
+
+
+class Driver(tune.Callback, tune.Stopper):
+    """Tune's callback and stopper in one: what happened to trials, and whether the sweep goes on."""
+
+    def __init__(self, plan: Plan, book: Book, need: Mapping[str, float], table: Table, concurrent: int | None) -> None:
+        self._plan, self._book, self._need, self._table, self._concurrent = plan, book, need, table, concurrent
+        self.stopping = False
+        self.fatal = ""
+        """Why no trial can be ranked."""
+
+    def stop(self) -> None:
+        """Let running trials save and stop, and start no others."""
+        self.stopping = True
+        self._plan.stop_file.touch()
+
+    def run(self, group: Group) -> None:
+        """Run a group to its end, or until the sweep stops."""
+        if not group.number:
+            return
+        resources = PlacementGroupFactory([dict(self._need)] * self._plan.workers, strategy="PACK")
+        space: dict[str, Any] = {"plan": self._plan, **(group.constants or {})}
+        if group.trials:
+            space["trial"] = tune.grid_search(list(group.trials))
+        tuner = tune.Tuner(
+            tune.with_resources(SweepTrial, resources),
+            param_space=space,
+            tune_config=tune.TuneConfig(
+                scheduler=group.scheduler,
+                search_alg=group.searcher,
+                num_samples=1 if group.trials else group.number,
+                max_concurrent_trials=self._concurrent,
+                reuse_actors=True,
+                trial_dirname_creator=lambda trial: trial.trial_id,
+            ),
+            run_config=tune.RunConfig(
+                name=str(time.time_ns()),
+                storage_path=str(self._plan.folder / ".tune"),
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                failure_config=tune.FailureConfig(max_failures=self._plan.retries),
+                callbacks=[self],
+                stop=self,
+                verbose=0,
+            ),
+        )
+        tuner.fit()
+
+    def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
+        """Tune's question whether this trial ends; its scheduler answers that."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Whether the whole sweep ends."""
+        return self.stopping or bool(self.fatal)
+
+    def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """Show it."""
+        self._table.running(point_of(trial.config))
+
+    def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Mapping[str, Any], **info: Any) -> None:
+        """Show it; a metric that no trial will report ends the sweep."""
+        point = point_of(trial.config)
+        if result.get("ended") == "unreported":
+            names = ", ".join(result["reported"])
+            metric = self._plan.studies[point.study].metric
+            self.fatal = f"studies.{point.study}.metric: validation reports no {metric!r}; it reports {names}"
+            self._plan.stop_file.touch()
+        elif "value" in result:
+            self._table.validated(point, result["step"], result["value"], result["best"])
+
+    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """Record it: what the scheduler ended before its own end is pruned."""
+        point = point_of(trial.config)
+        ended = trial.last_result.get("ended")
+        if ended in ("stopped", "unreported") or self._book.finished(point):
+            self._table.gone(point)
+            return
+        self._table.ended(point, self._book.add(point, ended or "pruned", trial.last_result.get("error", "")))
+
+    def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """Record a trial that Ray lost or that broke outside its ranks."""
+        point = point_of(trial.config)
+        said = [line for line in str(trial.get_error() or "the trial's process was lost").splitlines() if line.strip()]
+        self._table.ended(point, self._book.add(point, "failed", said[-1].strip()[:400]))

@@ -1,0 +1,199 @@
+"""What a trial leaves: its notes in its run folder, its line in ``trials.jsonl``, and whether its checkpoints stay."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from launcher import runfolder
+from launcher.sweep.trials import Plan, Point, StudyPlan
+
+State = Literal["done", "failed", "pruned"]
+TRIALS = "trials.jsonl"
+_NOTES = "trial.json"
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What the process that runs a trial writes beside its run: how long, how often, where, what went wrong."""
+
+    attempts: int = 0
+    seconds: float = 0.0
+    node: str = ""
+    error: str = ""
+    history: tuple[Mapping[str, Any], ...] = field(default=())
+    """Population based training: ``{"step", "params", "from"}`` of each change."""
+
+    @classmethod
+    def read(cls, run_dir: Path) -> Notes:
+        """The notes of a run, empty where there are none."""
+        values = _json(run_dir / _NOTES)
+        return cls(**{**values, "history": tuple(values.get("history", ()))}) if values else cls()
+
+    def write(self, run_dir: Path) -> None:
+        """Replace the run's notes."""
+        runfolder.write_private(run_dir / _NOTES, json.dumps(asdict(self)) + "\n")
+
+
+def status(run_dir: Path) -> str:
+    """The state in a run's ``status.json``; empty where there is none."""
+    return str(_json(run_dir / "status.json").get("state", ""))
+
+
+def validations(run_dir: Path) -> list[dict[str, Any]]:
+    """The validation rows of a run."""
+    path = run_dir / "metrics.jsonl"
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            row = json.loads(line)
+        except ValueError:  # a line torn by a crash
+            continue
+        if isinstance(row, dict) and row.get("split") == "validation":
+            rows.append(row)
+    return rows
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a validation row."""
+    counters = ("step", "samples", "tokens")
+    return {k: v for k, v in row.items() if isinstance(v, int | float) and k not in counters}
+
+
+def best_row(rows: Iterable[Mapping[str, Any]], study: StudyPlan) -> Mapping[str, Any] | None:
+    """The first of the rows with the best value of the study's metric."""
+    best: Mapping[str, Any] | None = None
+    for row in rows:
+        value = row.get(study.metric)
+        if value is not None and (best is None or study.better(float(value), float(best[study.metric]))):
+            best = row
+    return best
+
+
+class Book:
+    """``trials.jsonl``: a line a finished trial, the last line of a run counts."""
+
+    def __init__(self, plan: Plan, keep: int) -> None:
+        self._plan, self._keep = plan, keep
+        self._path = plan.folder / TRIALS
+        self.lines: dict[str, dict[str, Any]] = {}
+        for line in self._path.read_text(encoding="utf-8").splitlines() if self._path.is_file() else []:
+            try:
+                values = json.loads(line)
+                self.lines[values["run"]] = values
+            except (ValueError, KeyError, TypeError):  # torn when the driver died; its trial is found by its folder
+                continue
+
+    def finished(self, point: Point) -> bool:
+        """Whether a trial is over for good: done or pruned. One that failed may be tried again."""
+        return self.state(point) in ("done", "pruned")
+
+    def state(self, point: Point) -> str | None:
+        """The recorded state of a trial."""
+        state: str | None = self._line(point).get("state")
+        return state
+
+    def score(self, point: Point) -> float | None:
+        """The score of a recorded trial."""
+        score: float | None = self._line(point).get("score")
+        return score
+
+    def is_done(self, point: Point) -> bool:
+        """Whether a trial is over, recorded or, when the driver died before it could, only in its run folder."""
+        if self.finished(point):
+            return True
+        if status(self._plan.run_dir(point)) != "done":
+            return False
+        self.add(point, "done")
+        return True
+
+    def add(self, point: Point, state: State, error: str = "") -> dict[str, Any]:
+        """Record how a trial ended, and drop the checkpoints that are no longer among the study's best."""
+        study, run = self._plan.studies[point.study], self._plan.run_dir(point)
+        notes = Notes.read(run)
+        rows = validations(run)
+        best = best_row(rows, study)
+        line: dict[str, Any] = {
+            "study": point.study,
+            "params": dict(notes.history[-1]["params"] if notes.history else point.params),
+            "seed": point.seed,
+            "state": state,
+            "metric": study.metric,
+            "mode": study.mode,
+            "score": _finite(best[study.metric]) if best else None,
+            "best_step": best["step"] if best else None,
+            "metrics": {name: _finite(value) for name, value in numbers(best).items()} if best else {},
+            "run": str(run.relative_to(self._plan.folder)),
+            "node": notes.node,
+            "seconds": round(notes.seconds, 2),
+            "attempts": notes.attempts,
+            "error": error or (notes.error if state == "failed" else ""),
+        }
+        if notes.history:
+            line["history"] = [dict(change) for change in notes.history]
+        self.lines[str(line["run"])] = line
+        with self._path.open("a", encoding="utf-8") as f:
+            if f.tell() and not _ends_with_newline(self._path):
+                f.write("\n")
+            f.write(json.dumps(line) + "\n")
+            f.flush()
+            os.fsync(f.fileno())
+        if not self._plan.population:  # members copy from each other until all have ended
+            self.drop_checkpoints(point.study)
+        return line
+
+    def best(self, study: str) -> list[dict[str, Any]]:
+        """The recorded trials of a study that have a score, best first."""
+        scored = [line for line in self.lines.values() if line["study"] == study and line["score"] is not None]
+        sign = -1 if self._plan.studies[study].mode == "max" else 1
+        return sorted(scored, key=lambda line: sign * line["score"])
+
+    def drop_checkpoints(self, study: str) -> None:
+        """Remove the checkpoints of the study's finished trials, except those of its best."""
+        kept = {line["run"] for line in self.best(study)[: self._keep]}
+        for line in self.lines.values():
+            if line["study"] == study and line["state"] in ("done", "pruned") and line["run"] not in kept:
+                remove_checkpoints(self._plan.folder / line["run"])
+
+    def _line(self, point: Point) -> Mapping[str, Any]:
+        return self.lines.get(str(self._plan.run_dir(point).relative_to(self._plan.folder)), {})
+
+
+def remove_checkpoints(run_dir: Path, names: Sequence[str] = ("*",)) -> None:
+    """Remove checkpoints of a run by name, marks of completeness first."""
+    for pattern in names:
+        for path in (run_dir / "checkpoints").glob(pattern):
+            if path.is_symlink():
+                path.unlink()
+            elif path.is_dir():
+                (path / "manifest.json").unlink(missing_ok=True)
+                shutil.rmtree(path)
+
+
+def with_seconds(notes: Notes, since: float, now: float) -> Notes:
+    """The notes, with the time since the ranks were started added."""
+    return replace(notes, seconds=notes.seconds + now - since)
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as f:
+        f.seek(-1, os.SEEK_END)
+        return f.read() == b"\n"
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}

@@ -1,0 +1,247 @@
+"""One trial, as the class that Ray Tune runs: it starts the ranks, reads what they validate, and reports it.
+
+The ranks are processes of their own, started anew for each trial, because a DeepSpeed engine cannot be used twice.
+This process only watches ``metrics.jsonl``. Everything that must survive lies in the run folder: a trial whose run is
+done reports again what it had found, and one with a checkpoint continues from it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import ray
+import yaml
+from ray import tune
+
+from launcher import raycluster, runfolder
+from launcher.backends.ray import Rank, Ranks, remote_ranks
+from launcher.sweep import begun, records, restart
+from launcher.sweep.records import Notes
+from launcher.sweep.rows import Rows
+from launcher.sweep.trials import Plan, Point, put
+from pretrain.config.load import load_mapping
+
+_POLL = 0.1
+_LOCK_SECONDS = 60.0
+_SAVE_SECONDS = 60.0
+_WORST = -1e30
+
+
+def point_of(config: Mapping[str, Any]) -> Point:
+    """The trial that a Tune configuration means: given whole, or drawn by Optuna for one of the seeds."""
+    if "trial" in config:
+        point: Point = config["trial"]["point"]
+        return point
+    return Point(config["study"], dict(config["params"]), config["seeds"][config["__trial_index__"]])
+
+
+class SweepTrial(tune.Trainable):
+    """Tune's side of a trial. Its results hold ``objective`` (more is better), ``validations`` (how many there were),
+    and in the last one ``ended``: done, failed, stopped (resumable) or unreported (the metric has another name).
+    """
+
+    _group: Ranks | None = None
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Take the run folder; nothing is started yet."""
+        self._plan: Plan = config["plan"]
+        self._point = point_of(config)
+        self._study = self._plan.studies[self._point.study]
+        self._run = self._plan.run_dir(self._point)
+        self._params: dict[str, Any] = config.get("trial", {}).get("params") or dict(self._point.params)
+        if not self._plan.folder.is_dir():
+            raise RuntimeError(f"node {raycluster.own_address()} does not see the sweep's folder {self._plan.folder}")
+        self._run.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self._run / ".lock")
+        self._notes = Notes.read(self._run)
+        self._rows = Rows(self._run / "metrics.jsonl")
+        self._began: float | None = None
+        self._copy_from: Mapping[str, Any] | None = None
+        self._retries = self._plan.retries
+        self._last: dict[str, Any] = {}
+        self._best: float | None = None
+        self._step = 0
+        self._error = ""
+        self._over = config.get("trial", {}).get("settled") or ("done" if records.status(self._run) == "done" else "")
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Use this process for another trial (its ranks are new ones)."""
+        self.cleanup()
+        self.setup(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Wait for the next validation, or for the end."""
+        if not self._over and self._began is None:
+            self._start()
+        while True:
+            row = self._rows.next()
+            if row is not None:
+                return self._report(row)
+            if self._over:
+                return self._end()
+            if self._plan.stop_file.exists():
+                self._stop()
+            elif (code := self._ranks.poll()) is None:
+                time.sleep(_POLL)
+            elif not self._rows.waiting():
+                self._settle(code)
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        """Where the checkpoint of the last validation lies; the ranks end, because a pause follows."""
+        del checkpoint_dir  # only the path travels
+        checkpoint = restart.checkpoint(self._run, self._step)
+        while not restart.is_complete(checkpoint) and not self._over and self._ranks.poll() is None:
+            time.sleep(_POLL)
+        self.cleanup(keep_lock=True)
+        if not restart.is_complete(checkpoint):
+            raise RuntimeError(f"{checkpoint}: the validation of this step left no checkpoint, which pbt copies")
+        restart.prepare(self._run, {"checkpoint": checkpoint, "step": self._step})  # the ranks went on meanwhile
+        return {"checkpoint": str(checkpoint), "step": self._step, "run": self._run.name}
+
+    def load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Continue from a checkpoint of this or another member when the ranks start."""
+        self._copy_from = checkpoint
+        self._over = ""
+
+    def cleanup(self, keep_lock: bool = False) -> None:
+        """End the ranks; they save first when the whole sweep is stopping."""
+        if self._began is not None:
+            if self._plan.stop_file.exists():
+                self._stop()
+            else:
+                self._ranks.send(signal.SIGKILL)
+                self._note_time()
+        if not keep_lock:
+            self._lock.close()
+
+    @property
+    def _ranks(self) -> Ranks:
+        if self._group is None:  # kept for the next trial of this process: it has the same placement group
+            others = range(1, self._plan.workers)
+            group = ray.util.get_current_placement_group()
+            remote = remote_ranks(group, others, group.bundle_specs[1]) if others else []
+            self._group = Ranks([Rank(), *remote])
+        return self._group
+
+    def _start(self) -> None:
+        arguments, self._step = restart.prepare(self._run, self._copy_from)
+        if self._plan.population:
+            self._rows.skip(self._step)
+            self._note_change()
+        job = self._study.mapping(replace(self._point, params=self._params), self._plan.threads)
+        put(job, "run.dir", str(self._run))
+        begun.note(self._run, self._point)
+        runfolder.write_private(self._run / "job.yaml", yaml.safe_dump(job, sort_keys=False))
+        (self._run / "log").mkdir(exist_ok=True)
+        self._notes = replace(self._notes, attempts=self._notes.attempts + 1, node=raycluster.own_address(), error="")
+        self._notes.write(self._run)
+        argv = (sys.executable, "-m", self._plan.module, str(self._run / "job.yaml"), *arguments)
+        self._began = time.monotonic()
+        self._ranks.start(argv, self._plan.cwd, self._run / "log" / "trial.log")
+
+    def _report(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        value = row.get(self._study.metric)
+        if value is None:
+            self._over = "unreported"
+            return {"ended": self._over, "reported": sorted(records.numbers(row)), "done": True}
+        value = float(value)
+        self._step = int(row["step"])
+        if self._best is None or self._study.better(value, self._best):
+            self._best = value
+        ranked = value if self._plan.population else self._best
+        sign = 1 if self._study.mode == "max" else -1
+        objective = sign * ranked if math.isfinite(ranked) else _WORST
+        self._last = {
+            "objective": objective,
+            "validations": self._rows.count,
+            "step": self._step,
+            "value": value,
+            "best": self._best,
+        }
+        if not self._over:
+            self._note_time(again=True)
+            if self._step >= self._max_steps():
+                self._await_end()
+        return self._end() if self._over and not self._rows.waiting() else self._last
+
+    def _await_end(self) -> None:
+        while (code := self._ranks.poll()) is None:
+            time.sleep(_POLL)
+        self._settle(code)
+
+    def _settle(self, code: int) -> None:
+        """The ranks have ended: is the trial over, or does it go on from its last checkpoint?"""
+        self._note_time()
+        if code == runfolder.DONE or (code == runfolder.STOPPED and self._stops_early()):
+            self._over = "done"
+            if not self._rows.count:
+                self._fail("the run ended without a validation: there is nothing to rank it by")
+        elif code != runfolder.BAD_INPUT and self._retries > 0:
+            self._retries -= 1
+            self._copy_from = None
+            self._start()
+        else:
+            self._fail(restart.what_went_wrong(self._run, code))
+
+    def _fail(self, error: str) -> None:
+        self._over, self._error = "failed", error
+        self._notes = replace(self._notes, error=error)
+        self._notes.write(self._run)
+
+    def _stop(self) -> None:
+        """Let the ranks save, and end them."""
+        self._ranks.send(signal.SIGTERM)
+        deadline = time.monotonic() + _SAVE_SECONDS
+        while self._ranks.poll() is None and time.monotonic() < deadline:
+            time.sleep(_POLL)
+        self._ranks.send(signal.SIGKILL)
+        self._note_time()
+        self._over = "done" if records.status(self._run) == "done" else "stopped"
+
+    def _end(self) -> dict[str, Any]:
+        return {**self._last, "ended": self._over, "error": self._error, "done": True}
+
+    def _note_time(self, again: bool = False) -> None:
+        assert self._began is not None
+        now = time.monotonic()
+        self._notes = records.with_seconds(self._notes, self._began, now)
+        self._notes.write(self._run)
+        self._began = now if again else None
+
+    def _note_change(self) -> None:
+        history = [change for change in self._notes.history if change["step"] <= self._step]
+        source = self._copy_from["run"] if self._copy_from else self._run.name
+        if not history or history[-1]["params"] != self._params or source != self._run.name:
+            history.append({"step": self._step, "params": self._params, "from": source})
+        self._notes = replace(self._notes, history=tuple(history))
+
+    def _max_steps(self) -> int:
+        """Known only from the run: a task may work it out from its data."""
+        return int(load_mapping(self._run / "config.yaml")["schedule"]["max_steps"])
+
+    def _stops_early(self) -> bool:
+        return load_mapping(self._run / "config.yaml")["schedule"].get("stop_after") is not None
+
+
+def _locked(path: Path) -> IO[str]:
+    """The lock of a run folder; a predecessor that is dying still holds it for a moment."""
+    f = path.open("w")
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return f
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                f.close()
+                raise RuntimeError(f"{path.parent} is in use by another process") from None
+            time.sleep(_POLL)

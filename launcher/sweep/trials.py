@@ -1,0 +1,214 @@
+"""Which trials a sweep has: settings and seeds, the job of each, and the folder that its content names."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import json
+import random
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from launcher.sweep.config import Dimension, Sweep, flat
+from pretrain.config.load import job_from_mapping, load_mapping
+from pretrain.config.schema import Job
+from pretrain.engine.deepspeed_config import deepspeed_config
+from tokenizer.errors import ConfigError
+
+_ATTEMPTS = 50
+
+
+@dataclass(frozen=True)
+class Point:
+    """One trial of a study: the values of its space, and ``run.seed``."""
+
+    study: str
+    params: Mapping[str, Any]
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """What tells it from every other trial of the sweep."""
+        return json.dumps([self.study, dict(self.params), self.seed], sort_keys=True)
+
+    @property
+    def text(self) -> str:
+        """The setting as a person reads it."""
+        values = [f"{key.rpartition('.')[2]}={_short(value)}" for key, value in self.params.items()]
+        return " ".join([*values, f"seed={self.seed}"])
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """What is needed to turn a setting into a run, on any node: plain values only."""
+
+    name: str
+    metric: str
+    mode: Literal["max", "min"]
+    base: Mapping[str, Any]
+    """The job's mapping, with all overrides but without a trial's own values."""
+    folder: Path
+
+    def run_dir(self, point: Point) -> Path:
+        """The run folder of a trial: named by what it is made of, so that no trial is ever made twice."""
+        content = json.dumps([self.base, dict(point.params), point.seed], sort_keys=True, default=str)
+        readable = re.sub(r"[^A-Za-z0-9=.,+-]", "-", point.text.replace(" ", ","))[:80]
+        return self.folder / f"{readable}-{hashlib.sha256(content.encode()).hexdigest()[:10]}"
+
+    def mapping(self, point: Point, threads: int) -> dict[str, Any]:
+        """The configuration of a trial's run. ``threads`` counts where the job leaves ``run.threads`` open."""
+        result = copy.deepcopy(dict(self.base))
+        for key, value in point.params.items():
+            put(result, key, value)
+        put(result, "run.seed", point.seed)
+        put(result, "run.dir", str(self.run_dir(point)))
+        if not result["run"].get("threads"):
+            put(result, "run.threads", threads)
+        return result
+
+    def better(self, a: float, b: float) -> bool:
+        """Whether score ``a`` is better than ``b``; a score that is no number is the worst."""
+        if b != b:
+            return a == a
+        return a > b if self.mode == "max" else a < b
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep, worked out: its studies and how its trials are run."""
+
+    folder: Path
+    cwd: Path
+    module: str
+    studies: Mapping[str, StudyPlan]
+    workers: int
+    threads: int
+    retries: int
+    population: bool
+
+    @property
+    def stop_file(self) -> Path:
+        """While it exists, trials save and stop."""
+        return self.folder / ".stop"
+
+    def run_dir(self, point: Point) -> Path:
+        """The run folder of a trial."""
+        return self.studies[point.study].run_dir(point)
+
+    def job(self, point: Point) -> Job:
+        """The validated job of a trial. Raises ``ConfigError``, also when its batch sizes do not fit the workers."""
+        mapping = self.studies[point.study].mapping(point, self.threads)
+        job = job_from_mapping(mapping, f"study {point.study}, {point.text}")
+        deepspeed_config(job, self.workers)
+        return job
+
+
+def make_plan(sweep: Sweep, module: str) -> Plan:
+    """Resolve every study's base job.
+
+    Raises:
+        ConfigError: a base is missing or malformed.
+    """
+    studies = {}
+    for name, study in sweep.studies.items():
+        base = load_mapping(study.base)
+        for key, value in {**flat(sweep.overrides), **flat(study.overrides)}.items():
+            put(base, key, value)
+        for key in ("dir", "seed"):
+            base.get("run", {}).pop(key, None)
+        if sweep.keep_checkpoints and base.setdefault("checkpoint", {}).get("best") is None:
+            base["checkpoint"] |= {"best": study.metric, "best_mode": study.mode}
+        folder = sweep.sweep.dir / "trials" / name
+        studies[name] = StudyPlan(name, study.metric, study.mode, base, folder)
+    trial = sweep.trial
+    population = sweep.scheduler.type == "pbt"
+    threads = trial.threads or trial.cpus
+    return Plan(sweep.sweep.dir, Path.cwd(), module, studies, trial.workers, threads, trial.retries, population)
+
+
+def points(sweep: Sweep, study: str) -> list[Point]:
+    """The trials of a study that are known before it begins (for Optuna: settings as it might draw them)."""
+    space = sweep.space_of(study)
+    if sweep.search.type == "grid" and sweep.scheduler.type != "pbt":
+        settings = _grid(space)
+    else:
+        settings = _drawn(space, sweep.search.samples, f"{sweep.search.seed}/{study}")
+    return [Point(study, setting, seed) for setting in settings for seed in sweep.sweep.seeds]
+
+
+def check(sweep: Sweep, plan: Plan) -> dict[str, list[Point]]:
+    """The trials of each study, each with a valid job.
+
+    Raises:
+        ConfigError: a key of the space is no key of the job, a value is not valid, batch sizes do not fit the workers,
+            or population based training would find no checkpoint where it validates.
+    """
+    found = {}
+    for study in sweep.studies:
+        found[study] = points(sweep, study)
+        for key, bound in _ends(sweep.space_of(study)):
+            first = found[study][0]
+            plan.job(Point(study, {**first.params, key: bound}, first.seed))
+        for point in found[study][:: len(sweep.sweep.seeds)]:  # one of each setting
+            job = plan.job(point)
+            if plan.population and (job.validate_.every == 0 or job.validate_.every != job.checkpoint.every):
+                raise ConfigError(
+                    f"study {study}: scheduler pbt copies the checkpoint of a validation: set validate.every and "
+                    f"checkpoint.every to the same number (they are {job.validate_.every} and {job.checkpoint.every})"
+                )
+    return found
+
+
+def put(mapping: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key of a nested mapping."""
+    *parents, last = key.split(".")
+    node = mapping
+    for parent in parents:
+        inner = node.get(parent)
+        node[parent] = inner if isinstance(inner, dict) else {}
+        node = node[parent]
+    node[last] = value
+
+
+def _grid(space: Mapping[str, Dimension]) -> list[dict[str, Any]]:
+    lists = [dimension.values or [] for dimension in space.values()]
+    return [dict(zip(space, values, strict=True)) for values in itertools.product(*lists)]
+
+
+def _drawn(space: Mapping[str, Dimension], samples: int, seed: str) -> list[dict[str, Any]]:
+    """Different settings; asking for more of them keeps the earlier ones. Fewer where a small space has no more."""
+    found: dict[str, dict[str, Any]] = {}
+    for number in range(samples * _ATTEMPTS):
+        generator = random.Random(f"{seed}/{number}")
+        setting = {key: draw(dimension, generator) for key, dimension in space.items()}
+        found.setdefault(json.dumps(setting), setting)
+        if len(found) == samples:
+            break
+    return list(found.values())
+
+
+def draw(dimension: Dimension, generator: random.Random) -> Any:
+    """A value of a dimension."""
+    if dimension.values is not None:
+        return generator.choice(dimension.values)
+    if dimension.randint:
+        return generator.randint(*dimension.randint)
+    if dimension.loguniform:
+        low, high = dimension.loguniform
+        return float(f"{low * (high / low) ** generator.random():.6g}")
+    low, high = dimension.uniform or (0.0, 1.0)
+    return float(f"{generator.uniform(low, high):.6g}")
+
+
+def _ends(space: Mapping[str, Dimension]) -> Iterator[tuple[str, float]]:
+    for key, dimension in space.items():
+        for bound in dimension.bounds or ():
+            yield key, bound
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,172 @@
+"""Searches and schedulers, failures, and several workers, on a cluster that was there before."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support import free_port
+from tests.sweep.support import Folder, wait_for
+
+pytestmark = pytest.mark.timeout(240)
+RAY = str(Path(sys.executable).with_name("ray"))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[tuple[dict[str, str], str]]:
+    """A head node with two cores and token authentication: environment and address."""
+    with tempfile.TemporaryDirectory(prefix="ray-") as short:  # sockets have short names only
+        token = Path(short) / "token"
+        token.write_text(secrets.token_hex(32))
+        token.chmod(0o600)
+        env = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "HOME": short,
+        }
+        address = f"127.0.0.1:{free_port()}"
+        head = Folder(Path(tempfile.mkdtemp(dir=short)), env)
+        argv = [RAY, "start", "--head", "--block", "--num-cpus=2", "--num-gpus=0", "--include-dashboard=false"]
+        argv += ["--node-ip-address=127.0.0.1", f"--port={address.rpartition(':')[2]}", f"--temp-dir={short}/ray"]
+        log = Path(short) / "log"
+        with log.open("w") as f:
+            process = subprocess.Popen(argv, env=head.env, stdout=f, stderr=f)
+        try:
+            wait_for(lambda: "Ray runtime started" in log.read_text())
+            yield env, address
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, cluster: tuple[dict[str, str], str]) -> Folder:
+    return Folder(tmp_path, *cluster)
+
+
+def test_random_search_with_failing_trials(folder: Folder) -> None:
+    space = {"optimizer.lr": {"loguniform": [1e-3, 1.0]}}
+    seeds = {"dir": str(folder.out), "seeds": [1, 2, 3]}
+    folder.sweep(space=space, sweep=seeds, search={"type": "random", "samples": 2, "seed": 5})
+    said = folder.run("fail_seed=2", "flaky_seed=3", "pace=0.01", code=1)
+    lines = folder.lines()
+    ends = sorted((line["seed"], line["state"], line["attempts"]) for line in lines)
+    assert ends == [*[(1, "done", 1)] * 2, *[(2, "failed", 2)] * 2, *[(3, "done", 2)] * 2]
+    rates = {line["params"]["optimizer.lr"] for line in lines}
+    assert len(rates) == 2
+    assert all(1e-3 <= rate <= 1 for rate in rates)
+    assert all("the toy breaks" in line["error"] for line in lines if line["state"] == "failed")
+    assert "2 failed" in said
+
+
+def test_asha_ends_the_worst_early(folder: Folder) -> None:
+    grid = {"optimizer.lr": {"grid": [0.1, 0.09, 1e-4, 1e-5]}}
+    folder.sweep(space=grid, sweep={"dir": str(folder.out), "seeds": [1]}, scheduler={"type": "asha", "reduction": 2})
+    folder.run("pace=0.05", "schedule.max_steps=40")
+    states = {line["params"]["optimizer.lr"]: line["state"] for line in folder.lines()}
+    assert len(states) == 4
+    assert "done" in (states[0.1], states[0.09])
+    assert "pruned" in (states[1e-4], states[1e-5])
+    assert all(line["score"] is not None for line in folder.lines())
+    before = folder.starts()
+    text = (folder.out / "trials.jsonl").read_text().splitlines()
+    (folder.out / "trials.jsonl").write_text("\n".join(text[:-1]) + "\n")  # the last one must be judged again
+    folder.run("pace=0.05", "schedule.max_steps=40", "--resume")
+    assert len({line["run"] for line in folder.lines()}) == 4
+    missing = Path(json.loads(text[-1])["run"]).name
+    assert {name: len(s) for name, s in folder.starts().items() if name != missing} == {
+        name: len(s) for name, s in before.items() if name != missing
+    }
+
+
+def test_optuna_and_resume(folder: Folder) -> None:
+    parts = {"space": {"optimizer.lr": {"loguniform": [1e-3, 1.0]}}, "search": {"type": "optuna", "samples": 3}}
+    folder.sweep(**parts)
+    folder.run("pace=0.01")
+    lines = folder.lines()
+    rates = {line["params"]["optimizer.lr"] for line in lines}
+    assert (len(lines), len(rates)) == (6, 3)
+    folder.sweep(**{**parts, "search": {"type": "optuna", "samples": 4}})
+    folder.run("pace=0.01", "--resume")
+    assert len(folder.lines()) == 8
+    assert rates < {line["params"]["optimizer.lr"] for line in folder.lines()}
+    assert all(len(starts) == 1 for starts in folder.starts().values())
+
+
+def test_population_copies_the_best_and_goes_on_without_the_lost(folder: Folder) -> None:
+    folder.sweep(
+        space={"optimizer.lr": {"loguniform": [1e-4, 1.0]}},
+        search={"type": "random", "samples": 3, "seed": 3},
+        scheduler={"type": "pbt", "interval": 1, "quantile": 0.34},
+    )
+    folder.run("pace=0.01", "schedule.max_steps=15", "fail_seed=2", code=1)
+    assert [line["state"] for line in folder.lines() if line["seed"] == 2] == ["failed"] * 3
+    lines = [line for line in folder.lines() if line["seed"] == 1]
+    assert [line["state"] for line in lines] == ["done"] * 3
+    changes = [change for line in lines for change in line["history"] if change["from"] != Path(line["run"]).name]
+    assert changes, "nobody took over from a better member"
+    assert all(change["step"] % 5 == 0 and change["step"] for change in changes)
+    for line in lines:
+        assert line["params"] == line["history"][-1]["params"]
+        rows = (folder.out / line["run"] / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(row)["step"] for row in rows] == [5, 10, 15]
+    assert len(list(folder.out.glob("trials/toy/*/checkpoints/step-00000015"))) == 1
+
+
+def test_two_workers_share_a_placement_group(folder: Folder) -> None:
+    folder.sweep(space={}, trial={"workers": 2, "gpus": 0})
+    folder.run("pace=0.01")
+    first, second = folder.starts(0), folder.starts(1)
+    assert first.keys() == second.keys()
+    assert len(first) == 2
+    for name in first:
+        (a,), (b,) = first[name], second[name]
+        assert [a["RANK"], b["RANK"], a["LOCAL_RANK"], b["LOCAL_RANK"], a["WORLD_SIZE"]] == ["0", "1", "0", "1", "2"]
+        assert a["MASTER_PORT"] == b["MASTER_PORT"]
+
+
+def test_a_metric_that_nobody_reports(folder: Folder) -> None:
+    folder.sweep()
+    said = folder.run("reports=f1", code=2)
+    assert "error: studies.toy.metric: validation reports no 'accuracy'; it reports f1, loss" in said
+    assert folder.lines() == []
+
+
+def test_pretrain_with_the_ray_launcher(folder: Folder) -> None:
+    job = {
+        "task": {"type": "toy"},
+        "run": {"tensorboard": False, "dir": "run"},
+        "batch": {"global": 8, "micro": 2},
+        "schedule": {"max_steps": 100_000},
+        "checkpoint": {"every": 0},
+    }
+    (folder.path / "job.yaml").write_text(yaml.safe_dump(job))
+    argv = [sys.executable, "-m", "launcher.cli", "pretrain", "job.yaml", "--launcher", "ray", "--nproc", "2"]
+    env = {**folder.env, "RAY_ADDRESS": folder.address[1]}
+    with (folder.path / "log").open("w") as f:
+        process = subprocess.Popen(argv, cwd=folder.path, env=env, stdout=f, stderr=f)
+    status = folder.path / "run" / "status.json"
+    try:
+        wait_for(lambda: status.exists() and process.poll() is None)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 75, (folder.path / "log").read_text()
+    finally:
+        process.kill()
+    assert json.loads(status.read_text())["state"] == "stopped"
+    (manifest,) = folder.path.glob("run/checkpoints/step-*/manifest.json")
+    assert json.loads(manifest.read_text())["world_size"] == 2
+
+
+def test_what_no_node_can_hold(folder: Folder) -> None:
+    folder.sweep(trial={"workers": 3, "gpus": 0}, overrides={"batch": {"global": 6, "micro": 2}})
+    assert "3 ranks of 1 cores each do not fit the cluster's nodes (2 cores)" in folder.run(code=2)

@@ -1,0 +1,134 @@
+"""Table 2: our medians beside the published rows, gaps in points, averages, and what does not compare."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finetune.glue.report import PUBLISHED_DEV, measured, sections
+from finetune.glue.tasks import GLUE
+from finetune.metrics import CAPT_TASKS
+from pretrain.engine.report import report
+from pretrain.engine.report.sweeps import read_sweep
+from tests.sweep_folders import add_trial, write_sweep
+
+SEEDS = [1, 2, 3]
+MORE: dict[str, dict[str, float]] = {
+    "cola": {"accuracy": 0.8},
+    "mrpc": {"f1": 0.95},
+    "stsb": {"spearman": 0.9},
+    "qqp": {"f1": 0.88},
+    "mnli": {"accuracy_mismatched": 0.9},
+}
+
+
+def glue_sweep(folder: Path, tasks: tuple[str, ...] = CAPT_TASKS, **more: float) -> Path:
+    """Each task scores what CAPT is published with, in the median of its seeds."""
+    sweep = write_sweep(folder, SEEDS)
+    for task, published in zip(CAPT_TASKS, PUBLISHED_DEV["CAPT"], strict=False):
+        if task in tasks:
+            for seed, shift in zip(SEEDS, (-0.01, 0.0, 0.02), strict=True):
+                add(sweep, task, seed, published / 100 + shift, **{**MORE.get(task, {}), **more})
+    return sweep
+
+
+def add(sweep: Path, task: str, seed: int, score: float, study: str | None = None, **more: float) -> None:
+    metric, name = GLUE[task].metric, study or task
+    config: dict[str, Any] = {"task": {"type": "glue"}, "data": {"task": task}}
+    add_trial(sweep, name, {"optimizer.lr": 1e-5}, seed, [score], metric=metric, config=config, **more)
+
+
+def rows_of(markdown: str, source: str) -> dict[str, list[str]]:
+    lines = [line.strip("| ").split(" | ") for line in markdown.splitlines() if f"| {source}" in line]
+    return {cells[0]: [cell.strip() for cell in cells[2:]] for cells in lines}
+
+
+def test_the_published_rows_stand_beside_ours(tmp_path: Path) -> None:
+    report([glue_sweep(tmp_path / "mine")], tmp_path / "out")
+    markdown = (tmp_path / "out/report.md").read_text()
+    header = "| model | source | CoLA | SST-2 | MRPC | STS-B | QQP | MNLI | QNLI | RTE | Avg | Leaderboard |"
+    assert header in markdown
+    published = rows_of(markdown, "published, dev")
+    assert list(published) == ["BERT", "XLNet", "RoBERTa", "ELECTRA", "CAPT"]
+    assert published["RoBERTa"][:9] == ["68.0", "96.4", "90.9", "92.4", "92.2", "90.2", "94.7", "86.6", "88.9"]
+    ours = rows_of(markdown, "ours, dev, median of 3 seeds")["mine"]
+    assert ours[:8] == published["CAPT"][:8]
+    leaderboard = (69.2 + 96.5 + (92.1 + 95) / 2 + (92.5 + 90) / 2 + (92.3 + 88) / 2 + (90.7 + 90) / 2 + 95 + 88) / 8
+    assert ours[8:] == ["89.5", f"{leaderboard:.1f}"]
+    assert rows_of(markdown, "mean")["mine"][0] == f"{69.2 + 1 / 3:.1f}"
+    assert rows_of(markdown, "standard deviation")["mine"][0] == "1.53"
+    data = json.loads((tmp_path / "out/report.json").read_text())
+    assert data["GLUE (CAPT, Table 2)"]["mine"]["leaderboard_average"] == pytest.approx(leaderboard / 100)
+
+
+def test_gaps_are_in_points_to_each_row(tmp_path: Path) -> None:
+    (section,) = sections([read_sweep(glue_sweep(tmp_path / "mine"))])
+    gaps = {row[0]: row[2:] for row in section.tables[2].rows}
+    assert list(gaps) == [f"mine - {model}" for model in PUBLISHED_DEV]
+    assert [float(cell) for cell in gaps["mine - CAPT"]] == [0.0] * 9
+    assert gaps["mine - RoBERTa"][:8] == ["+1.2", "+0.1", "+1.2", "+0.1", "+0.1", "+0.5", "+0.3", "+1.4"]
+    data = section.data["mine"]
+    assert data["capt_average"] == pytest.approx(0.895375)
+    assert data["gaps"]["BERT"]["rte"] == pytest.approx(17.6)
+    assert data["medians"]["mnli"]["accuracy_mismatched"] == 0.9
+
+
+def test_a_sweep_over_some_tasks_has_no_average_of_all(tmp_path: Path) -> None:
+    (section,) = sections([read_sweep(glue_sweep(tmp_path / "mine", ("cola", "rte")))])
+    assert section.notes == [
+        "not measured: SST-2, MRPC, STS-B, QQP, MNLI, QNLI; Avg stays empty, "
+        "the average of the measured columns stands beside it"
+    ]
+    table = section.tables[0]
+    assert table.header[-3:] == ["Avg", "Avg of 2 measured", "Leaderboard"]
+    by_model = {row[0]: row for row in table.rows}
+    assert by_model["mine"][2:] == ["69.2", *[""] * 6, "88.0", "", "78.6", ""]
+    assert by_model["BERT"][-3:] == ["84.0", f"{(60.6 + 70.4) / 2:.1f}", ""]
+
+
+def test_seeds_that_are_no_result_mark_their_column(tmp_path: Path) -> None:
+    sweep = glue_sweep(tmp_path / "mine", ("cola",), degenerate=0.0, baseline=0.0)
+    for seed in SEEDS:
+        add(sweep, "rte", seed, 0.53, degenerate=float(seed == 1), baseline=0.5)
+    row = sections([read_sweep(sweep)])[0].tables[0].rows[-1]
+    assert row[2] == "69.2"
+    assert "53.0†" in row
+
+
+def test_dev_sets_that_are_not_the_official_ones_are_said(tmp_path: Path) -> None:
+    sweep = glue_sweep(tmp_path / "mine", ("rte",), validation_samples=200)
+    (section,) = sections([read_sweep(sweep)])
+    assert section.notes[0].startswith("mine: RTE was measured on 200 dev rows, the official set has 277")
+    assert not any("277" in n for n in sections([read_sweep(glue_sweep(tmp_path / "o", ("rte",)))])[0].notes)
+    whole = glue_sweep(tmp_path / "whole", ("mnli",), validation_samples=9815 + 9832)
+    assert not any("official set" in note for note in sections([read_sweep(whole)])[0].notes)
+
+
+def test_two_sweeps_have_a_row_each(tmp_path: Path) -> None:
+    sweeps = [read_sweep(glue_sweep(tmp_path / name, ("cola", "rte"))) for name in ("mlm", "capt")]
+    (section,) = sections(sweeps)
+    assert [row[0] for row in section.tables[0].rows] == [*PUBLISHED_DEV, "A: mlm", "B: capt"]
+    assert len(section.tables[2].rows) == 2 * len(PUBLISHED_DEV)
+
+
+def test_the_better_of_two_studies_counts(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "mine", [1])
+    add(sweep, "rte", 1, 0.6, study="rte-from-mnli")
+    add(sweep, "rte", 1, 0.5, study="rte")
+    found = measured("mine", read_sweep(sweep))
+    assert found.studies["rte"].name == "rte-from-mnli"
+    assert found.notes == ["mine: rte and rte-from-mnli are both rte: the better counts"]
+
+
+def test_other_tasks_and_other_metrics_have_no_place_in_the_table(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "mine", [1])
+    add_trial(sweep, "toy", {}, 1, [0.5])
+    assert sections([read_sweep(sweep)]) == []
+    config = {"task": {"type": "glue"}, "data": {"task": "rte"}}
+    add_trial(sweep, "rte", {}, 1, [0.5], metric="loss", mode="min", config=config)
+    found = measured("mine", read_sweep(sweep))
+    assert found.studies == {}
+    assert found.notes == ["mine: rte was selected by loss, no metric of RTE"]

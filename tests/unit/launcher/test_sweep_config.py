@@ -1,0 +1,161 @@
+"""The configuration of sweeps: what is refused, which trials it makes, and that every shipped one can be run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.sweep.config import Sweep, flat, load_sweep
+from launcher.sweep.run import run_sweep
+from launcher.sweep.trials import check, make_plan, points, put
+from tokenizer.errors import ConfigError
+
+SHIPPED = sorted((Path(__file__).parents[3] / "configs" / "sweep").glob("*.yaml"))
+BASE = {"studies": {"capt": {"base": "capt_tiny", "metric": "loss/mlm", "mode": "min"}}}
+
+
+def write(folder: Path, **parts: Any) -> str:
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump({**BASE, **parts}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"studies": {}}, "studies"),
+        ({"studies": {"../x": BASE["studies"]["capt"]}}, "a name is a folder"),
+        ({"studies": {"a": {"base": "capt_tinny", "metric": "x"}}}, "did you mean the shipped job"),
+        ({"sweep": {"seeds": [1, 1]}}, "a seed stands twice"),
+        ({"space": {"optimizer.lr": {"grid": [1], "choice": [1]}}}, "name exactly one of"),
+        ({"space": {"optimizer.lr": {"uniform": [1, 1]}}}, "the first bound must be less"),
+        ({"space": {"optimizer.lr": {"loguniform": [0, 1]}}}, "optimizer.lr"),
+        ({"space": {"optimizer.lr": {"uniform": [0, 1]}}}, "search.type grid needs grid or choice"),
+        ({"space": {"run.seed": {"grid": [1]}}}, "set by the sweep"),
+        ({"search": {"type": "random"}}, "has no space"),
+        ({"serach": {"type": "random"}}, "did you mean 'search'"),
+        ({"trial": {"gpus": 2}}, "a rank drives one GPU"),
+        ({"space": {"batch.global": {"grid": [7]}}}, "batch.global 7 is not"),
+        ({"space": {"optimizer.lr": {"grid": [-1.0]}}}, "optimizer.lr: -1.0"),
+        (
+            {
+                "scheduler": {"type": "pbt"},
+                "space": {"optimizer.lr": {"uniform": [1e-3, 1]}},
+                "overrides": {"checkpoint.every": 7},
+            },
+            "every to the same number",
+        ),
+        (
+            {
+                "scheduler": {"type": "pbt"},
+                "space": {"optimizer.lr": {"uniform": [1e-3, 1]}},
+                "trial": {"concurrent": 2},
+            },
+            "take turns",
+        ),
+        (
+            {"search": {"type": "optuna"}, "scheduler": {"type": "pbt"}, "space": {"a": {"grid": [1]}}},
+            "changes the parameters",
+        ),
+        ({"search": {"type": "random"}, "space": {"optimizer.lr": {"uniform": [-1.0, 1.0]}}}, "optimizer.lr"),
+    ],
+)
+def test_refused(tmp_path: Path, parts: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
+        run_sweep(write(tmp_path, **parts), [], show=str)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_sweep_can_be_run(path: Path, tmp_path: Path) -> None:
+    needs = ["data.path=data", "model.init=model"] if path.stem.startswith("glue") else []
+    shown: list[str] = []
+    assert run_sweep(path.stem, [f"sweep.dir={tmp_path / 'out'}", *needs], show=shown.append) == 0
+    sweep = load_sweep(path.stem, needs)
+    trials = sum(len(points(sweep, study)) for study in sweep.studies)
+    assert f"# {trials} trials of" in shown[0]
+    assert not (tmp_path / "out").exists()
+    assert path.stem != "glue" or trials == 8 * 6 * 5
+
+
+def test_overrides_reach_the_sweep_or_the_jobs(tmp_path: Path) -> None:
+    config = write(tmp_path, overrides={"batch.micro": 16, "run": {"log_every": 3}})
+    given_ = ["sweep.dir=there", "sweep.trial.workers=2", "sweep.seeds=[7]", "run.log_every=4", "sweep.search.seed=9"]
+    sweep = load_sweep(config, given_)
+    assert (sweep.sweep.dir, sweep.sweep.seeds) == (Path("there").resolve(), [7])
+    assert (sweep.trial.workers, sweep.search.seed) == (2, 9)
+    plan = make_plan(sweep, "pretrain")
+    job = plan.job(points(sweep, "capt")[0])
+    assert (job.run.log_every, job.batch.micro, job.run.seed, job.run.threads) == (4, 16, 7, 1)
+    assert (job.checkpoint.best, job.checkpoint.best_mode) == ("loss/mlm", "min")
+    with pytest.raises(ConfigError, match="not of the form"):
+        load_sweep(config, ["lr"])
+
+
+def test_what_was_resolved_can_be_read_again(tmp_path: Path) -> None:
+    sweep = load_sweep(
+        write(tmp_path, space={"optimizer.lr": {"grid": [1.0e-5]}}), ["run.log_every=4", "sweep.seeds=[3]"]
+    )
+    again = tmp_path / "again.yaml"
+    again.write_text(sweep.to_yaml())
+    assert load_sweep(str(again)) == sweep
+
+
+def test_a_trial_is_named_by_its_content(tmp_path: Path) -> None:
+    def folders(*overrides: str, **parts: Any) -> set[Path]:
+        sweep = load_sweep(write(tmp_path, space={"optimizer.lr": {"grid": [0.1, 0.2]}}, **parts), list(overrides))
+        plan = make_plan(sweep, "pretrain")
+        return {plan.run_dir(point) for found in check(sweep, plan).values() for point in found}
+
+    seeds = ["sweep.seeds=[1]"]
+    few, more = folders(*seeds), folders("sweep.seeds=[1,2]")
+    assert (len(few), len(more)) == (2, 4)
+    assert few < more, "a seed more leaves the others' folders as they are"
+    assert folders(*seeds, "run.log_every=4").isdisjoint(few)
+    assert folders(*seeds, "sweep.trial.retries=3") == few
+
+
+def test_drawn_settings_are_few_different_and_the_same_again(tmp_path: Path) -> None:
+    space = {
+        "optimizer.lr": {"loguniform": [1e-5, 1e-2]},
+        "batch.global": {"choice": [32, 64]},
+        "schedule.warmup_steps": {"randint": [0, 3]},
+        "optimizer.weight_decay": {"uniform": [0.0, 0.1]},
+    }
+
+    def drawn(samples: int) -> list[Any]:
+        search = {"type": "random", "samples": samples}
+        return [
+            p.params
+            for p in points(load_sweep(write(tmp_path, space=space, search=search), ["sweep.seeds=[1]"]), "capt")
+        ]
+
+    few, many = drawn(5), drawn(40)
+    assert many[:5] == few
+    assert len({str(params) for params in many}) == 40
+    assert {params["batch.global"] for params in many} == {32, 64}
+    assert {params["schedule.warmup_steps"] for params in many} == {0, 1, 2, 3}
+    assert all(1e-5 <= params["optimizer.lr"] <= 1e-2 for params in many)
+    assert sum(params["optimizer.lr"] < 10**-3.5 for params in many) in range(10, 31), "even in the logarithm"
+    space = {"batch.global": {"choice": [32, 64]}}
+    assert len(drawn(40)) == 2, "there are no more"
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.dictionaries(st.sampled_from("xyz"), st.integers(), min_size=1)))
+def test_flat_and_put_undo_each_other(nested: dict[str, dict[str, int]]) -> None:
+    result: dict[str, Any] = {}
+    for key, value in flat(nested).items():
+        put(result, key, value)
+    assert result == nested
+
+
+def test_every_key_is_described() -> None:
+    def undescribed(model: Any) -> list[str]:
+        return [name for name, field in model.model_fields.items() if not field.description and name != "type"]
+
+    assert undescribed(Sweep.model_fields["trial"].annotation) == []
+    assert undescribed(Sweep.model_fields["search"].annotation) == []

@@ -1,0 +1,160 @@
+"""What sweeps read from run folders: rows as they are written, how to restart, the book of trials."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.sweep import begun, restart
+from launcher.sweep.records import Book, Notes, best_row
+from launcher.sweep.rows import Rows
+from launcher.sweep.trials import Plan, Point, StudyPlan
+
+
+def row(step: int, **values: Any) -> str:
+    return json.dumps({"step": step, "split": "validation", **values}) + "\n"
+
+
+def make_plan(folder: Path, mode: Any = "max", population: bool = False) -> Plan:
+    study = StudyPlan("s", "accuracy", mode, {"task": {"type": "toy"}}, folder / "trials" / "s")
+    return Plan(folder, folder, "pretrain", {"s": study}, 1, 1, 1, population)
+
+
+def make_run(plan: Plan, seed: int, *values: float) -> Point:
+    point = Point("s", {"optimizer.lr": 0.1}, seed)
+    run = plan.run_dir(point)
+    for step in range(1, len(values) + 1):
+        folder = restart.checkpoint(run, step)
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+    rows = [row(step, accuracy=value, samples=8) for step, value in enumerate(values, start=1)]
+    (run / "metrics.jsonl").write_text("".join(rows))
+    return point
+
+
+def test_rows_are_read_while_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows = Rows(path)
+    assert rows.next() is None
+    path.write_text('{"step": 1, "loss": 2}\n' + row(1, a=1) + row(2, a=2)[:10])
+    assert rows.next() == {"step": 1, "split": "validation", "a": 1}
+    assert not rows.waiting()
+    with path.open("a") as f:
+        f.write(row(2, a=2)[10:])
+    assert rows.next() == {"step": 2, "split": "validation", "a": 2}
+    replacement = tmp_path / "new"  # a resumed run drops rows, and does their steps again
+    replacement.write_text(row(1, a=1) + row(2, a=2) + row(3, a=3))
+    replacement.replace(path)
+    assert rows.next() == {"step": 3, "split": "validation", "a": 3}
+    assert (rows.next(), rows.count) == (None, 3)
+    again = Rows(path)
+    again.skip(2)
+    assert (again.next() or {})["step"] == 3
+    assert again.count == 3
+
+
+def test_a_run_begins_anew_continues_or_adopts(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    run, other = (plan.run_dir(make_run(plan, seed, 0.1, 0.2, 0.3)) for seed in (1, 2))
+    (restart.checkpoint(run, 3) / "manifest.json").unlink()
+    assert restart.prepare(run, None) == (("--resume", "--checkpoint", "step-00000002"), 2)
+    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+
+    source = restart.checkpoint(other, 2)
+    (source / "weights").write_text("theirs")
+    (run / "checkpoints" / "best").symlink_to("step-00000003")
+    (run / "best.json").write_text("{}")
+    assert restart.prepare(run, {"checkpoint": str(source), "step": 2})[1] == 2
+    assert (restart.checkpoint(run, 2) / "weights").read_text() == "theirs"
+    assert not (run / "best.json").exists(), "the best checkpoint was of a future that is gone"
+    assert not restart.checkpoint(run, 3).exists()
+
+    for step in (1, 2):
+        (restart.checkpoint(run, step) / "manifest.json").unlink()
+    assert restart.prepare(run, None) == ((), 0)
+    assert not (run / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "code", "said"),
+    [
+        ({"state": "failed", "reason": "ValueError: no"}, "x", 1, "ValueError: no"),
+        (
+            {"state": "running", "reason": ""},
+            "warning\nerror: the file is empty\n[rank 0] bye\n",
+            2,
+            "the file is empty",
+        ),
+        (None, "one\ntwo\n\n", -9, "two (killed by SIGKILL"),
+        (None, "", 1, "exit code 1"),
+    ],
+)
+def test_what_went_wrong(tmp_path: Path, status: Any, log: str, code: int, said: str) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "trial.log").write_text(log)
+    if status:
+        (tmp_path / "status.json").write_text(json.dumps(status))
+    assert restart.what_went_wrong(tmp_path, code).startswith(said)
+
+
+@pytest.mark.parametrize(("mode", "score", "step"), [("max", 0.9, 2), ("min", 0.1, 1)])
+def test_the_score_is_the_best_validation(tmp_path: Path, mode: str, score: float, step: int) -> None:
+    plan = make_plan(tmp_path, mode)
+    point = make_run(plan, 1, 0.1, 0.9, 0.9, 0.5)
+    Notes(attempts=2, seconds=3.456, node="n").write(plan.run_dir(point))
+    line = Book(plan, 1).add(point, "done")
+    assert (line["score"], line["best_step"], line["metrics"]) == (score, step, {"accuracy": score})
+    assert (line["attempts"], line["seconds"], line["node"]) == (2, 3.46, "n")
+    assert json.loads((tmp_path / "trials.jsonl").read_text()) == line
+
+
+def test_a_score_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
+    study = make_plan(tmp_path).studies["s"]
+    rows = [{"step": 1, "accuracy": float("nan")}, {"step": 2, "accuracy": 0.1}, {"step": 3, "accuracy": float("nan")}]
+    best = best_row(rows, study)
+    assert best is not None
+    assert best["step"] == 2
+
+
+@pytest.mark.parametrize("keep", [0, 1, 2])
+def test_the_best_keep_their_checkpoints(tmp_path: Path, keep: int) -> None:
+    plan = make_plan(tmp_path)
+    book = Book(plan, keep)
+    values = {1: 0.3, 2: 0.9, 3: 0.1, 4: 0.5}
+    for seed, value in values.items():
+        book.add(make_run(plan, seed, value), "done")
+    best = [line["seed"] for line in book.best("s")]
+    assert best == [2, 4, 1, 3]
+    kept = {
+        seed for seed in values if restart.checkpoint(plan.run_dir(Point("s", {"optimizer.lr": 0.1}, seed)), 1).exists()
+    }
+    assert kept == set(best[:keep])
+
+
+def test_a_book_whose_last_line_is_torn(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    points = [make_run(plan, seed, 0.5) for seed in (1, 2, 3)]
+    book = Book(plan, 3)
+    for point in points:
+        book.add(point, "done")
+    path = tmp_path / "trials.jsonl"
+    path.write_text(path.read_text()[:-9])
+    again = Book(plan, 3)
+    assert [again.is_done(point) for point in points] == [True, True, False]
+    (plan.run_dir(points[2]) / "status.json").write_text('{"state": "done"}')
+    assert again.is_done(points[2]), "its run says so, and it is recorded now"
+    assert len(Book(plan, 3).lines) == 3
+    again.add(points[0], "failed", "broken")
+    assert not Book(plan, 3).is_done(points[0]), "the last line of a run counts"
+
+
+def test_begun_trials_are_found_if_they_are_of_the_same_base(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    points = [make_run(plan, seed, 0.5) for seed in (1, 2)]
+    for point in points:
+        begun.note(plan.run_dir(point), point)
+    (plan.run_dir(points[1])).rename(plan.folder / "trials" / "s" / "of-another-base")
+    assert begun.begun(plan.studies["s"]) == [points[0]]
