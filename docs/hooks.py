@@ -33,7 +33,7 @@ def keys_markdown(task: str) -> str:
     from pretrain.tasks import job_class
 
     job = Sweep if task == "sweep" else job_class(task)
-    blocks = [_block("Outside of sections", "", "", job)] if list(_rows(job)) else []
+    blocks = [_block("Outside of sections", "", "", job)]
     for section, model in sections(job):
         blocks.append(_block(section, f"{section.partition(' ')[0]}.", f"{_prose(model)}\n\n", model))
     return "\n\n".join(blocks)
