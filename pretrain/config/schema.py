@@ -95,11 +95,9 @@ class EngineSection(Section):
 
 
 class ValidateSection(Section):
-    """Validation during training: ``every`` steps (0 = only at the end) on ``samples`` sequences."""
+    """Validation during training: ``every`` steps (0 = only at the end)."""
 
     every: NonNegativeInt = Field(500, description="steps; 0 = only at the end")
-    samples: PositiveInt = Field(512, description="held-out sequences")
-    temperature: PositiveFloat = Field(0.05, description="fixed, so that runs and steps compare")
 
 
 class CheckpointSection(Section):

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from pretrain.config.base import Section
-from pretrain.config.schema import Job
+from pretrain.config.schema import Job, ValidateSection
 from pretrain.data.config import CorruptionConfig, DataConfig
 from pretrain.models.config import RobertaConfig
 
@@ -65,6 +65,13 @@ class LoaderSection(Section):
     prefetch: PositiveInt = 4
 
 
+class LanguageValidate(ValidateSection):
+    """Validation on held-out text, the same samples, noise and temperature at every step and for every run."""
+
+    samples: PositiveInt = Field(512, description="held-out sequences")
+    temperature: PositiveFloat = Field(0.05, description="fixed, so that runs and steps compare")
+
+
 class LanguageJob(Job):
     """A ``capt_language`` job."""
 
@@ -74,6 +81,7 @@ class LanguageJob(Job):
     contrast: ContrastSection = ContrastSection()
     corruption: CorruptionConfig = CorruptionConfig()
     loader: LoaderSection = LoaderSection()
+    validate_: LanguageValidate = Field(LanguageValidate(), alias="validate")
 
     @model_validator(mode="after")
     def _positions_suffice(self) -> LanguageJob:
