@@ -12,7 +12,7 @@ comma  := ,
 space  := $(subst ,, )
 DATA   := $(if $(FILES),data.files=[$(subst $(space),$(comma),$(strip $(FILES)))])
 
-.PHONY: install quickstart test test-gpu check format docs bench clean
+.PHONY: install quickstart test test-gpu check format docs bench kenlm clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make check       ruff, mypy"
 	@echo "make docs        build the documentation, warnings are errors"
 	@echo "make bench       the benchmarks behind docs/benchmarks"
+	@echo "make kenlm       KenLM's lmplz and query, for forward and reverse perplexity (needs cmake and Boost)"
 
 install: $(VENV)/.installed
 
@@ -64,6 +65,23 @@ docs: install
 
 bench: install
 	$(BIN)/capt bench --out docs/benchmarks
+
+# Optional: the estimator "builtin" needs neither program. pip install kenlm gives no trainer, but its source package
+# holds one. Needs cmake, a C++ compiler and Boost; BOOST_ROOT=DIR names a Boost that is not installed system-wide.
+KENLM  := build/kenlm
+
+kenlm: $(BIN)/lmplz
+
+$(BIN)/lmplz: | install
+	rm -rf $(KENLM)
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary kenlm --dest $(KENLM) kenlm==0.3.0
+	tar -xzf $(KENLM)/kenlm-0.3.0.tar.gz -C $(KENLM) --strip-components=1
+	cmake -S $(KENLM) -B $(KENLM)/build -DCMAKE_BUILD_TYPE=Release >$(KENLM)/cmake.log 2>&1 || { cat $(KENLM)/cmake.log; \
+	    echo "Debian and Ubuntu: apt-get install cmake g++ zlib1g-dev libbz2-dev liblzma-dev libboost-program-options-dev" \
+	        "libboost-system-dev libboost-thread-dev libboost-test-dev"; exit 1; }
+	cmake --build $(KENLM)/build --target lmplz query --parallel 2 >$(KENLM)/make.log 2>&1 || { tail -n 20 $(KENLM)/make.log; exit 1; }
+	cp $(KENLM)/build/bin/query $(KENLM)/build/bin/lmplz $(BIN)
+	@echo "built $(BIN)/lmplz and $(BIN)/query"
 
 clean:
 	rm -rf build site *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-from launcher.commands import checkpoints, config, corpora, glue, jobs, sweep, tools
+from launcher.commands import checkpoints, config, corpora, glue, jobs, latent, sweep, tools
 from tokenizer.errors import UserError
 
 app = typer.Typer(
@@ -23,7 +23,7 @@ app = typer.Typer(
 )
 for commands in (jobs, sweep, checkpoints, glue, tools):
     commands.register(app)
-_GROUPS = {"tokenizer": corpora.tokenizer_app, "data": corpora.data_app, "config": config.app}
+_GROUPS = {"tokenizer": corpora.tokenizer_app, "data": corpora.data_app, "config": config.app, "latent": latent.app}
 for name, group in _GROUPS.items():
     app.add_typer(group, name=name)
 

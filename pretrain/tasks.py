@@ -17,6 +17,7 @@ from tokenizer.errors import ConfigError
 TASKS = {
     "capt_language": "pretrain.language",
     "glue": "finetune.glue",
+    "latent": "pretrain.latent",
 }
 
 

@@ -31,7 +31,7 @@ def evaluate(
     ],
     text: Annotated[list[Path] | None, typer.Option(help="Held-out text (may stand several times).")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Of a fine-tuned checkpoint: its data folder, else where it was trained.")
+        Path | None, typer.Option(help="Of a fine-tuned or latent checkpoint: its data folder, else as trained.")
     ] = None,
     sts: Annotated[Path | None, typer.Option(help="A folder with STS sets.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file to write the result to as well.")] = None,
@@ -41,17 +41,32 @@ def evaluate(
     samples: Annotated[int, typer.Option(min=1, help="Windows of each text, at most.")] = 512,
     length: Annotated[int | None, typer.Option(min=8, help="Tokens of a window; else as trained.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Windows or sentences a forward pass.")] = 32,
+    split: Annotated[str, typer.Option(help="Of a latent checkpoint: train, validation or test.")] = "test",
+    draws: Annotated[int, typer.Option(min=1, help="Of a latent checkpoint: draws of each posterior.")] = 128,
+    weighted: Annotated[
+        int, typer.Option(min=0, help="Of a latent checkpoint: draws for the importance-weighted likelihood; 0 = none.")
+    ] = 500,
     seed: Annotated[int, typer.Option(min=0, help="Of the choice of windows and of the corruption.")] = 1,
     json: o.Json = False,
 ) -> None:
-    """Measure an encoder on held-out text and on semantic similarity, or a fine-tuned one on its dev set."""
+    """Measure a checkpoint: an encoder on text and similarity, a fine-tuned one on its dev set, a latent model.
+
+    Which options have a meaning depends on the task that the checkpoint was trained on.
+    """
     o.quiet(context)
-    if _is_fine_tuned(checkpoint):
+    kind = _task_of(checkpoint)
+    if kind != "capt_language":
         only = {"--text": text, "--sts": sts, "--pooler": pooler, "--length": length}
-        _evaluate_glue(checkpoint, data, out, batch, json, [name for name, value in only.items() if value])
+        foreign = [name for name, value in only.items() if value]
+        if foreign:
+            raise ConfigError(f"{foreign[0]} has no meaning for a checkpoint of task {kind}")
+        if kind == "glue":
+            _evaluate_glue(checkpoint, data, out, batch, json)
+        else:
+            _evaluate_latent(checkpoint, split, data, draws, weighted, out, json)
         return
     if data is not None:
-        raise ConfigError("--data is for fine-tuned checkpoints; give held-out text with --text, STS sets with --sts")
+        raise ConfigError("--data is for fine-tuned and latent checkpoints; give text with --text, STS sets with --sts")
     from pretrain.language.evaluate import as_text
     from pretrain.language.evaluate import evaluate as measure
     from pretrain.language.from_hf import is_hf, load_hf
@@ -87,7 +102,7 @@ def convert(
 ) -> None:
     """Write a checkpoint as a Hugging Face, sentence-transformers or ONNX folder, or the other way round."""
     o.quiet(context)
-    if to is not None and from_ is None and _is_fine_tuned(source):
+    if to is not None and from_ is None and _task_of(source) == "glue":
         if to != "hf":
             raise ConfigError(f"--to {to!r}: a fine-tuned checkpoint can be written as hf")
         from finetune.glue.export import export
@@ -99,21 +114,35 @@ def convert(
     typer.echo(write(source, out, to=to, from_=from_, pooling=pooling, overwrite=overwrite))
 
 
-def _is_fine_tuned(path: Path) -> bool:
-    """Whether ``path`` is a checkpoint or run of a ``glue`` job; the verb itself complains of what it cannot read."""
+def _task_of(path: Path) -> str:
+    """The task of a checkpoint or run; the verb itself complains of what it cannot read."""
     from pretrain.engine.checkpoint import find_checkpoint, read_job
 
     try:
-        return read_job(find_checkpoint(path)).task.type == "glue"
+        return read_job(find_checkpoint(path)).task.type
     except CheckpointError:
-        return False
+        return "capt_language"
 
 
-def _evaluate_glue(
-    checkpoint: Path, data: Path | None, out: Path | None, batch: int, json: bool, foreign: list[str]
+def _evaluate_latent(
+    checkpoint: Path, split: str, data: Path | None, draws: int, weighted: int, out: Path | None, json: bool
 ) -> None:
-    if foreign:
-        raise ConfigError(f"{foreign[0]} has no meaning for a fine-tuned checkpoint: it is measured on its dev set")
+    from launcher.progress import progress_bar
+    from pretrain.latent.evaluate import as_text, evaluate
+
+    if split not in ("train", "validation", "test"):
+        raise ConfigError(f"--split {split!r}: choose train, validation or test")
+    with progress_bar("measuring") as progress:
+        result = evaluate(
+            checkpoint, split=split, data=data, samples=draws, weighted=weighted, out=out, progress=progress
+        )
+    if json:
+        o.echo_json(result)
+    else:
+        typer.echo(as_text(result))
+
+
+def _evaluate_glue(checkpoint: Path, data: Path | None, out: Path | None, batch: int, json: bool) -> None:
     from finetune.glue.predict import as_text, evaluate
     from launcher.progress import progress_bar
 

@@ -37,6 +37,13 @@ def test_shipped_jobs_are_found_by_bare_name() -> None:
         resolve_path("capt_tinny")
 
 
+def test_a_shipped_file_is_named_from_any_folder_on_while_that_is_clear() -> None:
+    assert resolve_path("rte") == resolve_path("glue/rte") == resolve_path("finetune/glue/rte")
+    assert resolve_path("ptb/vae").parent.name == "ptb"
+    with pytest.raises(ConfigError, match=r"'vae' is the name of several shipped files: pretrain/latent/ptb/vae, "):
+        resolve_path("vae")
+
+
 def test_resolved_configuration_reads_back_the_same(tmp_path: Path) -> None:
     job = load_job("capt_small", ["data.files=x.txt", "batch.global=64"])
     text = yaml.safe_dump(job.model_dump(mode="json", by_alias=True), sort_keys=False)

@@ -1,0 +1,120 @@
+"""``capt latent``: what a trained latent-variable model writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.commands import options as o
+
+app = typer.Typer(help="Sample, reconstruct and interpolate sentences.", no_args_is_help=False)
+
+Model = Annotated[Path, typer.Argument(metavar="RUN", help="A run (its best checkpoint) or a checkpoint.")]
+Words = Annotated[int, typer.Option(min=1, help="Words of a generated sentence, at most.")]
+
+
+@app.command(epilog="\b\nExample: capt latent sample runs/ptb_vae -n 20")
+def sample(
+    context: typer.Context,
+    run: Model,
+    number: Annotated[int, typer.Option("-n", "--number", min=1, help="Sentences.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 1,
+    max_words: Words = 78,
+    json: o.Json = False,
+) -> None:
+    """Write greedy sentences of draws from the prior."""
+    o.quiet(context)
+    from pretrain.latent.generate import sample as draw
+    from pretrain.latent.restore import load_model
+
+    _show([{"sentence": text} for text in draw(load_model(run), number, seed, max_words)], json)
+
+
+@app.command(epilog="\b\nExample: capt latent reconstruct runs/ptb_vae 'the company said it expects a profit'")
+def reconstruct(
+    context: typer.Context,
+    run: Model,
+    sentences: Annotated[
+        list[str] | None, typer.Argument(metavar="[SENTENCE...]", help="Else the first of the test text.")
+    ] = None,
+    number: Annotated[int, typer.Option("-n", "--number", min=1, help="Sentences of the test text.")] = 10,
+    max_words: Words = 78,
+    json: o.Json = False,
+) -> None:
+    """Write what the decoder makes of each sentence's code."""
+    o.quiet(context)
+    from itertools import islice
+
+    from pretrain.latent.corpus import file_of, read
+    from pretrain.latent.generate import reconstruct as rewrite
+    from pretrain.latent.restore import load_model
+    from tokenizer.errors import DataError
+
+    model = load_model(run)
+    given = sentences
+    if not given:
+        data = model.job.data
+        file = file_of(data, "test")
+        if file is None:
+            raise DataError(f"{data.path}: no file whose name says test; give sentences to reconstruct")
+        given = [" ".join(words) for words in islice(read(file, data.format), number)]
+    written = rewrite(model, given, max_words)
+    _show([{"sentence": a, "reconstruction": b} for a, b in zip(given, written, strict=True)], json)
+
+
+@app.command(epilog="\b\nExample: capt latent interpolate runs/ptb_vae 'prices fell' 'the board approved the plan'")
+def interpolate(
+    context: typer.Context,
+    run: Model,
+    first: Annotated[str, typer.Argument(help="The sentence at t = 0.")],
+    second: Annotated[str, typer.Argument(help="The sentence at t = 1.")],
+    steps: Annotated[int, typer.Option(min=2, help="Points, both ends included.")] = 11,
+    max_words: Words = 78,
+    json: o.Json = False,
+) -> None:
+    """Write greedy sentences on the straight line between the codes of two sentences."""
+    o.quiet(context)
+    from pretrain.latent.generate import interpolate as walk
+    from pretrain.latent.restore import load_model
+
+    points = walk(load_model(run), first, second, steps, max_words)
+    _show([{"t": f"{t:.2f}", "sentence": text} for t, text in points], json)
+
+
+@app.command(epilog="\b\nExample: capt latent perplexity runs/ptb_vae --by kenlm")
+def perplexity(
+    context: typer.Context,
+    run: Model,
+    by: Annotated[str, typer.Option(help="builtin, or kenlm (make kenlm builds its programs).")] = "builtin",
+    data: Annotated[Path | None, typer.Option(help="Folder with the texts; else where the job read them.")] = None,
+    programs: Annotated[Path | None, typer.Option(help="Folder of KenLM's lmplz and query.")] = None,
+    number: Annotated[int, typer.Option("-n", "--number", min=2, help="Generated sentences; the paper's 1280.")] = 1280,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 1,
+    json: o.Json = False,
+) -> None:
+    """Forward and reverse perplexity of generated sentences, by 5-gram models."""
+    o.quiet(context)
+    from pretrain.latent.generated import generated_perplexities
+    from tokenizer.errors import ConfigError
+
+    if by not in ("builtin", "kenlm"):
+        raise ConfigError(f"--by {by!r}: choose builtin or kenlm")
+    figures = generated_perplexities(run, by=by, data=data, programs=programs, number=number, seed=seed)  # type: ignore[arg-type]
+    if json:
+        o.echo_json({"by": by, "number": number, "seed": seed, **figures})
+        return
+    for name, value in figures.items():
+        typer.echo(f"{name:<28} {value:10.2f}")
+
+
+def _show(rows: list[dict[str, str]], json: bool) -> None:
+    if json:
+        o.echo_json(rows)
+        return
+    for row in rows:
+        for name, text in row.items():
+            typer.echo(f"{name + ':':<16}{text}" if len(row) > 1 else text)
+        if len(row) > 1:
+            typer.echo("")

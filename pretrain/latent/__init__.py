@@ -1,0 +1,1 @@
+"""Latent-variable models of text: VAE, implicit VAE and contrastive latent variables (clVAE, UAI 2022)."""

@@ -1,0 +1,42 @@
+"""Sums over the ranks that gradients pass through.
+
+The engine averages the gradients of the ranks, and every rank holds the same loss of the whole batch. The backward pass
+here adds up what the ranks' copies of that loss ask for; the average is then the gradient of the one loss.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from pretrain.engine import distributed
+
+
+class _SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return distributed.all_reduce_sum(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tensor:
+        return distributed.all_reduce_sum(grads[0])
+
+
+def sum_over_ranks(x: Tensor) -> Tensor:
+    """The sum of the ranks' tensors of one shape, on every rank."""
+    if distributed.world_size() == 1:
+        return x
+    summed: Tensor = _SumOverRanks.apply(x)
+    return summed
+
+
+def log1p_sum_exp(x: Float[Tensor, "v n"]) -> Float[Tensor, " v"]:
+    r""":math:`\log(1 + \sum_i e^{x_{vi}})` over the columns of all ranks (each may hold another number, or none)."""
+    if distributed.world_size() == 1:
+        return torch.logsumexp(F.pad(x, (1, 0)), 1)
+    highest = distributed.all_reduce_max(F.pad(x.detach(), (1, 0)).amax(1))
+    return highest + torch.log(torch.exp(-highest) + sum_over_ranks(torch.exp(x - highest[:, None]).sum(1)))

@@ -1,0 +1,238 @@
+"""The configuration of the ``latent`` job: encoder, decoder, posterior, critics and the objective. No torch.
+
+Defaults are the PTB recipe of the released code of the paper (Contrastive Latent Variable Models for Neural Text
+Generation, UAI 2022) for a plain VAE; a preset sets what makes a row of the paper's tables.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from pretrain.config.base import Section
+from pretrain.config.schema import BatchSection, EngineSection, Job, OptimizerSection, ScheduleSection, ValidateSection
+
+
+class DataSection(Section):
+    """Sentences in files, a line each, words split at blanks; or the synthetic clusters."""
+
+    path: Path | None = Field(
+        None,
+        description="folder with one file a split: its name holds train, valid (dev, val) or test, .txt or .txt.gz",
+    )
+    train: Path | None = Field(None, description="a file, instead of the one in data.path")
+    validation: Path | None = Field(None, description="a file, instead of the one in data.path")
+    test: Path | None = Field(None, description="a file, instead of the one in data.path")
+    format: Literal["text", "labelled"] = Field("text", description="labelled: `label TAB text`, as Yelp's files")
+    max_words: PositiveInt = Field(200, description="longer sentences are left out, counted and said")
+    vocabulary: PositiveInt = Field(70_000, description="the most frequent words of the training text, at most")
+    vocabulary_file: Path | None = Field(None, description="a word a line instead: such as vocabulary.txt of a run")
+    unknown: str = Field("<unk>", description="the ordinary word that stands for an unknown one: Yahoo's is _UNK")
+    clusters: PositiveInt | None = Field(
+        None, ge=2, description="K: instead of text, one-hot vectors of K classes (section 4.4)"
+    )
+    repeats: PositiveInt = Field(64, description="of clusters: rows of each of the K drawn classes in a batch")
+
+    @model_validator(mode="after")
+    def _has_a_source(self) -> DataSection:
+        if self.clusters is None and self.path is None and (self.train is None or self.validation is None):
+            raise ValueError(
+                "data.path is missing: name the folder that holds the train, valid and test text (or data.train and "
+                "data.validation)"
+            )
+        return self
+
+
+class ModelSection(Section):
+    """One-layer LSTM encoder and decoder; of clusters: MLPs of the width ``hidden``."""
+
+    embedding: PositiveInt = Field(256, description="of words, encoder and decoder each")
+    hidden: PositiveInt = Field(256, description="of the LSTMs; of clusters: of the layers")
+    latent: PositiveInt = Field(32, description="dimensions of z")
+    noise: PositiveInt = Field(32, description="dimensions of the noise of an implicit posterior")
+    encoder_dropout: NonNegativeFloat = Field(0.0, lt=1, description="of the encoder's word vectors")
+    dropout: NonNegativeFloat = Field(0.5, lt=1, description="of the decoder's word vectors and before its softmax")
+    init_range: PositiveFloat = Field(0.1, description="every weight starts uniform in plus or minus this")
+    posterior: Literal["gaussian", "linear", "mlp", "point", "none"] = Field(
+        "gaussian",
+        description="gaussian: mean and variance of each x; linear: one layer on [h(x); noise], as released (a"
+        " Gaussian with one covariance); mlp: as written (Eq. 2); point: no noise (AE); none: no z (a language model)",
+    )
+
+
+class CriticSection(Section):
+    """f(x, z) and g(z): the dual functions of KL(q(z|x) || p) and of KL(q(z) || p)."""
+
+    loss: Literal["dual", "circle"] = Field("dual", description="Eq. 3 or the improved dual function")
+    circle: Literal["code", "single_exp", "mean_inside", "sum_inside"] = Field(
+        "code", description="code: as released; mean_inside: Eq. 13; sum_inside: Eq. 18; single_exp: without exp of exp"
+    )
+    squared: Literal["none", "all", "posterior"] = Field(
+        "none", description="L_SQ of Eq. 17 on g: over the prior's draws as well (all, as released) or not"
+    )
+    squared_in_encoder: bool = Field(False, description="L_SQ on g joins the encoder's loss (released, for MI)")
+    trained: Literal["both", "f"] = Field("both", description="both: g as well, also where it only reports")
+    layers: PositiveInt = Field(3, description="hidden layers")
+    hidden: PositiveInt = 512
+    updates: PositiveInt = Field(5, description="a step")
+    lr: PositiveFloat = 1e-5
+    clamp: PositiveFloat = Field(20.0, description="values of f and g above this are cut before exp, and counted")
+
+
+class ObjectiveSection(Section):
+    """-ELBO with a weight on its regulariser: ``beta`` from ``beta_start`` to ``beta_end``."""
+
+    regularizer: Literal["exact", "f", "g", "none"] = Field(
+        "exact", description="exact KL; the dual with f; with g (the MI variants); none"
+    )
+    views: Literal[1, 2] = Field(1, description="times a sentence is encoded and reconstructed in a step")
+    swap: NonNegativeFloat = Field(0.0, lt=1, description="probability of swapping adjacent words in the second view")
+    beta: Literal["constant", "anneal", "cyclical"] = Field(
+        "anneal", description="constant: beta_end; anneal: up to beta_end once; cyclical: again in each cycle"
+    )
+    beta_start: NonNegativeFloat = 0.1
+    beta_end: NonNegativeFloat = 1.0
+    anneal_epochs: PositiveFloat = Field(10.0, description="beta grows by 1 / anneal_epochs an epoch")
+    cycle_epochs: PositiveFloat = 10.0
+    svi_steps: NonNegativeInt = Field(0, description="semi-amortised: gradient steps on each posterior (SaVAE)")
+    svi_lr: PositiveFloat = 1.0
+    svi_momentum: NonNegativeFloat = Field(0.5, lt=1)
+    svi_clip: PositiveFloat = 5.0
+    aggressive_updates: NonNegativeInt = Field(
+        0, description="LagVAE: at most so many updates of the encoder alone before each step, while MI still rises"
+    )
+
+
+class ContrastSection(Section):
+    """InfoNCE between the two views of a sentence (Eq. 10); negatives are those of every rank."""
+
+    weight: NonNegativeFloat = 0.0
+    over: Literal["z", "h"] = Field("z", description="the latent variable, or the encoder's output (Table 3)")
+    temperature: PositiveFloat = 0.05
+    mean_pair: bool = Field(False, description="the batch's mean z and mean z+ as one more pair (released)")
+    prior_negatives: NonNegativeInt = Field(
+        0, description="draws of the prior for each pair, as negatives (released: 3)"
+    )
+    mask_duplicates: bool = Field(
+        False, description="inputs that are equal are no negatives of each other; as released they are"
+    )
+    queue: NonNegativeInt = Field(0, description="positives of earlier batches, over all ranks, as negatives")
+
+
+class LatentSchedule(ScheduleSection):
+    """``epochs`` become steps once the data is known."""
+
+    max_steps: PositiveInt = Field(1_000_000_000, description="with epochs: at most so many")
+    type: Literal["linear", "cosine", "constant"] = Field("constant", description="decay after the warmup")
+    epochs: PositiveFloat | None = Field(40.0, description="passes over the training data; null = max_steps alone")
+
+
+class LatentValidate(ValidateSection):
+    """Validation once an epoch, on all sentences."""
+
+    per_epoch: PositiveInt | None = Field(1, description="validations an epoch; null = every validate.every steps")
+    samples: PositiveInt = Field(1_000_000, description="held-out sentences, at most")
+
+
+class LatentOptimizer(OptimizerSection):
+    """Adam as released; ``clip`` bounds the gradient norms of the encoder and of the decoder, each."""
+
+    lr: PositiveFloat = Field(1e-3, description="peak learning rate of encoder and decoder")
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    clip: NonNegativeFloat = 5.0
+
+
+class LatentEngine(EngineSection):
+    """Three small modules that are updated in turn: nothing is sharded."""
+
+    zero_stage: Literal[0] = 0
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+
+class LatentJob(Job):
+    """A ``latent`` job."""
+
+    data: DataSection
+    model: ModelSection = ModelSection()
+    critic: CriticSection = CriticSection()
+    objective: ObjectiveSection = ObjectiveSection()
+    contrast: ContrastSection = ContrastSection()
+    batch: BatchSection = BatchSection(global_=32, micro=32)
+    schedule: LatentSchedule = LatentSchedule()
+    optimizer: LatentOptimizer = LatentOptimizer()
+    engine: LatentEngine = LatentEngine()
+    validate_: LatentValidate = Field(LatentValidate(), alias="validate")
+
+    @property
+    def has_critics(self) -> bool:
+        """Whether f and g are trained: for every posterior that is drawn through noise of its own."""
+        return self.model.posterior in ("linear", "mlp")
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> LatentJob:
+        posterior, objective = self.model.posterior, self.objective
+        allowed = {
+            "gaussian": ("exact",),
+            "linear": ("exact", "f", "g"),
+            "mlp": ("f", "g"),
+            "point": ("none",),
+            "none": ("none",),
+        }[posterior]
+        if objective.regularizer not in allowed:
+            raise ValueError(
+                f"objective.regularizer {objective.regularizer} does not fit model.posterior {posterior}: "
+                f"it takes {' or '.join(allowed)}"
+            )
+        if self.contrast.weight > 0 and objective.views != 2:
+            raise ValueError("contrast.weight above 0 compares two views: set objective.views=2")
+        if objective.swap > 0 and objective.views != 2:
+            raise ValueError("objective.swap is of the second view: set objective.views=2")
+        if self.contrast.over == "h" and (self.contrast.mean_pair or self.contrast.prior_negatives):
+            raise ValueError("contrast.mean_pair and contrast.prior_negatives are vectors of z: set contrast.over=z")
+        if objective.svi_steps and posterior != "gaussian":
+            raise ValueError("objective.svi_steps improves a mean and a variance: set model.posterior=gaussian")
+        if objective.svi_steps and self.engine.precision != "fp32":
+            raise ValueError("objective.svi_steps differentiates twice by differences: set engine.precision=fp32")
+        if objective.aggressive_updates and (objective.svi_steps or self.has_critics or posterior == "none"):
+            raise ValueError("objective.aggressive_updates needs model.posterior=gaussian without svi_steps")
+        if self.data.clusters is not None:
+            self._clusters_fit()
+        if self.critic.trained == "f" and (objective.regularizer == "g" or self.critic.squared != "none"):
+            raise ValueError("critic.trained f leaves no g for objective.regularizer or critic.squared")
+        if self.critic.squared != "none" and objective.views != 2:
+            raise ValueError("critic.squared compares two views: set objective.views=2")
+        return self
+
+    def _clusters_fit(self) -> None:
+        if self.model.posterior not in ("gaussian", "mlp"):
+            raise ValueError("data.clusters takes model.posterior gaussian or mlp")
+        if self.model.dropout or self.model.encoder_dropout:
+            raise ValueError("data.clusters has no words to drop: set model.dropout=0 and model.encoder_dropout=0")
+        if self.objective.swap or self.objective.svi_steps or self.objective.aggressive_updates:
+            raise ValueError("data.clusters has no words to swap, and neither SVI steps nor aggressive updates")
+        if self.engine.precision != "fp32":
+            raise ValueError("data.clusters has matrices too small for bf16: set engine.precision=fp32")
+        if self.schedule.epochs is not None:
+            raise ValueError("data.clusters has no epochs: set schedule.epochs=null and schedule.max_steps")
+
+    def completed(self, batches: int) -> LatentJob:
+        """The job with steps for its epochs, once the number of batches of an epoch is known."""
+        schedule, validate = self.schedule, self.validate_
+        steps = schedule.max_steps
+        if schedule.epochs is not None:
+            steps = min(steps, math.ceil(schedule.epochs * batches))
+        every = validate.every if validate.per_epoch is None else max(1, math.ceil(batches / validate.per_epoch))
+        return self.model_copy(
+            update={
+                "schedule": schedule.model_copy(update={"max_steps": steps}),
+                "validate_": validate.model_copy(update={"every": every}),
+            }
+        )
+
+
+JOB = LatentJob

@@ -1,0 +1,100 @@
+"""The paper's columns and the valid ones, of a trained model on held-out text (or on its clusters)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pretrain.engine import distributed
+from pretrain.latent.batches import Batch, Batches
+from pretrain.latent.cluster_measure import cluster_figures
+from pretrain.latent.corpus import load_sentences
+from pretrain.latent.measure import measure
+from pretrain.latent.restore import load_model
+from tokenizer.errors import ConfigError, DataError
+
+Progress = Callable[[int, int], None]
+
+AGGREGATE = 10_000
+"""Sentences over which the aggregate posterior is taken."""
+
+ROWS = {
+    "nelbo_dual": "-ELBO from the dual: the paper's column, a bound on no side",
+    "ppl_dual": "PPL from the dual: the paper's column, a bound on no side",
+    "nelbo_exact": "-ELBO with the exact KL: an upper bound on -log p(x)",
+    "ppl_exact": "PPL with the exact KL: an upper bound",
+    "kl_dual": "KL, dual estimate (negative: f has not converged)",
+    "kl_dual_clamped": "KL, dual estimate, never below that of f = 0",
+    "kl_exact": "KL, exact",
+    "mi_dual": "MI as the paper: difference of two lower bounds",
+    "mi_batch": "MI within batches (at most the log of the batch)",
+    "mi_aggregate": "MI with the aggregate posterior",
+    "au": "active units, by the exact mean (of draws for an mlp posterior)",
+    "au_sampled": "active units, by the mean of the draws: the released rule",
+    "rec": "reconstruction, nats a sentence",
+}
+
+
+def evaluate(
+    path: Path, *, split: str = "test", data: Path | None = None, samples: int = 128, weighted: int = 500,
+    limit: int | None = None, out: Path | None = None, progress: Progress | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Measure a checkpoint on a split of its data.
+
+    Args:
+        path: a checkpoint or a run (its best checkpoint, by validation, where it kept one).
+        split: ``test``, ``validation`` or ``train``.
+        data: folder to read the split from; else where the job read it.
+        samples: draws of each posterior; the paper's 128. A Gaussian VAE of the paper's tables was given 1.
+        weighted: draws for the importance-weighted likelihood; 0 = none.
+        limit: sentences, at most, evenly over all lengths; None = all.
+        out: file to write the result to as well.
+        progress: told how many batches are done, and of how many.
+
+    Raises:
+        CheckpointError, DataError: no such checkpoint; no such text, or text without a known word.
+        ConfigError: no draws.
+    """
+    if samples < 1 or weighted < 0:
+        raise ConfigError(f"samples must be 1 or more and weighted 0 or more, got {samples} and {weighted}")
+    model, device = load_model(path), distributed.device()
+    for module in model.modules.values():
+        module.to(device)
+    begin = time.monotonic()
+    result: dict[str, Any] = {"checkpoint": str(model.checkpoint)}
+    if model.vocabulary is None:
+        result |= cluster_figures(model.job, model.modules, device)
+    else:
+        section = model.job.data if data is None else model.job.data.model_copy(
+            update={"path": data, "train": None, "validation": None, "test": None}
+        )  # fmt: skip
+        sentences = load_sentences(section, split, model.vocabulary)
+        if sentences is None:
+            raise DataError(f"{section.path}: no file whose name says {split}")
+        batches = Batches(sentences, model.job.batch.global_, 0)
+        chosen = list(batches.evaluation(limit or len(sentences), 0, 1))
+        figures = measure(model.job, model.text[0], _watched(chosen, progress), samples, weighted, AGGREGATE, device)
+        result |= {"split": split, "samples": samples} | figures
+    result["seconds"] = round(time.monotonic() - begin, 1)
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def _watched(batches: list[tuple[int, Batch]], progress: Progress | None) -> Iterator[tuple[int, Batch]]:
+    for done, batch in enumerate(batches, 1):
+        yield batch
+        if progress is not None:
+            progress(done, len(batches))
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """A line a figure, saying what bounds what."""
+    lines = [f"{result['checkpoint']}"]
+    for name, value in result.items():
+        if isinstance(value, float):
+            lines.append(f"  {name:<18} {value:>12.4f}   {ROWS.get(name, '')}".rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,59 @@
+"""Forward and reverse perplexity of what a trained model writes (Table 4)."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+
+from pretrain.latent.corpus import file_of, read
+from pretrain.latent.forward_reverse import SAMPLES, Estimator, estimator, forward_perplexity, reverse_perplexity
+from pretrain.latent.generate import sample
+from pretrain.latent.restore import load_model
+from tokenizer.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+
+def generated_perplexities(
+    path: Path, *, by: Estimator = "builtin", data: Path | None = None, programs: Path | None = None,
+    number: int = SAMPLES, seed: int = 1,
+) -> dict[str, float]:  # fmt: skip
+    """5-gram perplexities of ``number`` greedy sentences of the prior, with and without ``</s>`` counted.
+
+    ``forward``: of the sentences, under a model of the training text. ``reverse_train`` (the released rule) and
+    ``reverse_test`` (the paper's words): of the real texts, under a model of the sentences.
+
+    Args:
+        path: a checkpoint or a run.
+        by: which program estimates the 5-gram models; the other one is never used instead.
+        data: folder with the texts; else where the job read them.
+        programs: the folder of KenLM's programs.
+        number: sentences.
+        seed: of the draws.
+
+    Raises:
+        DataError: a text is missing.
+        ConfigError: KenLM's programs are not found, or the model has no z.
+    """
+    model = load_model(path)
+    _, vocabulary = model.text
+    section = model.job.data
+    if data is not None:
+        section = section.model_copy(update={"path": data, "train": None, "validation": None, "test": None})
+    texts = {}
+    for split in ("train", "test"):
+        file = file_of(section, split)
+        if file is None:
+            raise DataError(f"{section.path}: no file whose name says {split}")
+        texts[split] = list(read(file, section.format))
+    sentences = [text.split() for text in sample(model, number, seed)]
+    with tempfile.TemporaryDirectory() as folder:
+        estimate = estimator(by, Path(folder), programs)
+        found = {"forward": forward_perplexity(sentences, texts["train"], estimate)}
+        reverse = reverse_perplexity(sentences, vocabulary.words, texts, estimate)
+    found |= {f"reverse_{name}": value for name, value in reverse.items()}
+    figures: dict[str, float] = {}
+    for name, value in found.items():
+        figures |= {f"{name}_ppl": value.released, f"{name}_ppl_with_ends": value.with_ends}
+    return figures

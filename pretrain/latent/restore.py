@@ -1,0 +1,57 @@
+"""A trained model back from a checkpoint, for evaluation and for its uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from pretrain.engine.checkpoint import find_checkpoint, read_job, restore_weights, verify
+from pretrain.latent.config import LatentJob
+from pretrain.latent.measure import Modules
+from pretrain.latent.modules import build
+from pretrain.latent.task import VOCABULARY
+from pretrain.latent.vocabulary import Vocabulary
+from tokenizer.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint's modules in evaluation mode, its words (none for clusters) and its job."""
+
+    checkpoint: Path
+    modules: dict[str, nn.Module]
+    vocabulary: Vocabulary | None
+    job: LatentJob
+
+    @property
+    def text(self) -> tuple[Modules, Vocabulary]:
+        """The modules and words of a model of text.
+
+        Raises:
+            CheckpointError: it is one of clusters.
+        """
+        if self.vocabulary is None:
+            raise CheckpointError(f"{self.checkpoint}: a model of synthetic clusters, not of text")
+        return Modules.of(self.modules), self.vocabulary
+
+
+def load_model(path: Path) -> Restored:
+    """Load a checkpoint, or a run's best one (its newest where none is kept), after verifying every file.
+
+    Raises:
+        CheckpointError: nothing there, damaged, or the checkpoint of another kind of job.
+    """
+    best = path / "checkpoints" / "best"
+    checkpoint = find_checkpoint(best if best.is_symlink() else path)
+    verify(checkpoint)
+    job = read_job(checkpoint)
+    if not isinstance(job, LatentJob):
+        raise CheckpointError(f"{checkpoint}: a checkpoint of task {job.task.type}, not of latent")
+    vocabulary = Vocabulary.load(checkpoint / VOCABULARY) if job.data.clusters is None else None
+    modules = build(job, len(vocabulary) if vocabulary is not None else 0)
+    for name, module in modules.items():
+        restore_weights(checkpoint, name, module)
+        module.eval()
+    return Restored(checkpoint, modules, vocabulary, job)

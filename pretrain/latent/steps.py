@@ -1,0 +1,184 @@
+r"""One training step: critics, then decoder, then encoder, each an engine of its own.
+
+The loss of a batch of N sentences in V views (all sums over all ranks):
+
+.. math::
+    \frac1N \sum_{v,i} \big[-\log p(x_i | z_{v,i}) + \beta R_{v,i}\big] + w\, L_{\mathrm{NCE}}
+
+where R is the exact KL, the critic f(x, z) or the critic g(z) (the part of the Fenchel dual that depends on the
+encoder). The graph is cut at z: the decoder's backward pass leaves :math:`\partial/\partial z`, which the encoder's
+backward pass continues, so each engine averages its own gradients over the ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pretrain.contrast import ShardedQueue, info_nce
+from pretrain.engine import distributed
+from pretrain.engine.engines import Engine
+from pretrain.engine.task import Report
+from pretrain.latent.across import sum_over_ranks
+from pretrain.latent.batches import Batch
+from pretrain.latent.config import LatentJob
+from pretrain.latent.critics import Critics, critic_loss, frozen, squared_difference
+from pretrain.latent.inputs import Inputs, inputs_of
+from pretrain.latent.noise import StepNoise
+from pretrain.latent.posterior import Encoded
+from pretrain.latent.semi_amortized import refine
+
+
+class CriticDivergedError(RuntimeError):
+    """The critics' gradient is no longer a number."""
+
+
+def train_step(
+    job: LatentJob, engines: Mapping[str, Engine], batch: Batch, noise: StepNoise, beta: float,
+    queue: ShardedQueue | None = None, *, decoder_alone: bool = False,
+) -> Report:  # fmt: skip
+    """One update of every module on a batch (``critic.updates`` of the critics); the figures of the step.
+
+    With ``decoder_alone`` the encoder stays as it is (LagVAE, whose encoder has had its updates before).
+    """
+    inputs = inputs_of(job, batch, noise)
+    share = distributed.world_size() / batch.total  # the engine averages over ranks; this makes a mean over the batch
+    if job.model.posterior == "none":
+        return _language_model_step(engines["decoder"], job, inputs, share)
+    encoder = engines["encoder"]
+    encoded: Encoded = encoder(inputs.read, inputs.eps, inputs.encoder_keep)
+    report: Report = {} if job.objective.regularizer == "none" else {"beta": beta}
+    if job.has_critics:
+        report |= _train_critics(job, engines["critics"], encoded, batch, noise)
+    at = encoded.z.detach().requires_grad_()
+    if job.objective.svi_steps:
+        rec, through, after = refine(job, engines["decoder"], encoded, inputs, share, beta)
+        report |= after
+    else:
+        rec = engines["decoder"](at, inputs.written, inputs.counted, inputs.decoder_keep) * share
+        engines["decoder"].backward(rec)
+        engines["decoder"].step()
+        assert at.grad is not None
+        through = (encoded.z * at.grad).sum()
+    extra, parts = encoder_terms(job, engines, encoded, inputs, batch, noise, share, beta, queue)
+    if not decoder_alone:
+        encoder.backward(through + extra)
+        encoder.step()
+    report |= parts | {"loss/rec": rec.detach()}
+    report["loss"] = rec.detach() + report.get("loss/reg", 0.0) + job.contrast.weight * report.get("loss/contrast", 0.0)
+    norms = [engines["decoder"].gradient_norm()] + ([] if decoder_alone else [encoder.gradient_norm()])
+    report["grad_norm"] = math.hypot(*norms)
+    return report
+
+
+def _language_model_step(decoder: Engine, job: LatentJob, inputs: Inputs, share: float) -> Report:
+    z = inputs.eps.new_zeros(len(inputs.written), job.model.latent)
+    rec = decoder(z, inputs.written, inputs.counted, inputs.decoder_keep) * share
+    decoder.backward(rec)
+    decoder.step()
+    return {"loss": rec.detach(), "loss/rec": rec.detach(), "grad_norm": decoder.gradient_norm()}
+
+
+def _train_critics(job: LatentJob, critics: Engine, encoded: Encoded, batch: Batch, noise: StepNoise) -> Report:
+    """``critic.updates`` updates of f and g on the same posterior draws and fresh prior draws."""
+    section, views = job.critic, job.objective.views
+    z, h = encoded.z.detach(), encoded.h.detach()
+    critics.set_learning_rate(section.lr)
+    clamped = torch.zeros((), dtype=torch.int64, device=z.device)
+    for _ in range(section.updates):
+        values = critics(z, h, noise.normal(views, z.shape[1]))
+        loss, cut = critic_loss(values, views, batch.counted, batch.total, section)
+        clamped += cut
+        critics.backward(loss)
+        critics.step()
+    if not math.isfinite(critics.gradient_norm()):
+        raise CriticDivergedError(
+            "the critics' gradient is no longer a number: exp(f) has run away; resume from the last checkpoint with a "
+            "lower critic.lr or critic.clamp"
+        )
+    counted = (torch.arange(len(z), device=z.device) % len(batch.rows)) < batch.counted
+    dual = (values.f_q - values.f_p.clamp(max=section.clamp).exp()).detach() * counted
+    return {
+        "kl_dual": 1 + dual.sum() * distributed.world_size() / (views * batch.total),
+        "critic/loss": loss.detach(),
+        "critic/clamped": clamped * distributed.world_size(),  # a mean over the ranks is taken of every figure
+        "critic/grad_norm": critics.gradient_norm(),
+    }
+
+
+def encoder_terms(
+    job: LatentJob, engines: Mapping[str, Engine], encoded: Encoded, inputs: Inputs, batch: Batch, noise: StepNoise,
+    share: float, beta: float, queue: ShardedQueue | None,
+) -> tuple[Tensor, Report]:  # fmt: skip
+    """What the encoder minimises beside the reconstruction: the regulariser with its weight, and InfoNCE."""
+    extra = encoded.z.new_zeros(())
+    report: Report = {}
+    if encoded.density is not None:
+        kl = (encoded.density.kl() * inputs.counted).sum() * share
+        report["kl"] = kl.detach() / job.objective.views
+        if job.objective.regularizer == "exact" and not job.objective.svi_steps:
+            extra = extra + beta * kl
+    if job.objective.regularizer in ("f", "g"):
+        critics = engines["critics"].module
+        assert isinstance(critics, Critics)
+        if job.objective.regularizer == "f":
+            value = frozen(critics.f, torch.cat([encoded.z, encoded.h.detach()], dim=1)).squeeze(1)
+        else:
+            assert critics.g is not None
+            value = frozen(critics.g, encoded.z).squeeze(1)
+        extra = extra + beta * (value * inputs.counted).sum() * share
+        if job.critic.squared_in_encoder:
+            extra = extra + beta * squared_difference(value, batch.counted)
+    if job.objective.regularizer != "none" and not job.objective.svi_steps:
+        report["loss/reg"] = extra.detach()
+    if job.contrast.weight > 0:
+        contrast = contrast_loss(job, encoded, batch, noise, queue)
+        report["loss/contrast"] = contrast.detach()
+        extra = extra + job.contrast.weight * contrast
+    return extra, report
+
+
+def contrast_loss(
+    job: LatentJob, encoded: Encoded, batch: Batch, noise: StepNoise, queue: ShardedQueue | None
+) -> Tensor:
+    """InfoNCE (Eq. 10, minimised) between the two views' z or h, cosine similarity, negatives of all ranks."""
+    section = job.contrast
+    rank, world = distributed.rank(), distributed.world_size()
+    first, second = (view[: batch.counted] for view in (encoded.z if section.over == "z" else encoded.h).chunk(2))
+    pairs = batch.total
+    if section.mean_pair:
+        pairs += 1
+        means = sum_over_ranks(torch.stack([first.sum(0), second.sum(0)])) / batch.total
+        own = slice(0, 1 if rank == 0 else 0)
+        first, second = torch.cat([means[:1][own], first]), torch.cat([means[1:][own], second])
+    ids = _identities(batch, len(first)) if section.mask_duplicates else None
+    negatives = None
+    if section.prior_negatives:
+        drawn = noise.shared(section.prior_negatives * pairs, first.shape[1], rank, world)
+        negatives = F.normalize(drawn, dim=-1)
+    anchors, positives = F.normalize(first, dim=-1), F.normalize(second, dim=-1)
+    loss: Tensor = info_nce(
+        anchors,
+        positives,
+        temperature=section.temperature,
+        queue=queue,
+        negatives=negatives,
+        ids=ids,
+        impl="chunked" if queue is not None else "dense",  # a batch's logits are few: one pass over them all
+    )
+    if queue is not None:
+        queue.enqueue(positives.detach(), ids=ids)
+    return loss
+
+
+def _identities(batch: Batch, rows: int) -> Tensor:
+    """A number for each pair, the same for equal sentences (a linear hash modulo 2^64); the mean pair is -1."""
+    tokens = batch.tokens[: batch.counted]
+    generator = torch.Generator().manual_seed(tokens.shape[1])
+    factors = torch.randint(1 << 62, (tokens.shape[1],), generator=generator).to(tokens.device)
+    ids = (tokens * factors).sum(1)
+    return torch.cat([ids.new_full((rows - len(ids),), -1), ids])

@@ -1,0 +1,22 @@
+"""The swap augmentation of Table 7: adjacent words change places in the second view."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+def swapped(tokens: Int[Tensor, "n length"], swaps: Bool[Tensor, "n length"]) -> Int[Tensor, "n length"]:
+    """Where ``swaps[:, i]``, the words at i and i + 1 change places; left to right, a word moves at most once.
+
+    ``<s>`` and ``</s>`` stay. The released code has no such augmentation; this is the paper's sentence on it.
+    """
+    out = tokens.clone()
+    moved = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+    for i in range(1, tokens.shape[1] - 2):
+        now = swaps[:, i] & ~moved
+        left, right = out[:, i].clone(), out[:, i + 1].clone()
+        out[:, i], out[:, i + 1] = torch.where(now, right, left), torch.where(now, left, right)
+        moved = now
+    return out

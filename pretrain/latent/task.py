@@ -1,0 +1,198 @@
+"""The ``latent`` task: encoder, decoder and critics, an engine each; their step is ``pretrain.latent.steps``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pretrain.config.schema import Job
+from pretrain.contrast import ShardedQueue
+from pretrain.engine import distributed
+from pretrain.engine.engines import Engine
+from pretrain.engine.safe_files import sync_file
+from pretrain.engine.seeding import derive
+from pretrain.engine.task import Progress, Report
+from pretrain.latent.batches import Batch, Batches
+from pretrain.latent.cluster_measure import cluster_figures
+from pretrain.latent.clusters import cluster_batches
+from pretrain.latent.config import LatentJob
+from pretrain.latent.corpus import Sentences, build_vocabulary, load_sentences
+from pretrain.latent.lagging import catch_up
+from pretrain.latent.measure import Modules, measure
+from pretrain.latent.modules import build
+from pretrain.latent.noise import StepNoise
+from pretrain.latent.schedule import beta
+from pretrain.latent.steps import train_step
+from pretrain.latent.vocabulary import Vocabulary
+from tokenizer.errors import CheckpointError, ConfigError, DataError
+
+logger = logging.getLogger(__name__)
+VOCABULARY = "vocabulary.txt"
+
+
+class LatentTask:
+    """A latent-variable model of sentences, or of the synthetic clusters."""
+
+    def __init__(self, job: Job, run_dir: Path) -> None:
+        assert isinstance(job, LatentJob)
+        self._folder = run_dir
+        self.vocabulary: Vocabulary | None = None
+        self._train: Batches | None = None
+        self._validation: Batches | None = None
+        self.queue: ShardedQueue | None = None
+        self._batches_an_epoch = 1
+        if job.data.clusters is None:
+            self.vocabulary = build_vocabulary(job.data)
+            train = self._load(job, "train")
+            self._train = Batches(train, job.batch.global_, job.run.seed)
+            self._validation = Batches(self._load(job, "validation"), job.batch.global_, 0)
+            self._batches_an_epoch = len(self._train)
+            logger.info(
+                "%d sentences of %.1f scored tokens, %d words, %d batches an epoch", len(train),
+                train.scored / len(train), len(self.vocabulary), len(self._train),
+            )  # fmt: skip
+        elif job.batch.global_ != job.data.clusters * job.data.repeats:
+            raise ConfigError(
+                f"batch.global {job.batch.global_} is not data.clusters x data.repeats = "
+                f"{job.data.clusters} x {job.data.repeats} = {job.data.clusters * job.data.repeats}"
+            )
+        self.job = job.completed(self._batches_an_epoch)
+        unclipped = {"optimizer": self.job.optimizer.model_copy(update={"clip": 0.0})}
+        self._unclipped = self.job.model_copy(update=unclipped)  # f and g: an engine clips as its job says
+        self._aggressive = job.objective.aggressive_updates > 0
+        self._last_information = -1.0
+
+    def _load(self, job: LatentJob, split: str) -> Sentences:
+        assert self.vocabulary is not None
+        sentences = load_sentences(job.data, split, self.vocabulary)
+        if sentences is None:
+            raise DataError(f"data.path {job.data.path}: no file whose name says {split}; set data.{split}")
+        return sentences
+
+    def build_modules(self) -> Mapping[str, nn.Module]:
+        """``encoder``, ``decoder`` and ``critics``, those that the job needs, initialised from the seed."""
+        world = distributed.world_size()
+        if self.job.accumulation(world) != 1:
+            raise ConfigError(
+                f"batch.micro {self.job.batch.micro}: the losses of a latent job are over the whole batch in one pass; "
+                f"with {world} ranks set batch.micro={self.job.batch.global_ // world}"
+            )
+        torch.manual_seed(derive(self.job.run.seed, "init"))
+        section = self.job.contrast
+        if section.weight > 0 and section.queue:
+            width = self.job.model.latent if section.over == "z" else self.job.model.hidden
+            self.queue = ShardedQueue(section.queue, width, device=distributed.device())
+        return build(self.job, len(self.vocabulary) if self.vocabulary is not None else 0)
+
+    def build_batches(self, progress: Progress) -> Iterator[Batch]:
+        """This rank's rows of each coming batch."""
+        rank, world = distributed.rank(), distributed.world_size()
+        if self._train is None:
+            return cluster_batches(self.job, progress.step, rank, world)
+        return self._train.train(progress.samples, rank, world)
+
+    def step(self, engines: Mapping[str, Engine], batch: Batch, progress: Progress) -> Report:
+        """One update of each module (``critic.updates`` of the critics)."""
+        device = engines["decoder"].device
+        if "critics" in engines:
+            engines["critics"].job = self._unclipped
+        weight = beta(progress.step, self._batches_an_epoch, self.job.objective)
+        inner: Report = {}
+        if self._aggressive:
+            inner["encoder_updates"] = catch_up(
+                self.job, engines, lambda number: self._random_batch(progress.step, number, device), weight
+            )
+        noise = StepNoise(self.job.run.seed, ("step", progress.step), batch.rows, batch.total, device)
+        report = train_step(
+            self.job, engines, batch.to(device), noise, weight, self.queue, decoder_alone=self._aggressive
+        )
+        progress.samples += batch.total
+        progress.tokens += batch.scored if self._train is not None else 0
+        return report | inner
+
+    def _random_batch(self, step: int, number: int, device: torch.device) -> tuple[Batch, StepNoise]:
+        assert self._train is not None
+        seed = self.job.run.seed
+        chosen = derive(seed, "inner", step, number) % len(self._train)
+        batch = self._train.take(chosen, distributed.rank(), distributed.world_size())
+        return batch.to(device), StepNoise(seed, ("inner", step, number), batch.rows, batch.total, device)
+
+    def validate(self, engines: Mapping[str, Engine], progress: Progress) -> Report:
+        """Bounds, divergences and active units on the held-out sentences, one draw each; or how clusters separate."""
+        modules = {name: engine.module for name, engine in engines.items()}
+        if self._validation is None:
+            return dict(cluster_figures(self.job, modules, distributed.device()))
+        batches = self._validation.evaluation(self.job.validate_.samples, distributed.rank(), distributed.world_size())
+        figures = measure(self.job, Modules.of(modules), batches, 1, 0, 0, distributed.device())
+        self._watch(figures)
+        for name in ("nelbo_exact", "nelbo_dual", "rec"):
+            if name in figures:
+                figures["loss"] = figures[name]
+                break
+        return dict(figures)
+
+    def _watch(self, figures: Mapping[str, float]) -> None:
+        if figures.get("au") == 0:
+            logger.warning("collapsed: no unit of z is active (AU 0); the decoder ignores z")
+        if figures.get("kl_dual", 0.0) < 0:
+            logger.warning(
+                "the dual estimate of the KL is %.3f: f has not converged (f = 0 gives 0)", figures["kl_dual"]
+            )
+        if self._aggressive and figures["mi_batch"] < self._last_information:
+            logger.info("mutual information has fallen to %.3f: the encoder is no longer trained ahead",
+                        figures["mi_batch"])  # fmt: skip
+            self._aggressive = False
+        self._last_information = figures.get("mi_batch", -1.0)
+
+    def save_state(self, folder: Path) -> dict[str, Any]:
+        """The queue's shard; the vocabulary's fingerprint, and where LagVAE stands, go into the JSON state."""
+        if self.queue is not None:
+            sync_file(self.queue.save_shard(folder))
+        return {
+            "vocabulary": self.vocabulary.fingerprint if self.vocabulary is not None else None,
+            "aggressive": self._aggressive,
+            "information": self._last_information,
+            "queue": self.job.contrast.queue,
+        }
+
+    def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Reload what :meth:`save_state` wrote; refuse another vocabulary.
+
+        Raises:
+            CheckpointError: the checkpoint was trained with other words.
+        """
+        own = self.vocabulary.fingerprint if self.vocabulary is not None else None
+        if state["vocabulary"] != own:
+            raise CheckpointError(
+                f"{folder}: trained with another vocabulary than that of this job's text; set "
+                f"data.vocabulary_file={folder / VOCABULARY}"
+            )
+        self._aggressive, self._last_information = state["aggressive"], state["information"]
+        if self.queue is not None and state["queue"]:
+            self.queue.load_shards(folder)
+
+    def flops_per_step(self) -> float:
+        """Forward and backward FLOP of the matrix products of an average batch, critics left out."""
+        if self._train is None or self.vocabulary is None:
+            return 0.0
+        model = self.job.model
+        tokens = self._train.mean_tokens * self.job.objective.views
+        encoder = 8 * model.hidden * (model.embedding + model.hidden)
+        decoder = 8 * model.hidden * (model.embedding + model.latent + model.hidden)
+        return 3.0 * tokens * (encoder + decoder + 2 * model.hidden * len(self.vocabulary))
+
+    def export_files(self) -> Mapping[str, Path]:
+        """The vocabulary travels with every checkpoint."""
+        if self.vocabulary is None:
+            return {}
+        path = self._folder / VOCABULARY
+        self.vocabulary.save(path)
+        return {VOCABULARY: path}
+
+
+TASK = LatentTask

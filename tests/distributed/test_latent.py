@@ -1,0 +1,140 @@
+"""Two ranks do what one rank does on the joined batch; and a resumed run does what an uninterrupted one does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pretrain.engine import distributed
+from pretrain.engine.engines import build_engines
+from pretrain.engine.quiet import quiet_libraries
+from pretrain.engine.run import run_job
+from pretrain.engine.task import Progress
+from pretrain.latent.steps import CriticDivergedError
+from pretrain.latent.task import LatentTask
+from tests.latent import plain, small_job, write_text
+from tests.support import run_ranks
+from tokenizer.errors import ConfigError
+
+# Batches of 7 do not divide over two ranks, and small ones leave a rank without a row of its own.
+VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "vae": ("vae", ()),
+    "clvae_plus": ("clvae_plus", ()),
+    "clvae_plus_mi": ("clvae_plus_mi", ()),
+    "clvae_plus_mi_paper": ("clvae_plus_mi_paper", ()),
+    "mean_inside": ("clvae_plus", ("critic.circle=mean_inside",)),
+    "over_h": (
+        "clvae",
+        ("contrast.over=h", "contrast.queue=16", "objective.swap=0.3", "contrast.mask_duplicates=true"),
+    ),
+    "sa_vae": ("sa_vae", ("objective.svi_steps=2",)),
+    "lag_vae": ("lag_vae", ("objective.aggressive_updates=2",)),
+}
+
+
+def _train_all(folder: Path, micro: int, steps: int) -> dict[str, Any]:
+    quiet_libraries(debug=False)
+    distributed.initialize(1)
+    return {variant: _train(*VARIANTS[variant], folder, micro, steps) for variant in VARIANTS}
+
+
+def _train(preset: str, more: tuple[str, ...], folder: Path, micro: int, steps: int) -> dict[str, Any]:
+    """Some steps; the figures of each, the weights after them, and a validation."""
+    job = small_job(preset, folder, folder / "run", *more, batch=8, micro=micro)
+    task = LatentTask(job, folder / "run")
+    engines = build_engines(task.build_modules(), task.job)
+    progress, figures = Progress(), []
+    batches = task.build_batches(progress)
+    for _ in range(steps):
+        for engine in engines.values():
+            engine.set_learning_rate(1e-3)
+        report = plain(task.step(engines, next(batches), progress))
+        values = distributed.gather_objects(report)
+        figures.append({name: float(np.mean([row[name] for row in values])) for name in report})
+        progress.step += 1
+    weights = {
+        f"{name}.{key}": parameter.detach().numpy().copy()
+        for name, engine in engines.items()
+        for key, parameter in engine.module.named_parameters()
+    }
+    for engine in engines.values():
+        engine.eval()
+    with torch.no_grad():
+        validation = plain(task.validate(engines, progress))
+    return {"figures": figures, "weights": weights, "validation": validation, "samples": progress.samples}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Any]]:
+    """Every variant after 4 steps on one rank, and on each of two."""
+    folder = write_text(tmp_path_factory.mktemp("text"))
+    (one,) = run_ranks(_train_all, 1, folder, 8, 4)
+    return one, run_ranks(_train_all, 2, folder, 4, 4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_two_ranks_train_as_one(variant: str, trained: tuple[Any, list[Any]]) -> None:
+    one, (two, other) = trained[0][variant], [result[variant] for result in trained[1]]
+    for ours, theirs in zip(one["figures"], two["figures"], strict=True):
+        for name, value in ours.items():
+            tolerance = 1e-4 if variant == "sa_vae" else 1e-5 if "norm" in name else 1e-6
+            assert theirs[name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
+    assert two["samples"] == one["samples"]
+    for name, weight in one["weights"].items():
+        assert np.array_equal(two["weights"][name], other["weights"][name]), f"{name} differs between the ranks"
+        np.testing.assert_allclose(two["weights"][name], weight, atol=2e-5, err_msg=name)
+    for name, value in one["validation"].items():
+        assert two["validation"][name] == pytest.approx(value, rel=1e-4, abs=1e-4), name
+
+
+def _run(preset: str, folder: Path, run_dir: Path, more: tuple[str, ...], resume: bool, micro: int) -> int:
+    quiet_libraries(debug=False)
+    return run_job(small_job(preset, folder, run_dir, *more, micro=micro), resume=resume)
+
+
+def _losses(run_dir: Path, split: str | None = None) -> list[float]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if row.get("split") == split]
+
+
+@pytest.mark.parametrize("preset", ["clvae_plus_mi"])
+def test_a_resumed_run_repeats_nothing(preset: str, tmp_path: Path) -> None:
+    folder = write_text(tmp_path)
+    queue = ("contrast.queue=24",)
+    assert run_ranks(_run, 1, preset, folder, tmp_path / "whole", queue, False, 8) == [0]
+    assert run_ranks(_run, 1, preset, folder, tmp_path / "cut", (*queue, "schedule.stop_after=4"), False, 8) == [75]
+    assert (tmp_path / "cut" / "checkpoints" / "latest" / "vocabulary.txt").is_file()
+    assert run_ranks(_run, 1, preset, folder, tmp_path / "cut", queue, True, 8) == [0]
+    assert _losses(tmp_path / "cut") == _losses(tmp_path / "whole")
+    assert _losses(tmp_path / "cut", "validation") == _losses(tmp_path / "whole", "validation")
+
+
+def _diverge(folder: Path) -> str:
+    quiet_libraries(debug=False)
+    distributed.initialize(1)
+    job = small_job("clvae_plus", folder, folder / "run", "critic.lr=1e30", batch=8, micro=4)
+    task = LatentTask(job, folder / "run")
+    engines = build_engines(task.build_modules(), task.job)
+    try:
+        for batch in task.build_batches(Progress()):
+            task.step(engines, batch, Progress())
+    except CriticDivergedError as error:
+        return str(error)
+    return ""
+
+
+def test_a_critic_that_runs_away_ends_the_run_on_all_ranks_with_its_name(tmp_path: Path) -> None:
+    for outcome in run_ranks(_diverge, 2, write_text(tmp_path)):
+        assert "the critics' gradient is no longer a number" in outcome
+        assert "lower critic.lr" in outcome
+
+
+def test_a_batch_in_parts_is_refused(tmp_path: Path) -> None:
+    job = small_job("vae", write_text(tmp_path), tmp_path / "run", batch=8, micro=4)
+    with pytest.raises(ConfigError, match=r"with 1 ranks set batch\.micro=8"):
+        LatentTask(job, tmp_path / "run").build_modules()

@@ -1,0 +1,126 @@
+"""Presets, and what a job may not ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pretrain.config.load import load_job
+from pretrain.latent.config import LatentJob, ObjectiveSection
+from pretrain.latent.schedule import beta
+from tests.latent import PRESETS, PTB
+from tokenizer.errors import ConfigError
+
+CLUSTERS = PTB.parent
+
+
+def _load(name: str, *overrides: str) -> LatentJob:
+    job = load_job(PTB / f"{name}.yaml", list(overrides))
+    assert isinstance(job, LatentJob)
+    return job
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_load_into_folders_of_their_own(name: str) -> None:
+    assert _load(name).run.dir == Path(f"runs/ptb_{name}")
+
+
+def test_every_preset_is_looked_at() -> None:
+    assert {path.stem for path in PTB.glob("[!_]*.yaml")} == set(PRESETS)
+
+
+@pytest.mark.parametrize("text", ["yahoo", "yelp"])
+def test_rows_on_larger_text(text: str) -> None:
+    files = sorted((PTB.parent / text).glob("[!_]*.yaml"))
+    assert len(files) == 9
+    for path in files:
+        job = load_job(path)
+        assert isinstance(job, LatentJob)
+        assert job.run.dir == Path(f"runs/{text}_{path.stem}")
+        assert (job.model.embedding, job.model.hidden, job.model.init_range) == (512, 1024, 0.01)
+        assert (job.optimizer.lr, job.optimizer.clip, job.data.unknown) == (8e-4, 5.0, "_UNK")
+        assert job.model.encoder_dropout == (0.1 if job.objective.views == 2 else 0.0)
+        assert (job.critic.loss == "circle") == (path.stem == "clvae_plus_mi")
+
+
+def test_rows_of_the_table_differ_in_what_they_are_named_for() -> None:
+    assert (_load("ivae").objective.regularizer, _load("ivae_mi").objective.regularizer) == ("f", "g")
+    assert _load("clvae").contrast.weight == 1.0
+    assert _load("clvae").contrast.temperature == 0.05
+    for row in ("clvae_plus", "clvae_plus_mi"):
+        job = _load(row)
+        assert (job.critic.loss, job.critic.circle, job.critic.squared) == ("circle", "code", "all")
+        assert job.contrast.mean_pair
+        assert job.critic.squared_in_encoder == (row == "clvae_plus_mi")
+        assert job.contrast.prior_negatives == (0 if row == "clvae_plus_mi" else 3)
+    for row in PRESETS:
+        job = _load(row)
+        assert (job.optimizer.lr, job.optimizer.betas, job.optimizer.clip) == (1e-3, (0.9, 0.999), 5.0)
+        assert (job.critic.lr, job.critic.updates) == (1e-5, 5)
+        assert job.schedule.epochs == 40
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "message"),
+    [
+        ("vae", "objective.regularizer=f", r"regularizer f does not fit model\.posterior gaussian: it takes exact"),
+        ("clvae", "objective.views=1", r"set objective\.views=2"),
+        ("ivae", "objective.svi_steps=3", r"set model\.posterior=gaussian"),
+        ("ivae", "critic.squared=all", r"critic\.squared compares two views"),
+        ("clvae_plus", "contrast.over=h", r"vectors of z: set contrast\.over=z"),
+        ("vae", "engine.zero_stage=1", r"engine\.zero_stage"),
+        ("vae", "data.clusters=1", r"data\.clusters"),
+        ("vae", "model.latent=0", r"model\.latent: 0"),
+        ("ivae_mi", "critic.trained=f", r"leaves no g"),
+        ("vae", "data.clusters=4", r"set model\.dropout=0"),
+        ("lag_vae", "objective.svi_steps=2", r"aggressive_updates needs"),
+        ("sa_vae", "engine.precision=bf16", r"set engine\.precision=fp32"),
+        ("vae", "data.path=null", r"data\.path is missing"),
+    ],
+)
+def test_what_does_not_fit_is_refused(name: str, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _load(name, override)
+
+
+@pytest.mark.parametrize("k", [4, 8, 16])
+def test_clusters_have_the_batches_of_the_toy(k: int) -> None:
+    job = load_job(CLUSTERS / f"clusters_k{k}.yaml")
+    assert isinstance(job, LatentJob)
+    assert job.data.clusters == k
+    assert job.batch.global_ == job.batch.micro == 64 * k
+    assert job.run.dir == Path(f"runs/clusters_k{k}")
+
+
+def test_other_rows_on_clusters() -> None:
+    ivae, vae = (load_job(CLUSTERS / f"clusters_k4_{row}.yaml") for row in ("ivae", "vae"))
+    assert isinstance(ivae, LatentJob)
+    assert isinstance(vae, LatentJob)
+    assert (ivae.critic.loss, ivae.objective.views, ivae.contrast.weight) == ("dual", 1, 0.0)
+    assert (vae.model.posterior, vae.batch.global_, vae.optimizer.lr) == ("gaussian", 500, 2e-5)
+    assert not vae.has_critics
+
+
+def test_beta_reaches_one_after_nine_epochs_of_ten() -> None:
+    section = ObjectiveSection()
+    assert beta(0, 100, section) == pytest.approx(0.1)
+    assert beta(450, 100, section) == pytest.approx(0.55)
+    assert beta(899, 100, section) < 1.0
+    assert beta(900, 100, section) == pytest.approx(1.0)
+    assert beta(10**6, 100, section) == 1.0
+    half = ObjectiveSection(beta_end=0.5)
+    assert beta(10**6, 100, half) == 0.5
+
+
+def test_cycles_begin_again() -> None:
+    section = ObjectiveSection(beta="cyclical")
+    assert beta(999, 100, section) == 1.0
+    assert beta(1000, 100, section) == pytest.approx(0.1)
+    assert beta(5, 100, ObjectiveSection(beta="constant", beta_end=0.3)) == 0.3
+
+
+def test_steps_follow_from_epochs() -> None:
+    job = _load("vae").completed(1359)
+    assert (job.schedule.max_steps, job.validate_.every) == (40 * 1359, 1359)
+    assert _load("vae", "schedule.max_steps=100").completed(1359).schedule.max_steps == 100

@@ -1,0 +1,133 @@
+"""Words, sentences, and what is said of text that does not fit."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pretrain.latent.bounds import perplexity
+from pretrain.latent.config import DataSection
+from pretrain.latent.corpus import Sentences, build_vocabulary, file_of, load_sentences
+from pretrain.latent.vocabulary import END, START, UNK, Vocabulary
+from tokenizer.errors import DataError
+
+
+def _data(folder: Path, **more: object) -> DataSection:
+    return DataSection(path=folder, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "x.train.txt").write_text(" b a b <unk>\n\na c b\n")
+    (tmp_path / "x.valid.txt").write_text("a never b\n")
+    with gzip.open(tmp_path / "x.test.txt.gz", "wt") as file:
+        file.write("b b\n")
+    return tmp_path
+
+
+def test_words_by_frequency_after_the_special_ones(folder: Path, tmp_path: Path) -> None:
+    vocabulary = build_vocabulary(_data(folder))
+    assert vocabulary.words == ("<pad>", "<unk>", "<s>", "</s>", "b", "a", "c")
+    assert vocabulary.unknown_id == UNK
+    vocabulary.save(tmp_path / "v.txt")
+    again = build_vocabulary(_data(folder, vocabulary_file=tmp_path / "v.txt"))
+    assert (again.words, again.fingerprint) == (vocabulary.words, vocabulary.fingerprint)
+    assert build_vocabulary(_data(folder, vocabulary=1)).fingerprint != vocabulary.fingerprint
+
+
+def test_an_unknown_word_is_the_ordinary_one(folder: Path) -> None:
+    vocabulary = Vocabulary(["_UNK", "a"], unknown="_UNK")
+    assert vocabulary.encode(["a", "zebra"]).tolist() == [5, 4]
+    assert vocabulary.decode([5, 4, END, 5]) == ["a", "_UNK"]
+
+
+def test_sentences_are_framed_and_counted(folder: Path) -> None:
+    data = _data(folder)
+    vocabulary = build_vocabulary(data)
+    train = load_sentences(data, "train", vocabulary)
+    assert train is not None
+    assert train.tokens.tolist() == [START, 4, 5, 4, UNK, END, START, 5, 6, 4, END]
+    assert (len(train), train.scored) == (2, 9)
+    test = load_sentences(data, "test", vocabulary)
+    assert test is not None
+    assert test.rows(np.array([0])).tolist() == [[START, 4, 4, END]]
+
+
+def test_long_sentences_are_left_out_and_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = _data(folder, max_words=3)
+    train = load_sentences(data, "train", build_vocabulary(data))
+    assert train is not None
+    assert len(train) == 1
+    assert "1 sentences of more than data.max_words=3 left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "message"),
+    [
+        ("zzz yyy\n", {}, "holds no known word"),
+        ("\n\n", {}, "no sentence of 1 to 200 words"),
+        ("a b\n", {"format": "labelled"}, r"line 1: no tab; data\.format labelled"),
+    ],
+)
+def test_text_that_does_not_fit(folder: Path, content: str, more: dict[str, str], message: str) -> None:
+    vocabulary = build_vocabulary(_data(folder))
+    (folder / "x.valid.txt").write_text(content)
+    with pytest.raises(DataError, match=message):
+        load_sentences(_data(folder, **more), "validation", vocabulary)
+
+
+def test_binary_text_is_refused(folder: Path) -> None:
+    (folder / "x.valid.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="cannot be read as text"):
+        load_sentences(_data(folder), "validation", Vocabulary(["a"]))
+
+
+def test_which_file_is_which_split(folder: Path) -> None:
+    found = file_of(_data(folder), "validation")
+    assert found is not None
+    assert found.name == "x.valid.txt"
+    (folder / "contest.txt").write_text("a\n")
+    assert file_of(_data(folder), "test") == folder / "x.test.txt.gz"
+    (folder / "dev.txt").write_text("a\n")
+    with pytest.raises(DataError, match=r"dev\.txt and x\.valid\.txt both fit; set data\.validation"):
+        file_of(_data(folder), "validation")
+    with pytest.raises(DataError, match="no folder"):
+        file_of(_data(folder / "absent"), "train")
+
+
+def test_labels_are_not_words(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("1\tgood food\n0\tbad\n")
+    data = _data(tmp_path, format="labelled")
+    train = load_sentences(data, "train", build_vocabulary(data))
+    assert train is not None
+    assert train.lengths.tolist() == [4, 3]
+
+
+@pytest.mark.realdata
+def test_the_identity_of_the_tables_on_ptb(data_folder: Path) -> None:
+    data = _data(data_folder / "lm" / "ptb")
+    vocabulary = build_vocabulary(data)
+    assert len(vocabulary) == 10_002
+    test = load_sentences(data, "test", vocabulary)
+    assert isinstance(test, Sentences)
+    assert (len(test), test.scored) == (3_761, 82_430)
+    assert int((test.tokens == UNK).sum()) == 4_794
+    assert perplexity(77.7, test.scored / len(test)) == pytest.approx(34.65, abs=0.01)
+    valid = load_sentences(data, "validation", vocabulary)
+    assert valid is not None
+    assert (len(valid), int(valid.lengths.max()) <= 202) == (3_370, True)
+
+
+@pytest.mark.realdata
+def test_the_identity_of_the_tables_on_yahoo(data_folder: Path) -> None:
+    """The training text is not at hand: validation and test text, in its place."""
+    folder = data_folder / "vae" / "yahoo"
+    data = _data(folder, train=folder / "yahoo.valid.txt.gz", unknown="_UNK")
+    vocabulary = build_vocabulary(data)
+    test = load_sentences(data, "test", vocabulary)
+    assert test is not None
+    assert (len(test), test.scored) == (10_000, 788_673 + 10_000)
+    assert perplexity(328.6, test.scored / len(test)) == pytest.approx(61.21, abs=0.02)

@@ -1,0 +1,132 @@
+"""A run from text to evaluation and to sentences, through the loop and its checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from launcher.commands.latent import app
+from pretrain.engine.quiet import quiet_libraries
+from pretrain.engine.run import run_job
+from pretrain.latent.evaluate import as_text, evaluate
+from pretrain.latent.generate import interpolate, reconstruct, sample
+from pretrain.latent.generated import generated_perplexities
+from pretrain.latent.restore import load_model
+from tests.latent import small_job, write_text
+from tests.support import run_ranks
+from tokenizer.errors import CheckpointError, ConfigError, DataError
+
+
+def _run(preset: str, folder: Path, run_dir: Path, *more: str) -> int:
+    quiet_libraries(debug=False)
+    return run_job(small_job(preset, folder, run_dir, *more))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clVAE+_MI run that has learned which words there are, the best checkpoint kept."""
+    folder = write_text(tmp_path_factory.mktemp("text"))
+    more = ("optimizer.lr=0.02", "schedule.max_steps=40", "validate.every=20", "checkpoint.best=loss")
+    assert run_ranks(_run, 1, "clvae_plus_mi", folder, folder / "run", *more) == [0]
+    return folder / "run"
+
+
+def test_evaluation_reports_both_conventions(finished: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    result = evaluate(
+        finished, samples=4, weighted=6, out=tmp_path / "e.json", progress=lambda done, of: seen.append((done, of))
+    )
+    assert {"nelbo_dual", "ppl_dual", "nelbo_exact", "ppl_exact", "nll_iw6", "ppl_iw6", "kl_dual", "kl_dual_clamped",
+            "kl_exact", "mi_dual", "mi_batch", "mi_aggregate", "au", "au_sampled"} <= result.keys()  # fmt: skip
+    assert result["sentences"] == 18
+    assert json.loads((tmp_path / "e.json").read_text()) == result
+    assert seen[-1] == (len(seen), len(seen))
+    assert result["nelbo_exact"] > result["nll_iw6"]
+    assert result["nelbo_dual"] < result["nelbo_exact"]
+    assert "bound on no side" in as_text(result)
+    again = evaluate(finished, samples=4, weighted=6)
+    assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in result.items() if k != "seconds"}
+
+
+def test_training_made_the_text_more_probable(finished: Path) -> None:
+    result = evaluate(finished, split="validation", samples=1, weighted=0)
+    best = json.loads((finished / "best.json").read_text())
+    assert result["rec"] < 0.9 * math.log(18) * result["scored_a_sentence"], "better than 18 words at random"
+    assert best["metric"] == "loss"
+    assert Path(result["checkpoint"]).name == "best"
+
+
+def test_other_data_and_fewer_sentences(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.test.txt").write_text("the cat sees a dog\n" * 30)
+    result = evaluate(finished, data=tmp_path, samples=1, weighted=0, limit=8)
+    assert result["sentences"] == 8
+    with pytest.raises(DataError, match="no file whose name says validation"):
+        evaluate(finished, data=tmp_path, split="validation")
+    (tmp_path / "other.test.txt").write_text("qqq zzz\n")
+    with pytest.raises(DataError, match="holds no known word"):
+        evaluate(finished, data=tmp_path)
+
+
+def test_sentences_from_a_model(finished: Path) -> None:
+    model = load_model(finished)
+    assert len(sample(model, 3)) == 3
+    assert sample(model, 3) == sample(model, 3)
+    assert all(len(text.split()) <= 4 for text in sample(model, 3, max_words=4))
+    way = interpolate(model, "the cat sees", "a big dog", steps=3)
+    assert [t for t, _ in way] == [0.0, 0.5, 1.0]
+    assert [way[0][1], way[2][1]] == reconstruct(model, ["the cat sees", "a big dog"])
+    with pytest.raises(DataError, match="no word of it is among"):
+        reconstruct(model, ["qqq"])
+    with pytest.raises(DataError, match=r"data\.max_words is 200"):
+        reconstruct(model, ["the " * 201])
+
+
+def test_generated_text_is_scored_by_n_grams(finished: Path) -> None:
+    figures = generated_perplexities(finished, number=40)
+    assert set(figures) == {
+        f"{name}_ppl{ends}" for name in ("forward", "reverse_train", "reverse_test") for ends in ("", "_with_ends")
+    }
+    assert all(1 < value < math.inf for value in figures.values())
+
+
+def test_commands_write_what_the_functions_return(finished: Path) -> None:
+    def rows(verb: str, *arguments: str) -> list[dict[str, str]]:
+        result = CliRunner().invoke(app, [verb, str(finished), *arguments, "--json"], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        found: list[dict[str, str]] = json.loads(result.output)
+        return found
+
+    model = load_model(finished)
+    assert [row["sentence"] for row in rows("sample", "-n", "2", "--max-words", "5")] == sample(model, 2, max_words=5)
+    way = [(float(row["t"]), row["sentence"]) for row in rows("interpolate", "the cat sees", "a dog", "--steps", "2")]
+    assert way == interpolate(model, "the cat sees", "a dog", 2)
+    assert rows("reconstruct", "the cat")[0]["reconstruction"] == reconstruct(model, ["the cat"])[0]
+    assert len(rows("reconstruct", "-n", "3")) == 3
+
+
+def test_what_is_no_latent_model_is_refused(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        load_model(tmp_path)
+    with pytest.raises(ConfigError, match="samples must be 1 or more"):
+        evaluate(finished, samples=0)
+
+
+def test_another_vocabulary_is_refused_on_resuming(finished: Path, tmp_path: Path) -> None:
+    (outcome,) = run_ranks(_resume_on_other_text, 1, finished, write_text(tmp_path, seed=5))
+    assert outcome.startswith("CheckpointError: ")
+    assert "set data.vocabulary_file=" in outcome or "another architecture" in outcome
+
+
+def _resume_on_other_text(run_dir: Path, folder: Path) -> str:
+    quiet_libraries(debug=False)
+    train = folder / "toy.train.txt"
+    train.write_text(train.read_text().replace("cat", "zebra"))
+    job = small_job("clvae_plus_mi", folder, run_dir, "schedule.max_steps=50")
+    try:
+        return str(run_job(job, resume=True))
+    except CheckpointError as error:
+        return f"CheckpointError: {error}"

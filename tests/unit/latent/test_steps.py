@@ -1,0 +1,183 @@
+"""A step's gradients against one plain backward pass through the whole loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pretrain.engine import distributed
+from pretrain.engine.engines import Engine, build_engines
+from pretrain.engine.quiet import quiet_libraries
+from pretrain.latent.batches import Batch
+from pretrain.latent.bounds import Normal
+from pretrain.latent.config import LatentJob
+from pretrain.latent.inputs import inputs_of
+from pretrain.latent.modules import build
+from pretrain.latent.noise import StepNoise
+from pretrain.latent.steps import train_step
+from pretrain.latent.swap import swapped
+from pretrain.latent.text import TextDecoder
+from pretrain.latent.vocabulary import END, START
+from tests.latent import small_job
+from tests.support import run_ranks
+
+WORDS, N, BETA = 19, 5, 0.7
+
+
+def _tokens() -> Tensor:
+    edge = torch.ones(N, 1, dtype=torch.int64)
+    words = torch.randint(4, WORDS, (N, 4), generator=torch.Generator().manual_seed(2))
+    words[3] = words[0]
+    return torch.cat([START * edge, words, END * edge], dim=1)
+
+
+def _reconstruction(decoder: TextDecoder, z: Tensor, tokens: Tensor, keep: Any) -> Tensor:
+    hidden = decoder._hidden(z, tokens[:, :-1], keep)
+    return F.cross_entropy(decoder.output(hidden).flatten(0, 1), tokens[:, 1:].t().flatten(), reduction="sum") / N
+
+
+def _gradients(engine: Engine, found: dict[str, Any]) -> None:
+    def keep(optimizer: Any, *_: Any) -> None:
+        found.update({name: p.grad.clone().numpy() for name, p in engine.module.named_parameters()})
+
+    engine.base_optimizer.register_step_pre_hook(keep)
+
+
+def _both(preset: str, more: tuple[str, ...], folder: Path) -> dict[str, Any]:
+    """Gradients of encoder and decoder by ``train_step``, and by autograd through the reference loss."""
+    quiet_libraries(debug=False)
+    distributed.initialize(1)
+    job = small_job(preset, folder, folder / "run", "optimizer.clip=0", "critic.lr=1e-30", *more, batch=N, micro=N)
+    torch.manual_seed(0)
+    modules = build(job.model_copy(update={"model": job.model.model_copy(update={"init_range": 0.5})}), WORDS)
+    engines = build_engines(modules, job)
+    ours: dict[str, dict[str, Any]] = {"encoder": {}, "decoder": {}}
+    for name, found in ours.items():
+        _gradients(engines[name], found)
+    batch = Batch(_tokens(), torch.arange(N), N, N)
+
+    def noise() -> StepNoise:
+        return StepNoise(1, ("step", 0), batch.rows, N, torch.device("cpu"))
+
+    with torch.backends.mkldnn.flags(enabled=False):  # this LSTM can be differentiated twice
+        loss = _sa_vae(job, modules, batch, noise()) if job.objective.svi_steps else _loss(job, modules, batch, noise())
+        parameters = {(part, name): p for part in ours for name, p in modules[part].named_parameters()}
+        theirs = dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
+    report = train_step(job, engines, batch, noise(), BETA)
+    pairs = {f"{part}.{name}": (ours[part][name], theirs[part, name].numpy()) for part, name in parameters}
+    return {"pairs": pairs, "loss": float(report["loss"]), "reference": float(loss.detach())}
+
+
+def _loss(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tensor:
+    inputs = inputs_of(job, batch, noise)
+    z, h, density = modules["encoder"](inputs.read, inputs.eps, inputs.encoder_keep)
+    loss = _reconstruction(modules["decoder"], z, inputs.written, inputs.decoder_keep)
+    if job.has_critics:
+        for _ in range(job.critic.updates):
+            prior = noise.normal(job.objective.views, z.shape[1])
+        values = modules["critics"](z, h.detach(), prior)
+        loss = loss + BETA * (values.f_q if job.objective.regularizer == "f" else values.g_q).sum() / N
+        if job.critic.squared_in_encoder:
+            loss = loss + BETA * (values.g_q[:N] - values.g_q[N:]).square().sum()
+    else:
+        loss = loss + BETA * density.kl().sum() / N
+    if job.contrast.weight:
+        first, second = (z if job.contrast.over == "z" else h).chunk(2)
+        if job.contrast.mean_pair:
+            first = torch.cat([first.mean(0, keepdim=True), first])
+            second = torch.cat([second.mean(0, keepdim=True), second])
+        keys = second
+        if job.contrast.prior_negatives:
+            drawn = torch.randn(job.contrast.prior_negatives * (N + 1), z.shape[1], generator=noise.generator)
+            keys = torch.cat([second, drawn])
+        logits = F.cosine_similarity(first[:, None], keys[None], dim=-1) / 0.05
+        if job.contrast.mask_duplicates:  # sentences 0 and 3 are equal; with the mean pair in front they are 1 and 4
+            mean = int(job.contrast.mean_pair)
+            logits[[mean, mean + 3], [mean + 3, mean]] = -torch.inf
+        loss = loss + F.cross_entropy(logits, torch.arange(len(first)))
+    return loss
+
+
+def _sa_vae(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tensor:
+    """The descent unrolled, and differentiated through."""
+    inputs = inputs_of(job, batch, noise)
+    density = modules["encoder"](inputs.read, inputs.eps, inputs.encoder_keep).density
+    at = torch.cat([density.mean, density.log_variance], 1)
+
+    def nelbo(at: Tensor) -> Tensor:
+        mean, log_variance = at.chunk(2, 1)
+        z = mean + (0.5 * log_variance).exp() * inputs.eps
+        kl = Normal(mean, log_variance=log_variance).kl().sum() / N
+        return _reconstruction(modules["decoder"], z, inputs.written, inputs.decoder_keep) + BETA * kl
+
+    velocity = torch.zeros_like(at)
+    section = job.objective
+    for _ in range(section.svi_steps):
+        (gradient,) = torch.autograd.grad(nelbo(at), at, create_graph=True)
+        clip = min(1.0, section.svi_clip / (float(gradient.detach().norm()) + 1e-6))
+        velocity = section.svi_momentum * velocity - section.svi_lr * clip * gradient
+        at = at + velocity
+    return nelbo(at)
+
+
+@pytest.mark.parametrize(
+    ("preset", "more"),
+    [
+        ("vae", ()),
+        ("ivae", ()),
+        ("clvae_mi", ("contrast.over=h",)),
+        ("clvae_plus", ("objective.swap=0.4",)),
+        ("clvae_plus_mi", ()),
+        ("clvae_plus_mi_paper", ()),
+        ("clvae_plus_mi", ("contrast.mask_duplicates=true",)),
+        ("sa_vae", ("objective.svi_steps=3", "objective.svi_lr=0.3")),
+        ("sa_vae", ("objective.svi_steps=2", "objective.svi_clip=0.1")),
+    ],
+)
+def test_gradients_are_those_of_the_whole_loss(preset: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    (result,) = run_ranks(_both, 1, preset, more, tmp_path)
+    assert result["loss"] == pytest.approx(result["reference"], rel=1e-5)
+    loose = preset == "sa_vae"
+    for name, (ours, theirs) in result["pairs"].items():
+        scale = max(float(np.abs(theirs).max()), 1e-3)
+        worst = float(np.abs(ours - theirs).max()) / scale
+        assert worst < (2e-2 if loose else 1e-4), (name, worst)
+    assert any(np.abs(theirs).max() > 1e-2 for _, theirs in result["pairs"].values())
+
+
+def test_swapped_words_stay_within_the_sentence() -> None:
+    tokens = _tokens()
+    everywhere = swapped(tokens, torch.ones_like(tokens, dtype=torch.bool))
+    assert everywhere.tolist() == tokens[:, [0, 2, 1, 4, 3, 5]].tolist()
+    assert torch.equal(swapped(tokens, torch.zeros_like(tokens, dtype=torch.bool)), tokens)
+
+
+def _in_bf16(folder: Path) -> list[float]:
+    quiet_libraries(debug=False)
+    distributed.initialize(1)
+    losses = []
+    for precision in ("fp32", "bf16"):
+        job = small_job(
+            "clvae_plus_mi", folder, folder / "run", f"engine.precision={precision}", "critic.lr=1e-30", batch=N,
+            micro=N,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        engines = build_engines(build(job, WORDS), job)
+        batch = Batch(_tokens(), torch.arange(N), N, N)
+        report = train_step(job, engines, batch, StepNoise(1, ("step", 0), None, N, torch.device("cpu")), BETA)
+        encoded = engines["encoder"](batch.tokens, torch.zeros(N, 4), None)
+        assert encoded.z.dtype == encoded.h.dtype == encoded.density.mean.dtype == torch.float32
+        losses.append(float(report["loss"]))
+    return losses
+
+
+def test_bf16_is_near_and_keeps_z_in_fp32(tmp_path: Path) -> None:
+    ((full, half),) = run_ranks(_in_bf16, 1, tmp_path)
+    assert half != full
+    assert half == pytest.approx(full, rel=0.02)

@@ -1,0 +1,129 @@
+"""Encoder and decoder against a plain rendering, word by word."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pretrain.latent import text
+from pretrain.latent.config import ModelSection
+from pretrain.latent.critics import frozen
+from pretrain.latent.measure import log_likelihoods
+from pretrain.latent.text import TextDecoder, TextEncoder
+from pretrain.latent.vocabulary import END, PAD, START
+
+WORDS = 23
+SECTION = ModelSection(embedding=6, hidden=7, latent=3, noise=5, posterior="linear", dropout=0.0)
+
+
+@pytest.fixture
+def decoder() -> TextDecoder:
+    torch.manual_seed(0)
+    return TextDecoder(WORDS, SECTION.model_copy(update={"init_range": 0.8}))
+
+
+def _tokens(n: int = 4, words: int = 5) -> Tensor:
+    edge = torch.ones(n, 1, dtype=torch.int64)
+    generator = torch.Generator().manual_seed(1)
+    return torch.cat([START * edge, torch.randint(4, WORDS, (n, words), generator=generator), END * edge], dim=1)
+
+
+def _plain(decoder: TextDecoder, z: Tensor, tokens: Tensor, keep: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """-log p(x | z) of each row, a word at a time, with an LSTM cell written out."""
+    weights = decoder.lstm
+    state, cell = decoder.start(z), torch.zeros(len(z), 7)
+    total = torch.zeros(len(z))
+    for t in range(tokens.shape[1] - 1):
+        word = decoder.embedding(tokens[:, t])
+        word = word if keep is None else word * keep[0][t]
+        gates = (
+            torch.cat([word, z], 1) @ weights.weight_ih_l0.t() + weights.bias_ih_l0
+            + state @ weights.weight_hh_l0.t() + weights.bias_hh_l0
+        )  # fmt: skip
+        i, f, g, o = gates.chunk(4, dim=1)
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+        state = o.sigmoid() * cell.tanh()
+        out = state if keep is None else state * keep[1][t]
+        total = total + F.cross_entropy(decoder.output(out), tokens[:, t + 1], reduction="none")
+    return total
+
+
+def test_loss_and_gradients_are_those_of_a_loop_over_words(decoder: TextDecoder) -> None:
+    tokens, counted = _tokens(), torch.tensor([True, True, False, True])
+    z = torch.randn(4, 3, requires_grad=True)
+    keep = (2.0 * (torch.rand(6, 4, 6) < 0.5), 2.0 * (torch.rand(6, 4, 7) < 0.5))
+    loss = decoder(z, tokens, counted, keep)
+    ours = torch.autograd.grad(loss, [z, *decoder.parameters()])
+    reference = (_plain(decoder, z, tokens, keep) * counted).sum()
+    theirs = torch.autograd.grad(reference, [z, *decoder.parameters()])
+    torch.testing.assert_close(loss, reference)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert (ours[0][2] == 0).all(), "a row that does not count has no gradient"
+
+
+@pytest.mark.parametrize("block", [1, 5, 1024])
+def test_likelihood_of_many_draws_is_that_of_each_alone(
+    decoder: TextDecoder, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "_BLOCK", block)
+    monkeypatch.setattr(text, "_CACHED", 3 * WORDS)
+    tokens, z = _tokens(), torch.randn(9, 4, 3)
+    with torch.no_grad():
+        alone = torch.stack([-_plain(decoder, part, tokens) for part in z])
+    torch.testing.assert_close(log_likelihoods(decoder, z, tokens), alone, rtol=1e-5, atol=1e-5)
+
+
+def test_the_language_model_is_a_distribution(decoder: TextDecoder) -> None:
+    """All sentences of up to two words, and the rest of the mass in the prefixes of longer ones."""
+    z = torch.zeros(1, 3)
+    one = torch.tensor([[START, word, END] for word in range(WORDS)])
+    empty = decoder.log_likelihood(z, torch.tensor([[START, END]])).exp()
+    longer = torch.tensor([[START, a, b] for a in range(WORDS) for b in range(WORDS) if END not in (a, b)])
+    ended = decoder.log_likelihood(z.expand(WORDS, -1), one).exp()[[w for w in range(WORDS) if w != END]].sum()
+    open_ended = decoder.log_likelihood(z.expand(len(longer), -1), longer).exp().sum()
+    assert float(empty + ended + open_ended) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_representation_is_the_state_at_the_end(decoder: TextDecoder) -> None:
+    torch.manual_seed(0)
+    encoder = TextEncoder(WORDS, SECTION)
+    tokens = _tokens()
+    out, _ = encoder.lstm(encoder.embedding(tokens).transpose(0, 1))
+    eps = torch.randn(4, 5)
+    encoded = encoder(tokens, eps, None)
+    torch.testing.assert_close(encoded.h, out[-1])
+    torch.testing.assert_close(encoded.z, encoder.head.linear(torch.cat([out[-1], eps], 1)))
+    assert encoded.density is not None
+    torch.testing.assert_close(encoded.density.mean, encoder.head.linear(torch.cat([out[-1], 0 * eps], 1)))
+
+
+def test_every_parameter_starts_within_the_range() -> None:
+    module = TextEncoder(WORDS, SECTION.model_copy(update={"init_range": 0.01}))
+    assert all(float(parameter.detach().abs().max()) <= 0.01 for parameter in module.parameters())
+
+
+def test_greedy_sentences_are_the_most_probable_words(decoder: TextDecoder) -> None:
+    z = torch.randn(6, 3)
+    written = decoder.generate(z, 8)
+    for row, at in zip(written, z, strict=True):
+        assert END not in row
+        assert len(row) <= 8
+        prefix = [START]
+        for word in [*row, END][:8]:
+            candidates = torch.tensor([[*prefix, w] for w in range(WORDS)])
+            scores = decoder.log_likelihood(at.expand(WORDS, -1), candidates)
+            scores[[PAD, START]] = -torch.inf
+            assert int(scores.argmax()) == word
+            prefix.append(word)
+
+
+def test_a_frozen_decoder_gives_gradients_to_z_alone(decoder: TextDecoder) -> None:
+    tokens, counted, z = _tokens(), torch.ones(4, dtype=torch.bool), torch.randn(4, 3, requires_grad=True)
+    frozen(decoder, z, tokens, counted).backward()
+    assert z.grad is not None
+    assert all(parameter.grad is None for parameter in decoder.parameters())
+    decoder(z.detach(), tokens, counted).backward()
+    assert all(parameter.grad is not None for parameter in decoder.parameters())
