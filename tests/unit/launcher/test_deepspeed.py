@@ -61,6 +61,7 @@ sys.exit(deepspeed.start(launch, plan))
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)  # `datasets` sets it in whoever calls it; it travels
     (tmp_path / "hosts").write_text("node-1 slots=1\nnode-2 slots=2\n")
     job = load_job("capt_tiny", ["run.dir=run", "batch.micro=4", "batch.global=24"])
     return Launch("pretrain", ("capt_tiny", "run.dir=run"), job, Options(hostfile=Path("hosts")))
