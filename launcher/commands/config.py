@@ -59,7 +59,9 @@ def diff(
     json: o.Json = False,
 ) -> None:
     """Print the keys in which two resolved jobs differ."""
-    first, second = _flat(_resolved(a)), _flat(_resolved(b))
+    from pretrain.config import flatten
+
+    first, second = flatten(_resolved(a)), flatten(_resolved(b))
     keys = [key for key in sorted(first.keys() | second.keys()) if first.get(key) != second.get(key)]
     if json:
         o.echo_json({key: [first.get(key), second.get(key)] for key in keys})
@@ -73,13 +75,3 @@ def _resolved(config: str, overrides: list[str] | None = None) -> dict[str, Any]
 
     resolved: dict[str, Any] = load_job(config, overrides or []).model_dump(mode="json", by_alias=True)
     return resolved
-
-
-def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, inner in value.items():
-        if isinstance(inner, dict) and inner:
-            result |= _flat(inner, f"{prefix}{key}.")
-        else:
-            result[f"{prefix}{key}"] = inner
-    return result

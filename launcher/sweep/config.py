@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -204,17 +204,6 @@ def load_sweep(config: str, overrides: Sequence[str] = ()) -> Sweep:
     }
     where = sweep.sweep.model_copy(update={"dir": sweep.sweep.dir.resolve()})
     return sweep.model_copy(update={"studies": studies, "sweep": where})
-
-
-def flat(overrides: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys and their values of overrides that are written dotted, nested or both."""
-    result: dict[str, Any] = {}
-    for key, value in overrides.items():
-        if isinstance(value, Mapping) and value:
-            result |= flat(value, f"{prefix}{key}.")
-        else:
-            result[f"{prefix}{key}"] = value
-    return result
 
 
 def _own_key(text: str) -> str:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.sweep.config import Dimension, Sweep, flat
-from pretrain.config.load import job_from_mapping, load_mapping
+from launcher.sweep.config import Dimension, Sweep
+from pretrain.config.load import flatten, job_from_mapping, load_mapping
 from pretrain.config.schema import Job
 from pretrain.engine.deepspeed_config import deepspeed_config
 from tokenizer.errors import ConfigError
@@ -116,7 +116,7 @@ def make_plan(sweep: Sweep, module: str) -> Plan:
     studies = {}
     for name, study in sweep.studies.items():
         base = load_mapping(study.base)
-        for key, value in {**flat(sweep.overrides), **flat(study.overrides)}.items():
+        for key, value in {**flatten(sweep.overrides), **flatten(study.overrides)}.items():
             put(base, key, value)
         for key in ("dir", "seed"):
             base.get("run", {}).pop(key, None)

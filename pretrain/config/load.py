@@ -161,6 +161,17 @@ def load_mapping(config: str | Path, overrides: Sequence[str] = ()) -> dict[str,
     return {str(key): value for key, value in merged.items()}
 
 
+def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; keys that are dotted already stay so, lists are values."""
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
 def load_job(config: str | Path, overrides: Sequence[str] = ()) -> Job:
     """Read, merge and validate a job.
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrain.config import load_mapping
+from pretrain.config import flatten, load_mapping
 from tokenizer.errors import DataError
 
 COUNTERS = frozenset({"step", "samples", "tokens", "validation_samples"})
@@ -68,17 +67,6 @@ def read_run(folder: Path) -> RunRecord:
     if odd:
         notes.append(f"values that are not finite were logged for {', '.join(sorted(odd))}")
     return RunRecord(folder, flatten(load_mapping(folder / "config.yaml")), status, training, validation, notes)
-
-
-def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; lists are values."""
-    flat: dict[str, Any] = {}
-    for key, value in mapping.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _read_rows(path: Path) -> tuple[list[Row], list[str]]:

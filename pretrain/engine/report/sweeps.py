@@ -15,8 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from pretrain.config import load_mapping
-from pretrain.engine.report.runs import flatten
+from pretrain.config import flatten, load_mapping
 from tokenizer.errors import ConfigError, DataError
 
 TRIALS = "trials.jsonl"

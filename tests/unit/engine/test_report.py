@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
+from pretrain.config import flatten
 from pretrain.engine.report import report
 from pretrain.engine.report.compare import compare, direction
 from pretrain.engine.report.plots import sections, smooth
-from pretrain.engine.report.runs import flatten, read_run
+from pretrain.engine.report.runs import read_run
 from tokenizer.errors import ConfigError, DataError
 
 

@@ -10,9 +10,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.sweep.config import Sweep, flat, load_sweep
+from launcher.sweep.config import Sweep, load_sweep
 from launcher.sweep.run import run_sweep
 from launcher.sweep.trials import check, make_plan, points, put
+from pretrain.config import flatten
 from tokenizer.errors import ConfigError
 
 SHIPPED = sorted((Path(__file__).parents[3] / "configs" / "sweep").glob("*.yaml"))
@@ -148,7 +149,7 @@ def test_drawn_settings_are_few_different_and_the_same_again(tmp_path: Path) -> 
 @given(st.dictionaries(st.sampled_from("abc"), st.dictionaries(st.sampled_from("xyz"), st.integers(), min_size=1)))
 def test_flat_and_put_undo_each_other(nested: dict[str, dict[str, int]]) -> None:
     result: dict[str, Any] = {}
-    for key, value in flat(nested).items():
+    for key, value in flatten(nested).items():
         put(result, key, value)
     assert result == nested
 
