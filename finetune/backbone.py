@@ -20,8 +20,7 @@ from torch import Tensor
 
 from finetune.encoders import OURS, SentenceEncoder, build_encoder, family_of
 from finetune.glue.config import GlueJob
-from finetune.glue.restore import find_best
-from pretrain.engine.checkpoint import read_job, read_weights, verify
+from pretrain.engine.checkpoint import find_best, read_job, read_weights, verify
 from pretrain.language.config import LanguageJob
 from pretrain.language.from_hf import is_hf
 from pretrain.language.restore import load_model

@@ -9,7 +9,7 @@ from finetune.classifier import Classifier
 from finetune.encoders import FAMILIES, SentenceEncoder, build_encoder
 from finetune.glue.config import GlueJob
 from finetune.glue.tasks import GlueTask, glue_task
-from pretrain.engine.checkpoint import find_checkpoint, read_job, restore_weights, verify
+from pretrain.engine.checkpoint import find_best, open_checkpoint, restore_weights
 from tokenizer.encode import TextTokenizer, load_tokenizer
 from tokenizer.errors import CheckpointError
 
@@ -23,15 +23,6 @@ class Restored:
     tokenizer: TextTokenizer
     task: GlueTask
     job: GlueJob
-
-
-def find_best(path: Path) -> Path:
-    """The checkpoint that ``path`` means: of a run its best one (``checkpoint.best``), else its newest.
-
-    Raises ``CheckpointError`` as `find_checkpoint` does.
-    """
-    best = path / "checkpoints" / "best"
-    return find_checkpoint(best.resolve() if best.exists() else path)
 
 
 def classifier_on(encoder: SentenceEncoder, job: GlueJob) -> Classifier:
@@ -49,10 +40,7 @@ def load_classifier(path: Path) -> Restored:
         CheckpointError: nothing there, damaged, or the checkpoint of another kind of job.
     """
     checkpoint = find_best(path)
-    verify(checkpoint)
-    job = read_job(checkpoint)
-    if not isinstance(job, GlueJob):
-        raise CheckpointError(f"{checkpoint}: a checkpoint of task {job.task.type}, not of glue")
+    job = open_checkpoint(checkpoint, GlueJob, "glue")
     section = job.model
     if section.encoder is None:
         raise CheckpointError(f"{checkpoint / 'config.yaml'}: model.encoder is not set; every glue checkpoint has it")

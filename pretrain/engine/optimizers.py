@@ -21,8 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups: matrices and embeddings decay; biases and LayerNorm parameters (vectors) do not."""
+    """Matrices and embeddings decay; biases and LayerNorm parameters (vectors) do not. One group where nothing decays."""
     parameters = [p for p in module.parameters() if p.requires_grad]
+    if weight_decay == 0.0:
+        return [{"params": parameters, "weight_decay": 0.0}]
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pretrain.engine.checkpoint import find_checkpoint, read_job, restore_weights, verify
+from pretrain.engine.checkpoint import find_checkpoint, open_checkpoint, restore_weights
 from pretrain.language.config import LanguageJob
 from pretrain.language.module import LanguageModule
 from pretrain.models.capt import CaptModel
 from tokenizer.encode import TextTokenizer, load_tokenizer
-from tokenizer.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,7 @@ def load_model(path: Path) -> Restored:
         CheckpointError: nothing there, damaged, or the checkpoint of another kind of job.
     """
     checkpoint = find_checkpoint(path)
-    verify(checkpoint)
-    job = read_job(checkpoint)
-    if not isinstance(job, LanguageJob):
-        raise CheckpointError(f"{checkpoint}: a checkpoint of task {job.task.type}, not of capt_language")
+    job = open_checkpoint(checkpoint, LanguageJob, "capt_language")
     tokenizer = load_tokenizer(checkpoint / "tokenizer")
     config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     module = LanguageModule(job, config.model_copy(update={"compile": False, "activation_checkpointing": "none"}))

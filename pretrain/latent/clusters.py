@@ -13,13 +13,14 @@ from torch.nn import functional as F
 from pretrain.engine.seeding import derive
 from pretrain.latent.batches import Batch
 from pretrain.latent.config import LatentJob, ModelSection
+from pretrain.latent.mlp import LeakyMLP
 from pretrain.latent.posterior import Encoded, GaussianHead
 
 
-def _layers(widths: list[int], activation: type[nn.Module]) -> list[nn.Module]:
+def _elu_layers(*widths: int) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
-        layers += [nn.Linear(before, after), activation()]
+        layers += [nn.Linear(before, after), nn.ELU()]
     return layers
 
 
@@ -29,21 +30,21 @@ class ClusterEncoder(nn.Module):
     def __init__(self, classes: int, section: ModelSection) -> None:
         super().__init__()
         self.classes = classes
-        gaussian = section.posterior == "gaussian"
-        inputs = classes if gaussian else classes + section.noise
-        widths = [inputs, *[section.hidden] * 3]
-        self.layers = nn.Sequential(*_layers(widths, nn.ELU if gaussian else nn.LeakyReLU))
-        self.head = (
-            GaussianHead(section.hidden, section.latent) if gaussian else nn.Linear(section.hidden, section.latent)
+        hidden = [section.hidden] * 3
+        self.head = GaussianHead(section.hidden, section.latent) if section.posterior == "gaussian" else None
+        self.layers = (
+            LeakyMLP(classes + section.noise, *hidden, section.latent)
+            if self.head is None
+            else nn.Sequential(*_elu_layers(classes, *hidden))
         )
 
     def forward(self, tokens: Int[Tensor, "n 1"], eps: Float[Tensor, "n e"], keep: Tensor | None = None) -> Encoded:
         """Encode class numbers; ``h`` is the one-hot vector itself, which f sees."""
         x = F.one_hot(tokens[:, 0], self.classes).float()
-        if isinstance(self.head, GaussianHead):
+        if self.head is not None:
             z, _, density = self.head(self.layers(x), eps)
             return Encoded(z, x, density)
-        return Encoded(self.head(self.layers(torch.cat([x, eps], dim=1))), x, None)
+        return Encoded(self.layers(torch.cat([x, eps], dim=1)), x, None)
 
 
 class ClusterDecoder(nn.Module):
@@ -52,9 +53,12 @@ class ClusterDecoder(nn.Module):
     def __init__(self, classes: int, section: ModelSection) -> None:
         super().__init__()
         self.classes = classes
-        activation = nn.ELU if section.posterior == "gaussian" else nn.LeakyReLU
         widths = [section.latent, *[section.hidden] * 3]
-        self.layers = nn.Sequential(*_layers(widths, activation), nn.Linear(section.hidden, classes))
+        self.layers = (
+            nn.Sequential(*_elu_layers(*widths), nn.Linear(section.hidden, classes))
+            if section.posterior == "gaussian"
+            else LeakyMLP(*widths, classes)
+        )
 
     def forward(
         self, z: Float[Tensor, "n d"], tokens: Int[Tensor, "n 1"], counted: Tensor,

@@ -15,7 +15,6 @@ The circle loss is no divergence and falls as the KL grows; it is called a criti
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +24,7 @@ from torch.nn import functional as F
 
 from pretrain.latent.across import log1p_sum_exp, sum_over_ranks
 from pretrain.latent.config import CriticSection
+from pretrain.latent.mlp import LeakyMLP
 
 
 class Values(NamedTuple):
@@ -36,21 +36,14 @@ class Values(NamedTuple):
     g_p: Float[Tensor, " n"] | None
 
 
-def _mlp(inputs: int, section: CriticSection) -> nn.Sequential:
-    widths = [inputs, *[section.hidden] * section.layers]
-    layers: list[nn.Module] = []
-    for before, after in pairwise(widths):
-        layers += [nn.Linear(before, after), nn.LeakyReLU()]
-    return nn.Sequential(*layers, nn.Linear(section.hidden, 1))
-
-
 class Critics(nn.Module):
     """f on ``[z; h(x)]`` and g on ``z``."""
 
     def __init__(self, latent: int, representation: int, section: CriticSection) -> None:
         super().__init__()
-        self.f = _mlp(latent + representation, section)
-        self.g = _mlp(latent, section) if section.trained == "both" else None
+        hidden = [section.hidden] * section.layers
+        self.f = LeakyMLP(latent + representation, *hidden, 1)
+        self.g = LeakyMLP(latent, *hidden, 1) if section.trained == "both" else None
 
     def forward(self, z: Float[Tensor, "n d"], h: Float[Tensor, "n k"], prior: Float[Tensor, "n d"]) -> Values:
         """Both critics at the posterior's and the prior's draws, the latter beside the same x."""

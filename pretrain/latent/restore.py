@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from pretrain.engine.checkpoint import find_checkpoint, read_job, restore_weights, verify
+from pretrain.engine.checkpoint import find_best, open_checkpoint, restore_weights
 from pretrain.latent.config import LatentJob
 from pretrain.latent.measure import Modules
 from pretrain.latent.modules import build
@@ -43,12 +43,8 @@ def load_model(path: Path) -> Restored:
     Raises:
         CheckpointError: nothing there, damaged, or the checkpoint of another kind of job.
     """
-    best = path / "checkpoints" / "best"
-    checkpoint = find_checkpoint(best if best.is_symlink() else path)
-    verify(checkpoint)
-    job = read_job(checkpoint)
-    if not isinstance(job, LatentJob):
-        raise CheckpointError(f"{checkpoint}: a checkpoint of task {job.task.type}, not of latent")
+    checkpoint = find_best(path)
+    job = open_checkpoint(checkpoint, LatentJob, "latent")
     vocabulary = Vocabulary.load(checkpoint / VOCABULARY) if job.data.clusters is None else None
     modules = build(job, len(vocabulary) if vocabulary is not None else 0)
     for name, module in modules.items():

@@ -36,7 +36,7 @@ def _gradients(mapping: dict[str, Any]) -> dict[str, Any]:
     update = engine.step
 
     def step_and_keep_gradients() -> None:
-        if engine.deepspeed.is_gradient_accumulation_boundary():
+        if engine.at_boundary:
             named = engine.module.named_parameters()
             taken.append({name: safe_get_full_grad(p).float().numpy().copy() for name, p in named})
         update()

@@ -16,10 +16,11 @@ from finetune.backbone import load_backbone
 from finetune.glue.export import export
 from finetune.glue.files import read_split
 from finetune.glue.predict import as_text, evaluate, predict
-from finetune.glue.restore import find_best, load_classifier
+from finetune.glue.restore import load_classifier
 from finetune.glue.tasks import GLUE
 from launcher.cli import app
 from pretrain.config.load import job_from_mapping
+from pretrain.engine.checkpoint import find_best
 from tests.finetune import glue_mapping, write_encoder, write_task
 from tests.support import run_ranks
 from tokenizer.errors import CheckpointError, ConfigError, UserError

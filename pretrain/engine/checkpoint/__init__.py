@@ -2,7 +2,9 @@
 
 from pretrain.engine.checkpoint.layout import (
     checkpoints_of,
+    find_best,
     find_checkpoint,
+    open_checkpoint,
     read_job,
     read_manifest,
     read_metadata,
@@ -15,7 +17,9 @@ __all__ = [
     "PendingSave",
     "begin_save",
     "checkpoints_of",
+    "find_best",
     "find_checkpoint",
+    "open_checkpoint",
     "read_job",
     "read_manifest",
     "read_metadata",

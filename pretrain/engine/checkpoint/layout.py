@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pretrain.config.load import load_job
 from pretrain.config.schema import Job
@@ -29,6 +29,7 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 CONFIG = "config.yaml"
 FORMAT_VERSION = 1
+_J = TypeVar("_J", bound=Job)
 _STEP = re.compile(r"^step-(\d{8,})$")
 
 
@@ -60,6 +61,25 @@ def find_checkpoint(path: Path) -> Path:
     if not complete:
         raise CheckpointError(f"{path}: neither a checkpoint (no {MANIFEST}) nor a run with complete checkpoints in it")
     return complete[-1]
+
+
+def find_best(path: Path) -> Path:
+    """The checkpoint that ``path`` means: of a run its best one (``checkpoint.best``), else as `find_checkpoint`."""
+    best = path / "checkpoints" / "best"
+    return find_checkpoint(best.resolve() if best.exists() else path)
+
+
+def open_checkpoint(checkpoint: Path, kind: type[_J], task: str) -> _J:
+    """Verify every file of ``checkpoint`` and return its job, which must be one of ``kind``.
+
+    Raises:
+        CheckpointError: damaged, or of another task than ``task``.
+    """
+    verify(checkpoint)
+    job = read_job(checkpoint)
+    if not isinstance(job, kind):
+        raise CheckpointError(f"{checkpoint}: a checkpoint of task {job.task.type}, not of {task}")
+    return job
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:

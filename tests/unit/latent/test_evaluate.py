@@ -57,7 +57,7 @@ def test_training_made_the_text_more_probable(finished: Path) -> None:
     best = json.loads((finished / "best.json").read_text())
     assert result["rec"] < 0.9 * math.log(18) * result["scored_a_sentence"], "better than 18 words at random"
     assert best["metric"] == "loss"
-    assert Path(result["checkpoint"]).name == "best"
+    assert Path(result["checkpoint"]) == (finished / "checkpoints" / "best").resolve()
 
 
 def test_other_data_and_fewer_sentences(finished: Path, tmp_path: Path) -> None:
