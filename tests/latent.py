@@ -36,7 +36,8 @@ def small_job(preset: str, folder: Path, run_dir: Path, *more: str, batch: int =
         f"data.path={folder}", f"run.dir={run_dir}", "model.embedding=12", "model.hidden=16", "model.latent=4",
         "model.noise=4", "critic.hidden=16", "critic.updates=2", "run.tensorboard=false", "run.log_every=1",
         "schedule.epochs=null", "schedule.max_steps=6", "validate.per_epoch=null", "validate.every=3",
-        "checkpoint.best=null", f"batch.global={batch}", f"batch.micro={micro}", "run.threads=1", *more,
+        "checkpoint.best=null", "engine.precision=fp32", f"batch.global={batch}", f"batch.micro={micro}",
+        "run.threads=1", *more,
     ]  # fmt: skip
     job = load_job(PTB / f"{preset}.yaml", overrides)
     assert isinstance(job, LatentJob)

@@ -47,6 +47,7 @@ class GlueFineTuning:
         options: dict[str, Any] = {"types": encoder.reads_types}
         self.train = train_rows(job.data, self.task, self.tokenizer, length, **options)
         self.dev = dev_rows(job.data, self.task, self.tokenizer, length, **options)
+        self.status = ""
         self.job = job.completed(len(self.train), self._backbone.described, encoder.max_positions)
         schedule = self.job.schedule
         logger.info(

@@ -46,6 +46,10 @@ def evaluate(
     weighted: Annotated[
         int, typer.Option(min=0, help="Of a latent checkpoint: draws for the importance-weighted likelihood; 0 = none.")
     ] = 500,
+    weighted_sentences: Annotated[
+        int | None,
+        typer.Option(min=1, help="Sentences for that likelihood, at most; else all."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the choice of windows and of the corruption.")] = 1,
     json: o.Json = False,
 ) -> None:
@@ -63,7 +67,7 @@ def evaluate(
         if kind == "glue":
             _evaluate_glue(checkpoint, data, out, batch, json)
         else:
-            _evaluate_latent(checkpoint, split, data, draws, weighted, out, json)
+            _evaluate_latent(checkpoint, split, data, draws, weighted, weighted_sentences, out, json)
         return
     if data is not None:
         raise ConfigError("--data is for fine-tuned and latent checkpoints; give text with --text, STS sets with --sts")
@@ -125,8 +129,9 @@ def _task_of(path: Path) -> str:
 
 
 def _evaluate_latent(
-    checkpoint: Path, split: str, data: Path | None, draws: int, weighted: int, out: Path | None, json: bool
-) -> None:
+    checkpoint: Path, split: str, data: Path | None, draws: int, weighted: int, weighted_sentences: int | None,
+    out: Path | None, json: bool,
+) -> None:  # fmt: skip
     from launcher.progress import progress_bar
     from pretrain.latent.evaluate import as_text, evaluate
 
@@ -134,8 +139,9 @@ def _evaluate_latent(
         raise ConfigError(f"--split {split!r}: choose train, validation or test")
     with progress_bar("measuring") as progress:
         result = evaluate(
-            checkpoint, split=split, data=data, samples=draws, weighted=weighted, out=out, progress=progress
-        )
+            checkpoint, split=split, data=data, samples=draws, weighted=weighted, weighted_limit=weighted_sentences,
+            out=out, progress=progress,
+        )  # fmt: skip
     if json:
         o.echo_json(result)
     else:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices and embeddings decay; biases and LayerNorm parameters (vectors) do not. One group where nothing decays."""
+    """Matrices and embeddings decay; biases and LayerNorm parameters (vectors) do not. One group if nothing decays."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     if weight_decay == 0.0:
         return [{"params": parameters, "weight_decay": 0.0}]

@@ -40,6 +40,9 @@ class Task(Protocol):
     job: Job
     """The job as it runs: as given, with what only the data decide filled in (steps from epochs)."""
 
+    status: str
+    """What the progress line says behind the figures, such as ``COLLAPSED (AU 0)``; mostly nothing."""
+
     def __init__(self, job: Job, run_dir: Path) -> None: ...
 
     def build_modules(self) -> Mapping[str, nn.Module]:

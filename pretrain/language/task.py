@@ -39,6 +39,7 @@ class LanguageTask:
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, LanguageJob)
         self.job = job
+        self.status = ""
         self.prepared: Prepared = prepare(job)
         self.model_config = self.prepared.model_config
         self.contrasts = job.contrast.weight > 0

@@ -42,8 +42,8 @@ class Normal:
             spread = (self.log_variance.exp() - 1 - self.log_variance).sum(-1)
         else:
             assert self.factor is not None
-            covariance = (self.factor @ self.factor.t()).double()
-            spread = (covariance.trace() - len(covariance) - torch.logdet(covariance)).to(squares.dtype)
+            widths = self._widths()
+            spread = (widths.square().sum() - len(widths) - 2 * widths.log().sum()).to(squares.dtype)
         return 0.5 * (squares + spread)
 
     def log_prob(self, z: Float[Tensor, "*s n d"]) -> Float[Tensor, "*s n"]:
@@ -53,11 +53,15 @@ class Normal:
             quadratic = (difference.square() * (-self.log_variance).exp() + self.log_variance).sum(-1)
         else:
             assert self.factor is not None
-            scale = torch.linalg.cholesky((self.factor @ self.factor.t()).double())
-            whitened = torch.linalg.solve_triangular(scale, difference.double().flatten(0, -2).t(), upper=False)
-            log_det = 2 * scale.diagonal().log().sum()
-            quadratic = (whitened.square().sum(0) + log_det).view(difference.shape[:-1]).to(z.dtype)
+            directions, widths, _ = torch.linalg.svd(self.factor.double(), full_matrices=False)
+            whitened = difference.double() @ directions / widths
+            quadratic = (whitened.square().sum(-1) + 2 * widths.log().sum()).to(z.dtype)
         return -0.5 * (quadratic + z.shape[-1] * LOG_2PI)
+
+    def _widths(self) -> Float[Tensor, " d"]:
+        """Standard deviations along the axes of ``A A'``: of A itself, since squaring it loses half of the digits."""
+        assert self.factor is not None
+        return torch.linalg.svdvals(self.factor.double())
 
     def sample(self, number: int, generator: torch.Generator | None = None) -> Float[Tensor, "s n d"]:
         """``number`` draws of each."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from sklearn.metrics import silhouette_score
 from torch import Tensor, nn
 
 from pretrain.latent.clusters import ClusterDecoder, ClusterEncoder
-from pretrain.latent.config import LatentJob
+from pretrain.latent.config import CODES, LatentJob
 from pretrain.latent.noise import StepNoise
 
 POINTS = 500
@@ -61,3 +62,11 @@ def cluster_figures(job: LatentJob, modules: Mapping[str, nn.Module], device: to
         "accuracy": float((found == classes[:, 0]).float().mean()),
         **separation(z.cpu().double().numpy(), classes[:, 0].cpu().numpy()),
     }
+
+
+def save_codes(folder: Path, step: int, job: LatentJob, encoder: nn.Module, device: torch.device) -> None:
+    """Keep the :func:`codes` after ``step`` steps in the run ``folder``."""
+    assert isinstance(encoder, ClusterEncoder)
+    z, _ = codes(job, encoder, device)
+    (folder / CODES).mkdir(parents=True, exist_ok=True)
+    np.save(folder / CODES / f"step-{step:08d}.npy", z.view(encoder.classes, POINTS, -1).float().cpu().numpy())

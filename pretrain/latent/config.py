@@ -15,6 +15,15 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from pretrain.config.base import Section
 from pretrain.config.schema import BatchSection, EngineSection, Job, OptimizerSection, ScheduleSection, ValidateSection
 
+EVALUATION = "evaluation-{split}.json"
+"""What ``capt evaluate RUN`` leaves in the run folder, for reports."""
+
+GENERATED_TEXT = "generated.json"
+"""What ``capt latent perplexity RUN`` leaves in it."""
+
+CODES = "codes"
+"""Folder of a run of clusters with the codes of each validation, ``step-00005000.npy`` of shape (K, 500, 2)."""
+
 
 class DataSection(Section):
     """Sentences in files, a line each, words split at blanks; or the synthetic clusters."""
@@ -187,6 +196,11 @@ class LatentJob(Job):
             raise ValueError(
                 f"objective.regularizer {objective.regularizer} does not fit model.posterior {posterior}: "
                 f"it takes {' or '.join(allowed)}"
+            )
+        if posterior == "linear" and self.model.noise < self.model.latent:
+            raise ValueError(
+                f"model.noise {self.model.noise} is less than model.latent {self.model.latent}: noise would not reach "
+                "every dimension of z, which then has no density; raise model.noise or set model.posterior=mlp"
             )
         if self.contrast.weight > 0 and objective.views != 2:
             raise ValueError("contrast.weight above 0 compares two views: set objective.views=2")

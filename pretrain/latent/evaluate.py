@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pretrain.engine import distributed
+from pretrain.engine.safe_files import write_json
 from pretrain.latent.batches import Batch, Batches
 from pretrain.latent.cluster_measure import cluster_figures
+from pretrain.latent.config import EVALUATION
 from pretrain.latent.corpus import load_sentences
 from pretrain.latent.measure import measure
 from pretrain.latent.restore import load_model
@@ -40,7 +42,8 @@ ROWS = {
 
 def evaluate(
     path: Path, *, split: str = "test", data: Path | None = None, samples: int = 128, weighted: int = 500,
-    limit: int | None = None, out: Path | None = None, progress: Progress | None = None,
+    limit: int | None = None, weighted_limit: int | None = None, out: Path | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure a checkpoint on a split of its data.
 
@@ -51,7 +54,10 @@ def evaluate(
         samples: draws of each posterior; the paper's 128. A Gaussian VAE of the paper's tables was given 1.
         weighted: draws for the importance-weighted likelihood; 0 = none.
         limit: sentences, at most, evenly over all lengths; None = all.
-        out: file to write the result to as well.
+        weighted_limit: the same for the importance-weighted likelihood alone, which decodes each sentence ``weighted``
+            times; the figure ``iw_sentences`` says how many there were.
+        out: file to write the result to as well. Of a run whose whole own text was measured, the run folder keeps it
+            too, for reports.
         progress: told how many batches are done, and of how many.
 
     Raises:
@@ -76,11 +82,21 @@ def evaluate(
             raise DataError(f"{section.path}: no file whose name says {split}")
         batches = Batches(sentences, model.job.batch.global_, 0)
         chosen = list(batches.evaluation(limit or len(sentences), 0, 1))
-        figures = measure(model.job, model.text[0], _watched(chosen, progress), samples, weighted, AGGREGATE, device)
+        few = [] if weighted_limit is None or not weighted else list(batches.evaluation(weighted_limit, 0, 1))
+        watched = _watched([*chosen, *few], progress)
+        figures = measure(
+            model.job, model.text[0], islice(watched, len(chosen)), samples, 0 if few else weighted, AGGREGATE, device
+        )
+        if few:
+            part = measure(model.job, model.text[0], watched, 1, weighted, 0, device)
+            if found := {name: value for name, value in part.items() if "_iw" in name}:
+                figures |= found | {"iw_sentences": part["sentences"]}
         result |= {"split": split, "samples": samples} | figures
     result["seconds"] = round(time.monotonic() - begin, 1)
+    if model.vocabulary is not None and data is None and limit is None and (path / "metrics.jsonl").is_file():
+        write_json(path / EVALUATION.format(split=split), result)
     if out is not None:
-        out.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(out, result)
     return result
 
 

@@ -6,6 +6,8 @@ import logging
 import tempfile
 from pathlib import Path
 
+from pretrain.engine.safe_files import write_json
+from pretrain.latent.config import GENERATED_TEXT
 from pretrain.latent.corpus import file_of, read
 from pretrain.latent.forward_reverse import SAMPLES, Estimator, estimator, forward_perplexity, reverse_perplexity
 from pretrain.latent.generate import sample
@@ -56,4 +58,6 @@ def generated_perplexities(
     figures: dict[str, float] = {}
     for name, value in found.items():
         figures |= {f"{name}_ppl": value.released, f"{name}_ppl_with_ends": value.with_ends}
+    if data is None and (path / "metrics.jsonl").is_file():
+        write_json(path / GENERATED_TEXT, {"by": by, "number": number, "seed": seed, **figures})
     return figures

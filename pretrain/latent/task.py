@@ -18,7 +18,7 @@ from pretrain.engine.safe_files import sync_file
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, Report
 from pretrain.latent.batches import Batch, Batches
-from pretrain.latent.cluster_measure import cluster_figures
+from pretrain.latent.cluster_measure import cluster_figures, save_codes
 from pretrain.latent.clusters import cluster_batches
 from pretrain.latent.config import LatentJob
 from pretrain.latent.corpus import Sentences, build_vocabulary, load_sentences
@@ -66,6 +66,8 @@ class LatentTask:
         self._unclipped = self.job.model_copy(update=unclipped)  # f and g: an engine clips as its job says
         self._aggressive = job.objective.aggressive_updates > 0
         self._last_information = -1.0
+        self._clamped = 0.0
+        self.status = ""
 
     def _load(self, job: LatentJob, split: str) -> Sentences:
         assert self.vocabulary is not None
@@ -111,6 +113,9 @@ class LatentTask:
         report = train_step(
             self.job, engines, batch.to(device), noise, weight, self.queue, decoder_alone=self._aggressive
         )
+        if "critic/clamped" in report:
+            self._clamped += float(report["critic/clamped"])
+            report["critic/clamped_so_far"] = self._clamped
         progress.samples += batch.total
         progress.tokens += batch.scored if self._train is not None else 0
         return report | inner
@@ -126,6 +131,8 @@ class LatentTask:
         """Bounds, divergences and active units on the held-out sentences, one draw each; or how clusters separate."""
         modules = {name: engine.module for name, engine in engines.items()}
         if self._validation is None:
+            if distributed.rank() == 0:
+                save_codes(self._folder, progress.step, self.job, modules["encoder"], distributed.device())
             return dict(cluster_figures(self.job, modules, distributed.device()))
         batches = self._validation.evaluation(self.job.validate_.samples, distributed.rank(), distributed.world_size())
         figures = measure(self.job, Modules.of(modules), batches, 1, 0, 0, distributed.device())
@@ -137,9 +144,12 @@ class LatentTask:
         return dict(figures)
 
     def _watch(self, figures: Mapping[str, float]) -> None:
+        remarks = []
         if figures.get("au") == 0:
+            remarks.append("COLLAPSED (AU 0)")
             logger.warning("collapsed: no unit of z is active (AU 0); the decoder ignores z")
         if figures.get("kl_dual", 0.0) < 0:
+            remarks.append(f"DUAL KL {figures['kl_dual']:.2f} < 0")
             logger.warning(
                 "the dual estimate of the KL is %.3f: f has not converged (f = 0 gives 0)", figures["kl_dual"]
             )
@@ -148,6 +158,7 @@ class LatentTask:
                         figures["mi_batch"])  # fmt: skip
             self._aggressive = False
         self._last_information = figures.get("mi_batch", -1.0)
+        self.status = "  ".join(remarks)
 
     def save_state(self, folder: Path) -> dict[str, Any]:
         """The queue's shard; the vocabulary's fingerprint, and where LagVAE stands, go into the JSON state."""
@@ -158,6 +169,8 @@ class LatentTask:
             "aggressive": self._aggressive,
             "information": self._last_information,
             "queue": self.job.contrast.queue,
+            "clamped": float(distributed.all_reduce_sum(torch.tensor(self._clamped))) / distributed.world_size(),
+            "status": self.status,
         }
 
     def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
@@ -173,6 +186,7 @@ class LatentTask:
                 f"data.vocabulary_file={folder / VOCABULARY}"
             )
         self._aggressive, self._last_information = state["aggressive"], state["information"]
+        self._clamped, self.status = state["clamped"], state["status"]
         if self.queue is not None and state["queue"]:
             self.queue.load_shards(folder)
 

@@ -41,7 +41,7 @@ class _MaskedCrossEntropy(torch.autograd.Function):
         for begin in range(0, len(x), block):
             rows = slice(begin, begin + block)
             part = torch.add(logits[rows], bias_exact, out=scratch[: len(x) - begin])
-            highest, at_target = part.amax(1, keepdim=True), part.gather(1, target[rows])  # argmax takes 8 times as long
+            highest, at_target = part.amax(1, keepdim=True), part.gather(1, target[rows])  # argmax is slow
             total = part.sub_(highest).exp_().sum(1, keepdim=True)
             target_log_p[rows] = at_target - highest - total.log()
             correct[rows] = (at_target == highest).squeeze(1)

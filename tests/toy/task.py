@@ -39,6 +39,7 @@ class ToyTask:
 
     def __init__(self, job: ToyJob, run_dir: Path) -> None:
         self.job = job
+        self.status = ""
         self.seen: list[int] = []
 
     def build_modules(self) -> Mapping[str, nn.Module]:

@@ -39,23 +39,23 @@ class ProgressDisplay(Callback):
 
     def after_step(self, run: Run, report: Report) -> None:
         due = run.progress.step % run.job.run.log_every == 0 or run.finished
-        values = self._metrics.latest
+        values = summary(self._metrics.latest, run.task.status)
         if self._bar is not None:
             self._bar.update(self._id, completed=run.progress.step)
             if due:
-                self._bar.update(self._id, values=summary(values))
+                self._bar.update(self._id, values=values)
         elif due and distributed.rank() == 0:
             done, total = run.progress.step, run.job.schedule.max_steps
             left = (time.monotonic() - self._began) / max(done - self._first, 1) * (total - done)
-            logger.info("step %d/%d eta %s %s", done, total, timedelta(seconds=round(left)), summary(values))
+            logger.info("step %d/%d eta %s %s", done, total, timedelta(seconds=round(left)), values)
 
     def close(self, run: Run) -> None:
         if self._bar is not None:
             self._bar.stop()
 
 
-def summary(values: dict[str, float]) -> str:
-    """The figures of a step in one short line."""
+def summary(values: dict[str, float], status: str = "") -> str:
+    """The figures of a step in one short line, and what the task has to say."""
     parts = [f"loss {values['loss']:.4f}"] if "loss" in values else []
     parts += [f"{name.removeprefix('loss/')} {value:.4f}" for name, value in values.items() if name.startswith("loss/")]
     for name, label, form in (
@@ -67,4 +67,4 @@ def summary(values: dict[str, float]) -> str:
     ):
         if name in values:
             parts.append(f"{label} {values[name]:{form}}")
-    return "  ".join(parts)
+    return "  ".join([*parts, status] if status else parts)

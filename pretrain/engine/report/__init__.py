@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from pretrain.engine.report.additions import task_sections
 from pretrain.engine.report.compare import compare
 from pretrain.engine.report.document import write_figures, write_html, write_markdown
 from pretrain.engine.report.page import as_json, run_sections, title
@@ -23,8 +24,8 @@ def report(folders: Sequence[Path], out: Path) -> Path:
 
     One run shows every curve it logged. Several are overlaid, named by the configuration keys in which they differ, and
     runs that differ only in ``run.seed`` are summed up as mean and standard deviation. A sweep shows for each study the
-    configuration with the best median over the seeds, all seeds, hyperparameters and learning curves, and what its task
-    adds; several sweeps are compared. The page holds its images and styles and needs no network. Returns its path.
+    configuration with the best median over the seeds, all seeds, hyperparameters and learning curves; several are
+    compared. Tasks may add sections. The page holds its images and styles and needs no network. Returns its path.
 
     Raises:
         DataError: no folder is given, runs are mixed with sweeps, or a folder lacks its files or holds nothing usable.
@@ -42,8 +43,10 @@ def report(folders: Sequence[Path], out: Path) -> Path:
     else:
         comparison = compare([read_run(folder) for folder in folders])
         light, dark = (draw(comparison, theme) for theme in ("light", "dark"))
-        name, sections = title(comparison), run_sections(comparison, light, dark)
-        data = as_json(comparison)
+        types = (str(run.config.get("task.type")) for run in comparison.runs)
+        added = task_sections(types, "run_sections", comparison.runs)
+        name, sections = title(comparison), run_sections(comparison, light, dark, added)
+        data = as_json(comparison) | {section.title: section.data for section in added if section.data}
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.json").write_text(json.dumps(data, indent=2, default=str) + "\n", encoding="utf-8")
     write_figures(sections, out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pretrain.engine.report.compare import Comparison, Group, Summary, direction
@@ -15,12 +15,15 @@ _STD = "± is the standard deviation over the seeds (n - 1)."
 _ARROWS = {1: "↑", -1: "↓", 0: ""}
 
 
-def run_sections(comparison: Comparison, light: Mapping[str, bytes], dark: Mapping[str, bytes]) -> list[Section]:
-    """Runs, results, curves, configurations."""
+def run_sections(
+    comparison: Comparison, light: Mapping[str, bytes], dark: Mapping[str, bytes], added: Sequence[Section] = ()
+) -> list[Section]:
+    """Runs, results, what the tasks add, curves, configurations."""
     configurations = [_differences_table(comparison), *(_config_table(run) for run in comparison.runs)]
     return [
         Section("", notes=_notes(comparison), tables=[_runs_table(comparison)]),
         Section("Validation", tables=[_results_table(comparison)], remarks=[_BEST + _STD]),
+        *added,
         Section("Curves", figures=[Figure(name, image, dark[name]) for name, image in light.items()]),
         Section("Configuration", tables=configurations),
     ]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from pretrain.engine.report.additions import task_sections
 from pretrain.engine.report.document import Section, Table
 from pretrain.engine.report.sweep_plots import EARLY, Curves, curve_figures, parameter_figures, read_curves
 from pretrain.engine.report.sweeps import Configuration, Study, Sweep, Trial, comparable
-from pretrain.tasks import task_packages
 
 _RULE = (
     "The best configuration is the one with the best median over its seeds; ± is the sample standard deviation. "
@@ -43,7 +41,7 @@ def sweep_sections(sweeps: Sequence[Sweep]) -> list[Section]:
     return [
         Section("", notes=notes, tables=[_overview(names, sweeps)]),
         _results(names, sweeps),
-        *_task_sections(sweeps),
+        *task_sections((str(study.config.get("task.type")) for s in sweeps for study in s.studies), "sections", sweeps),
         Section("Trials that are no result", tables=[_flagged(names, sweeps)]),
         Section(
             "Learning curves",
@@ -103,16 +101,6 @@ def _configuration_json(configuration: Configuration) -> dict[str, Any]:
             for trial in configuration.trials
         ],
     }
-
-
-def _task_sections(sweeps: Sequence[Sweep]) -> list[Section]:
-    """What the tasks' packages add: ``sections(sweeps)`` of their module ``report``, where they have one."""
-    types = {str(study.config.get("task.type")) for sweep in sweeps for study in sweep.studies}
-    sections: list[Section] = []
-    for type_, package in sorted(task_packages().items()):
-        if type_ in types and importlib.util.find_spec(f"{package}.report"):
-            sections += importlib.import_module(f"{package}.report").sections(sweeps)
-    return sections
 
 
 def _overview(names: Sequence[str], sweeps: Sequence[Sweep]) -> Table:

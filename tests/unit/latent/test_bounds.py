@@ -55,6 +55,17 @@ def test_exact_kl_is_the_monte_carlo_one(normal: Normal) -> None:
     _within(_log_ratio(normal, z), normal.kl())
 
 
+def test_a_posterior_that_is_almost_flat_in_one_direction_keeps_its_digits() -> None:
+    """Widths 1 and 1e-9: the covariance alone would be singular in float64, its log determinant NaN or wrong."""
+    turn = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)).Q
+    widths = torch.tensor([1.0, 0.5, 1e-9], dtype=torch.float64)
+    normal = Normal(torch.zeros(1, 3, dtype=torch.float64), factor=turn @ torch.diag(widths))
+    expected = 0.5 * float(widths.square().sum() - 3 - 2 * widths.log().sum())
+    assert float(normal.kl()) == pytest.approx(expected, rel=1e-9)
+    z = normal.sample(200_000, torch.Generator().manual_seed(0))
+    _within(_log_ratio(normal, z), normal.kl())
+
+
 def test_the_linear_head_has_the_density_that_it_draws_from() -> None:
     torch.manual_seed(0)
     head = build_head(ModelSection(posterior="linear", latent=4, noise=6, hidden=5), 5)

@@ -76,6 +76,7 @@ def test_rows_of_the_table_differ_in_what_they_are_named_for() -> None:
         ("vae", "data.clusters=4", r"set model\.dropout=0"),
         ("lag_vae", "objective.svi_steps=2", r"aggressive_updates needs"),
         ("sa_vae", "engine.precision=bf16", r"set engine\.precision=fp32"),
+        ("ivae", "model.noise=31", r"model\.noise 31 is less than model\.latent 32"),
         ("vae", "data.path=null", r"data\.path is missing"),
     ],
 )

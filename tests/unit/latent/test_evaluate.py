@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from launcher.commands.latent import app
 from pretrain.engine.quiet import quiet_libraries
+from pretrain.engine.report import report
 from pretrain.engine.run import run_job
 from pretrain.latent.evaluate import as_text, evaluate
 from pretrain.latent.generate import interpolate, reconstruct, sample
@@ -50,6 +51,21 @@ def test_evaluation_reports_both_conventions(finished: Path, tmp_path: Path) -> 
     assert "bound on no side" in as_text(result)
     again = evaluate(finished, samples=4, weighted=6)
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in result.items() if k != "seconds"}
+
+
+def test_the_report_shows_the_papers_column_and_the_bounds(finished: Path, tmp_path: Path) -> None:
+    result = evaluate(finished, samples=4, weighted=6, weighted_limit=9)
+    assert result["iw_sentences"] < result["sentences"]
+    assert json.loads((finished / "evaluation-test.json").read_text()) == result
+    page = report([finished], tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| clVAE+_MI"))
+    assert "test, 4 draws" in row
+    for name in ("ppl_dual", "ppl_exact", "ppl_iw6"):
+        assert f"{result[name]:,.1f}" in row
+    assert (tmp_path / "latent-bounds.png").stat().st_size > 5000
+    assert "bounds -log p(x) on no side" in page.read_text()
+    assert json.loads((tmp_path / "report.json").read_text())["Latent-variable models (Tables 1 to 3 and 7)"]
 
 
 def test_training_made_the_text_more_probable(finished: Path) -> None:

@@ -1,0 +1,73 @@
+"""What the latent family adds to ``capt report``: Tables 1 to 5 and 7 and Figures 3 and 4 of its paper, ours beside.
+
+Runs of text become rows by their configuration. Their figures are those that ``capt evaluate RUN`` left in the run
+folder (test text), else those of the best validation; the report says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pretrain.engine.report.document import Section, Table
+from pretrain.engine.report.runs import RunRecord, read_run
+from pretrain.engine.report.sweeps import Sweep
+from pretrain.latent.report.plots import bounds_figure, dropout_figure, scatter_figures, shown_steps, training_figure
+from pretrain.latent.report.rows import Row, is_clusters, is_latent, row_name, text_rows
+from pretrain.latent.report.tables import BOUNDS, CODES, code_table, generated_table, likelihood_table
+from tokenizer.errors import DataError
+
+_CLUSTER_FIGURES = ("purity", "silhouette", "probe", "accuracy", "loss")
+
+
+def run_sections(runs: Sequence[RunRecord]) -> list[Section]:
+    """Sections of latent runs; none without one."""
+    sections = []
+    rows = text_rows(runs)
+    if rows:
+        tables = [likelihood_table(rows), code_table(rows)]
+        figures = [*bounds_figure(rows), *training_figure(rows), *dropout_figure(rows)]
+        data = {_key(row): {**row.figures, **row.generated} for row in rows}
+        sections.append(
+            Section("Latent-variable models (Tables 1 to 3 and 7)", tables=tables, remarks=[BOUNDS, CODES],
+                    figures=figures, data=data)
+        )  # fmt: skip
+        generated = generated_table(rows)
+        if generated.rows:
+            sections.append(Section("Generated text (Table 4): 5-gram perplexity", tables=[generated]))
+    clusters = [run for run in runs if is_latent(run) and is_clusters(run)]
+    if clusters:
+        sections.append(
+            Section(
+                "Synthetic clusters (Table 5)", tables=[_cluster_table(clusters)], figures=scatter_figures(clusters)
+            )
+        )
+    return sections
+
+
+def sections(sweeps: Sequence[Sweep]) -> list[Section]:
+    """The same of the best trials of a sweep's studies (first seed)."""
+    runs = []
+    for sweep in sweeps:
+        for study in sweep.studies:
+            if study.config.get("task.type") == "latent" and study.best is not None:
+                trial = next(trial for trial in study.best.trials if trial.done)
+                try:
+                    runs.append(read_run(trial.run))
+                except DataError:  # the folder was removed, or is on another machine
+                    continue
+    return run_sections(runs)
+
+
+def _key(row: Row) -> str:
+    return str(row.run.folder)
+
+
+def _cluster_table(runs: Sequence[RunRecord]) -> Table:
+    header = ["model", "K", "step", "k-means purity", "silhouette", "linear probe", "reconstructed", "loss, nats"]
+    rows = []
+    for run in runs:
+        kept = {row["step"]: row for row in run.validation}
+        for step in shown_steps(kept):
+            figures = [f"{kept[step][name]:.3f}" if name in kept[step] else "" for name in _CLUSTER_FIGURES]
+            rows.append([row_name(run.config), str(run.config["data.clusters"]), f"{step:,}", *figures])
+    return Table(header, rows)

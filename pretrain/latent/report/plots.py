@@ -1,0 +1,144 @@
+"""Figures: which perplexity bounds what; KL and MI over training (Figure 3); dropout (Figure 4); codes (Table 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.lines import Line2D
+
+from pretrain.engine.report.document import Figure
+from pretrain.engine.report.plots import Theme, canvas, colour, count_steps, dress, png
+from pretrain.engine.report.runs import RunRecord
+from pretrain.latent.config import CODES
+from pretrain.latent.report.rows import Row, row_name
+
+STEPS = (5_000, 15_000, 30_000, 80_000)
+"""Of the paper's scatter plots."""
+
+
+def shown_steps(kept: Iterable[int]) -> list[int]:
+    """Of the steps that were kept, the nearest to each of :data:`STEPS`."""
+    steps = sorted(kept)
+    return sorted({min(steps, key=partial(_distance, wanted)) for wanted in STEPS}) if steps else []
+
+
+def _distance(a: int, b: int) -> int:
+    return abs(a - b)
+
+
+_PERPLEXITIES = (("ppl_dual", "dual: no bound", "x"), ("ppl_exact", "exact KL: upper bound", "o"))
+
+
+def bounds_figure(rows: Sequence[Row]) -> list[Figure]:
+    """For each row the perplexity by the dual, by the exact KL and by importance weighting, on one logarithmic axis."""
+    shown = [row for row in rows if row.get("ppl_exact") or row.get("ppl_dual")]
+    if not shown:
+        return []
+    return [_figure("latent-bounds", lambda theme: _bounds(shown, rows, theme))]
+
+
+def _bounds(rows: Sequence[Row], everyone: Sequence[Row], theme: Theme) -> bytes:
+    handles = [Line2D([], [], color=colour(i, theme), marker=mark, linestyle="", label=label)
+               for i, (_, label, mark) in enumerate(_PERPLEXITIES)]  # fmt: skip
+    handles.append(Line2D([], [], color=colour(2, theme), marker="D", linestyle="", label="importance-weighted: bound"))
+    language_model = [row for row in everyone if row.name == "LSTM language model" and row.get("ppl_rec")]
+    if language_model:
+        handles.append(Line2D([], [], color=colour(3, theme), label="LSTM language model of the same size: exact"))
+    figure, (axis,) = canvas(1, len(handles) + len(rows) // 2, theme)
+    places = np.arange(len(rows))[::-1]
+    for i, (name, _, mark) in enumerate(_PERPLEXITIES):
+        found = [(value, place) for row, place in zip(rows, places, strict=True) if (value := row.get(name))]
+        axis.plot([v for v, _ in found], [p for _, p in found], mark, color=colour(i, theme), linestyle="")
+    found = [(value, place) for row, place in zip(rows, places, strict=True) if (value := row.weighted)]
+    axis.plot([v for v, _ in found], [p for _, p in found], "D", color=colour(2, theme), linestyle="", markersize=4)
+    for row in language_model:
+        axis.axvline(float(row.get("ppl_rec") or 0), color=colour(3, theme), linewidth=1.2)
+    dress(axis, "Perplexity of the test text, by convention", "perplexity (logarithmic)", "", theme)
+    axis.set_xscale("log")
+    axis.set_yticks(places, [row.name for row in rows])
+    return png(figure, handles, theme)
+
+
+def training_figure(rows: Sequence[Row]) -> list[Figure]:
+    """Figure 3: dual KL, exact KL and MI of each validation."""
+    panels = [("kl_dual", "KL, dual"), ("kl_exact", "KL, exact"), ("mi_dual", "MI, dual"), ("mi_batch", "MI, batch")]
+    panels = [(key, name) for key, name in panels if any(row.run.series(key, validation=True)[0] for row in rows)]
+    if not panels:
+        return []
+
+    def paint(theme: Theme) -> bytes:
+        handles = [Line2D([], [], color=colour(i, theme), linestyle="-" if i < 7 else "--", linewidth=2, label=row.name)
+                   for i, row in enumerate(rows)]  # fmt: skip
+        figure, axes = canvas(len(panels), len(handles), theme)
+        for axis, (key, name) in zip(axes, panels, strict=True):
+            for i, row in enumerate(rows):
+                steps, values = row.run.series(key, validation=True)
+                axis.plot(steps, values, color=colour(i, theme), linestyle="-" if i < 7 else "--", marker=".")
+            dress(axis, name, "optimizer step", "nats", theme)
+            count_steps(axis, max(row.run.last_step for row in rows))
+        return png(figure, handles, theme)
+
+    return [_figure("latent-kl-mi", paint)]
+
+
+def dropout_figure(rows: Sequence[Row]) -> list[Figure]:
+    """Figure 4: perplexity against the dropout of the encoder, of models that differ in nothing else by name."""
+    by_name: dict[str, list[Row]] = {}
+    for row in rows:
+        by_name.setdefault(row.name, []).append(row)
+    series = {name: found for name, found in by_name.items() if len({_dropout(row) for row in found}) > 1}
+    if not series:
+        return []
+
+    def paint(theme: Theme) -> bytes:
+        handles = [Line2D([], [], color=colour(i, theme), linewidth=2, label=name) for i, name in enumerate(series)]
+        figure, axes = canvas(2, len(handles), theme)
+        for axis, (key, title) in zip(axes, (("ppl_dual", "PPL, dual"), ("ppl_exact", "PPL, exact")), strict=True):
+            for i, found in enumerate(series.values()):
+                points = sorted((_dropout(row), value) for row in found if (value := row.get(key)) is not None)
+                axis.plot([d for d, _ in points], [v for _, v in points], color=colour(i, theme), marker="o")
+            dress(axis, title, "dropout of the encoder's word vectors", "perplexity", theme)
+        return png(figure, handles, theme)
+
+    return [_figure("latent-dropout", paint)]
+
+
+def _dropout(row: Row) -> float:
+    return float(row.run.config["model.encoder_dropout"])
+
+
+def scatter_figures(runs: Sequence[RunRecord]) -> list[Figure]:
+    """Table 5: the codes of every class after 5K, 15K, 30K and 80K steps (the nearest that was kept), a row a run."""
+    figures = []
+    for run in runs:
+        kept = {int(path.stem.removeprefix("step-")): path for path in sorted((run.folder / CODES).glob("step-*.npy"))}
+        if not kept:
+            continue
+        paths = {step: kept[step] for step in shown_steps(kept)}
+        name = f"codes-{run.folder.resolve().name}"
+        figures.append(_figure(name, lambda theme, run=run, paths=paths: _scatter(run, paths, theme)))
+    return figures
+
+
+def _scatter(run: RunRecord, paths: dict[int, Path], theme: Theme) -> bytes:
+    figure, axes = canvas(len(paths), 1, theme)
+    for axis, (step, path) in zip(axes, paths.items(), strict=True):
+        for number, points in enumerate(np.load(path)):
+            axis.scatter(points[:, 0], points[:, 1], s=2, color=_hue(number), linewidths=0)
+        dress(axis, f"{step:,} steps", "z1", "z2", theme)
+    name = f"{row_name(run.config)}, K = {run.config['data.clusters']}"
+    return png(figure, [Line2D([], [], linestyle="", label=name)], theme)
+
+
+def _hue(number: int) -> Any:
+    from matplotlib import colormaps
+
+    return colormaps["tab20"](number % 20)
+
+
+def _figure(name: str, paint: Any) -> Figure:
+    return Figure(name, paint("light"), paint("dark"))

@@ -1,0 +1,112 @@
+"""A run as a row of the paper's tables: which row it is, and what was measured of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pretrain.engine.report.runs import RunRecord
+from pretrain.latent.config import EVALUATION, GENERATED_TEXT
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run of text. ``figures`` are those of ``capt evaluate`` on the test text, else of the best validation."""
+
+    name: str
+    dataset: str
+    run: RunRecord
+    figures: Mapping[str, float]
+    measured: str
+    generated: Mapping[str, float]
+
+    def get(self, name: str) -> float | None:
+        """A figure; None where it was not measured."""
+        return self.figures.get(name)
+
+    @property
+    def weighted(self) -> float | None:
+        """Perplexity by importance weighting, whatever the number of draws."""
+        return next((value for key, value in self.figures.items() if key.startswith("ppl_iw")), None)
+
+
+def is_latent(run: RunRecord) -> bool:
+    """Whether the run is one of this family."""
+    return run.config.get("task.type") == "latent"
+
+
+def is_clusters(run: RunRecord) -> bool:
+    """Whether it is one of synthetic clusters."""
+    return run.config.get("data.clusters") is not None
+
+
+def row_name(config: Mapping[str, Any]) -> str:
+    """What the paper calls a model of this (flat) configuration."""
+    posterior, views = config["model.posterior"], config["objective.views"]
+    if posterior in ("none", "point"):
+        return {"none": "LSTM language model", "point": "AE"}[posterior]
+    if posterior == "gaussian":
+        if config["objective.svi_steps"]:
+            return "SaVAE"
+        if config["objective.aggressive_updates"]:
+            return "LagVAE"
+        if config["objective.beta"] == "cyclical":
+            return "CycVAE"
+        end = config["objective.beta_end"]
+        return "VAE" if end == 1 else f"beta_{end:g} VAE"
+    contrast = config["contrast.weight"] > 0
+    name = "clVAE" if contrast and views == 2 else "iVAE"
+    if config["critic.loss"] == "circle":
+        name += "+"
+    if config["objective.regularizer"] == "g":
+        name += "_MI"
+    if contrast and config["contrast.over"] == "h":
+        name += " over h"
+    if config["objective.swap"]:
+        name += " swap"
+    return name
+
+
+def dataset_of(config: Mapping[str, Any]) -> str:
+    """``ptb``, ``yahoo`` or ``yelp``, by the names of the text's files; else nothing, and no published row is shown."""
+    paths = " ".join(str(config.get(f"data.{key}") or "").lower() for key in ("path", "train"))
+    return next((name for name in ("ptb", "yahoo", "yelp") if name in paths), "")
+
+
+def text_rows(runs: Sequence[RunRecord]) -> list[Row]:
+    """The runs of text, as rows."""
+    return [_row(run) for run in runs if is_latent(run) and not is_clusters(run)]
+
+
+def _row(run: RunRecord) -> Row:
+    evaluation = _json(run.folder / EVALUATION.format(split="test"))
+    if evaluation is None:
+        figures, measured = _best_validation(run), "validation, 1 draw"
+    else:
+        figures = {key: value for key, value in evaluation.items() if isinstance(value, int | float)}
+        measured = f"test, {evaluation['samples']} draws" if "kl_exact" in figures or "kl_dual" in figures else "test"
+    generated = _json(run.folder / GENERATED_TEXT) or {}
+    config = run.config
+    return Row(row_name(config), dataset_of(config), run, figures, measured, generated)
+
+
+def _best_validation(run: RunRecord) -> dict[str, float]:
+    rows = [row for row in run.validation if math.isfinite(row.get("loss", math.nan))]
+    if not rows:
+        return {}
+    best = min(rows, key=lambda row: row["loss"])
+    return {key: value for key, value in best.items() if isinstance(value, int | float)}
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,79 @@
+"""Every preset is the row of the paper that it is named after; clusters have scatter plots; sweeps show their best."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pretrain.config import flatten
+from pretrain.config.load import load_job
+from pretrain.engine.report import report
+from pretrain.latent.report.plots import shown_steps
+from pretrain.latent.report.published import GENERATED, PUBLISHED
+from pretrain.latent.report.rows import dataset_of, row_name
+from tests.latent import PTB
+
+ROWS = {
+    "vae": "VAE", "beta_vae": "beta_0.5 VAE", "cyc_vae": "CycVAE", "sa_vae": "SaVAE", "lag_vae": "LagVAE", "ae": "AE",
+    "lstm_lm": "LSTM language model", "ivae": "iVAE", "ivae_mi": "iVAE_MI", "clvae": "clVAE", "clvae_mi": "clVAE_MI",
+    "clvae_plus": "clVAE+", "clvae_plus_mi": "clVAE+_MI",
+}  # fmt: skip
+
+
+def _flat(preset: Path, *more: str) -> dict[str, object]:
+    return flatten(load_job(preset, list(more)).model_dump(mode="json", by_alias=True))
+
+
+@pytest.mark.parametrize("preset", ROWS)
+def test_presets_are_rows(preset: str) -> None:
+    config = _flat(PTB / f"{preset}.yaml")
+    assert row_name(config) == ROWS[preset]
+    assert dataset_of(config) == "ptb"
+
+
+def test_rows_of_tables_2_3_and_7() -> None:
+    assert row_name(_flat(PTB / "clvae.yaml", "contrast.over=h")) == "clVAE over h"
+    assert row_name(_flat(PTB / "clvae_plus_mi.yaml", "objective.swap=0.1")) == "clVAE+_MI swap"
+    for name, end in (("yahoo", "beta_0.4 VAE"), ("yelp", "beta_0.4 VAE")):
+        config = _flat(PTB.parent / name / "beta_vae.yaml")
+        assert (dataset_of(config), row_name(config)) == (name, end)
+
+
+def test_published_perplexities_follow_from_the_likelihoods() -> None:
+    """PPL = exp(-ELBO / tokens a sentence): 21.917 on PTB, 79.867 on Yahoo; the tables round to 0.1 nats."""
+    for dataset, tokens in (("ptb", 82_430 / 3_761), ("yahoo", 79.867)):
+        for name, (nelbo, ppl, *_) in PUBLISHED[dataset].items():
+            assert abs(np.log(ppl) * tokens - nelbo) < 0.11, name
+    assert set(GENERATED) - set(PUBLISHED["ptb"]) == {"AE", "beta_0 VAE"}
+
+
+def test_clusters_have_a_table_and_plots(tmp_path: Path) -> None:
+    run = tmp_path / "k4"
+    (run / "codes").mkdir(parents=True)
+    job = load_job(PTB.parent / "clusters_k4.yaml")
+    (run / "config.yaml").write_text(json.dumps(job.model_dump(mode="json", by_alias=True)))
+    rows = [
+        {
+            "step": step,
+            "split": "validation",
+            "purity": 0.9,
+            "silhouette": 0.5,
+            "probe": 1.0,
+            "accuracy": 0.8,
+            "loss": 1.0,
+        }
+        for step in (5000, 10_000, 20_000)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for row in rows:
+        np.save(run / "codes" / f"step-{row['step']:08d}.npy", np.random.default_rng(0).normal(size=(4, 500, 2)))
+    report([run], tmp_path / "report")
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "| clVAE+ | 4 | 20,000 | 0.900 | 0.500 | 1.000 | 0.800 | 1.000 |" in text
+    assert "| clVAE+ | 4 | 10,000" in text
+    assert (tmp_path / "report" / "codes-k4.png").stat().st_size > 5000
+    assert shown_steps([]) == []
+    assert shown_steps(range(5000, 85_000, 5000)) == [5000, 15_000, 30_000, 80_000]
