@@ -61,7 +61,8 @@ class Normal:
     def _widths(self) -> Float[Tensor, " d"]:
         """Standard deviations along the axes of ``A A'``: of A itself, since squaring it loses half of the digits."""
         assert self.factor is not None
-        return torch.linalg.svdvals(self.factor.double())
+        widths: Tensor = torch.linalg.svdvals(self.factor.double())
+        return widths
 
     def sample(self, number: int, generator: torch.Generator | None = None) -> Float[Tensor, "s n d"]:
         """``number`` draws of each."""

@@ -91,6 +91,8 @@ def evaluate(
             part = measure(model.job, model.text[0], watched, 1, weighted, 0, device)
             if found := {name: value for name, value in part.items() if "_iw" in name}:
                 figures |= found | {"iw_sentences": part["sentences"]}
+        if progress is not None:
+            progress(len(chosen) + len(few), len(chosen) + len(few))
         result |= {"split": split, "samples": samples} | figures
     result["seconds"] = round(time.monotonic() - begin, 1)
     if model.vocabulary is not None and data is None and limit is None and (path / "metrics.jsonl").is_file():
@@ -101,10 +103,10 @@ def evaluate(
 
 
 def _watched(batches: list[tuple[int, Batch]], progress: Progress | None) -> Iterator[tuple[int, Batch]]:
-    for done, batch in enumerate(batches, 1):
-        yield batch
+    for done, batch in enumerate(batches):
         if progress is not None:
             progress(done, len(batches))
+        yield batch
 
 
 def as_text(result: dict[str, Any]) -> str:

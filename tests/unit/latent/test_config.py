@@ -74,7 +74,7 @@ def test_rows_of_the_table_differ_in_what_they_are_named_for() -> None:
         ("vae", "model.latent=0", r"model\.latent: 0"),
         ("ivae_mi", "critic.trained=f", r"leaves no g"),
         ("vae", "data.clusters=4", r"set model\.dropout=0"),
-        ("lag_vae", "objective.svi_steps=2", r"aggressive_updates needs"),
+        ("sa_vae", "objective.aggressive_updates=2", r"aggressive_updates needs"),
         ("sa_vae", "engine.precision=bf16", r"set engine\.precision=fp32"),
         ("ivae", "model.noise=31", r"model\.noise 31 is less than model\.latent 32"),
         ("vae", "data.path=null", r"data\.path is missing"),
