@@ -6,6 +6,7 @@ here runs on transformers' model.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +69,7 @@ def family_of(described: Mapping[str, Any], source: str) -> Family:
     return FAMILIES[kind]
 
 
-class SentenceEncoder(nn.Module):
+class SentenceEncoder(nn.Module, ABC):
     """What a classifier stands on.
 
     Attributes:
@@ -83,15 +84,15 @@ class SentenceEncoder(nn.Module):
     max_positions: int
     reads_types = False
 
+    @abstractmethod
     def forward(
         self, tokens: Int[Tensor, "n L"], types: Int[Tensor, "n L"] | None, padded: bool
     ) -> Float[Tensor, "n h"]:
         """Final hidden state of each sequence's first token; ``padded`` says whether any token is padding."""
-        raise NotImplementedError
 
+    @abstractmethod
     def flops(self, length: float) -> float:
         """Forward FLOP of a sequence of ``length`` tokens, a multiply-add being 2."""
-        raise NotImplementedError
 
 
 class RobertaSentences(SentenceEncoder):

@@ -19,12 +19,13 @@ from finetune.batches import RowSet
 from finetune.encoders import Family, RobertaSentences, family_of
 from finetune.encoding import encode
 from finetune.glue.restore import Restored, load_classifier
-from finetune.glue.tasks import MAX_SCORE, GlueTask
+from finetune.glue.tasks import GlueTask
 from pretrain.convert.card import final_metrics
 from pretrain.convert.output import new_folder
 from pretrain.convert.reference import TEXTS, quiet_transformers, require_close
 from pretrain.engine.checkpoint import read_metadata
 from pretrain.engine.safe_files import write_json, write_tensors
+from pretrain.language.sts_files import MAX_SCORE
 from pretrain.models.hf_map import names
 from tokenizer.check import check_with_transformers
 from tokenizer.errors import CheckpointError

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune.glue.tasks import MAX_SCORE, Columns, GlueTask
+from finetune.glue.tasks import Columns, GlueTask
+from pretrain.language.sts_files import read_score
 from tokenizer.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -143,23 +144,13 @@ def _places(path: Path, columns: Columns, header: Sequence[str] | None) -> list[
 
 def _labels(cells: Sequence[str], numbers: Sequence[int], path: Path, task: GlueTask) -> np.ndarray:
     if task.regression:
-        scores = [_score(cell, path, number) for cell, number in zip(cells, numbers, strict=True)]
+        scores = [read_score(cell, path, number) for cell, number in zip(cells, numbers, strict=True)]
         return np.array(scores, dtype=np.float32)
     classes = {label: number for number, label in enumerate(task.labels)}
     for cell, number in zip(cells, numbers, strict=True):
         if cell not in classes:
             raise DataError(f"{path}, line {number}: unknown label {cell[:80]!r}; {task.folder} has {_all(task)}")
     return np.array([classes[cell] for cell in cells], dtype=np.int64)
-
-
-def _score(cell: str, path: Path, number: int) -> float:
-    try:
-        value = float(cell)
-    except ValueError:
-        raise DataError(f"{path}, line {number}: score {cell[:80]!r} is not a number from 0 to 5") from None
-    if not 0 <= value <= MAX_SCORE:
-        raise DataError(f"{path}, line {number}: score {cell} is outside 0 to 5")
-    return value
 
 
 def _index(cells: Sequence[str], numbers: Sequence[int], path: Path) -> list[int]:

@@ -8,7 +8,8 @@ import datasets
 import numpy as np
 
 from finetune.glue.files import Examples, warn_of_size
-from finetune.glue.tasks import MAX_SCORE, GlueTask
+from finetune.glue.tasks import GlueTask
+from pretrain.language.sts_files import MAX_SCORE
 from tokenizer.errors import DataError
 
 HUB = "nyu-mll/glue"

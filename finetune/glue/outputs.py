@@ -13,9 +13,10 @@ from jaxtyping import Float, Num
 from torch import Tensor
 
 from finetune.batches import RowSet, every_row
-from finetune.glue.tasks import MAX_SCORE, GlueTask
+from finetune.glue.tasks import GlueTask
 from finetune.metrics import measure
 from pretrain.engine import distributed
+from pretrain.language.sts_files import MAX_SCORE
 
 Logits = Float[np.ndarray, "n outputs"]
 

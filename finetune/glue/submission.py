@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune.glue.tasks import GLUE, MAX_SCORE, GlueTask
+from finetune.glue.tasks import GLUE, GlueTask
+from pretrain.language.sts_files import MAX_SCORE
 from tokenizer.errors import DataError
 
 HEADER = "index\tprediction"

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 
 from tokenizer.errors import ConfigError
 
-MAX_SCORE = 5.0
-"""STS-B's scores lie in 0 to 5."""
-
 
 @dataclass(frozen=True)
 class Columns:

@@ -25,7 +25,8 @@ SUBSETS = {
 """SentEval's subsets of each year; STS13 comes without SMT, which may not be redistributed."""
 
 _STSB_PLACES = ("", "STS-B", "STSBenchmark", "STS/STSBenchmark")
-_MAX_SCORE = 5.0
+MAX_SCORE = 5.0
+"""Of a pair of sentences: 0 unrelated, 5 the same in meaning."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _read_senteval(folder: Path, subset: str) -> list[Row]:
         if len(cells) != 2:
             raise DataError(f"{texts}, line {number}: {len(cells)} columns; expected two sentences and a tab between")
         if gold.strip():
-            rows.append((*_sentences(cells, texts, number), _score(gold, scores, number)))
+            rows.append((*_sentences(cells, texts, number), read_score(gold, scores, number)))
     return rows
 
 
@@ -117,7 +118,7 @@ def _read_stsb(path: Path) -> list[Row]:
         cells = line.split("\t")
         if len(cells) not in (7, 9):
             raise DataError(f"{path}, line {number}: {len(cells)} columns; STS-B's own files have 7, or 9 with sources")
-        rows.append((*_sentences(cells[5:7], path, number), _score(cells[4], path, number)))
+        rows.append((*_sentences(cells[5:7], path, number), read_score(cells[4], path, number)))
     return rows
 
 
@@ -134,7 +135,7 @@ def _read_table(path: Path, columns: Sequence[str]) -> list[Row]:
         cells = line.split("\t")
         if len(cells) != len(header):
             raise DataError(f"{path}, line {number}: {len(cells)} columns; the header has {len(header)}")
-        rows.append((*_sentences((cells[first], cells[second]), path, number), _score(cells[gold], path, number)))
+        rows.append((*_sentences((cells[first], cells[second]), path, number), read_score(cells[gold], path, number)))
     return rows
 
 
@@ -145,12 +146,13 @@ def _sentences(cells: Sequence[str], path: Path, number: int) -> tuple[str, str]
     return first, second
 
 
-def _score(text: str, path: Path, number: int) -> float:
+def read_score(text: str, path: Path, number: int) -> float:
+    """The similarity in a cell of line ``number``. Raises ``DataError`` unless it is a number from 0 to 5."""
     try:
         value = float(text)
     except ValueError:
-        raise DataError(f"{path}, line {number}: score {text!r} is not a number from 0 to 5") from None
-    if not 0 <= value <= _MAX_SCORE:
+        raise DataError(f"{path}, line {number}: score {text[:80]!r} is not a number from 0 to 5") from None
+    if not 0 <= value <= MAX_SCORE:
         raise DataError(f"{path}, line {number}: score {text.strip()} is outside 0 to 5")
     return value
 

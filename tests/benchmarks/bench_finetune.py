@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from tests.benchmarks.paired import answer, in_turns
 
 BOUND, THREADS, STEPS = 1.3, 2, 8
 SIZE = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 1024}
@@ -68,13 +68,13 @@ def ours(pipe: Connection, task: str, model: Path, data: Path) -> None:
     engines, progress = build_engines(tuning.build_modules(), tuning.job), Progress()
     steps = tuning.build_batches(progress)
 
-    def turn() -> None:
+    def turn(number: int) -> None:
         for _ in range(STEPS):
             seed_step(1, progress.step)
             tuning.step(engines, next(steps), progress)
             progress.step += 1
 
-    _answer(pipe, turn)
+    answer(pipe, turn)
 
 
 def trainer(pipe: Connection, task: str, model: Path, data: Path) -> None:
@@ -124,42 +124,18 @@ def trainer(pipe: Connection, task: str, model: Path, data: Path) -> None:
         ).train()  # fmt: skip
 
 
-def _answer(pipe: Connection, turn: Callable[[], None]) -> None:
-    while pipe.recv():
-        begin = time.perf_counter()
-        turn()
-        pipe.send(time.perf_counter() - begin)
-
-
 def measure(task: str, model: Path, data: Path, turns: int) -> dict[str, Any]:
     """The row for one task: samples per second of ours over those of the Trainer."""
-    context = multiprocessing.get_context("spawn")
-    seconds: dict[str, list[float]] = {"ours": [], "trainer": []}
-    sides: dict[str, tuple[Any, Connection]] = {}
-    for name, target in (("ours", ours), ("trainer", trainer)):
-        here, there = context.Pipe()
-        process = context.Process(target=target, args=(there, task, model, data), daemon=True)
-        process.start()
-        there.close()
-        sides[name] = (process, here)
-    for turn in range(turns + 1):
-        for name, (_, pipe) in sides.items():
-            pipe.send(True)
-            elapsed = pipe.recv()
-            if turn:  # allocations and caches settle
-                seconds[name].append(elapsed)
-    for process, pipe in sides.values():
-        pipe.send(False)
-        process.join()
+    timings = in_turns(ours, trainer, (task, model, data), turns, warmup=1)
     samples = STEPS * TASKS[task]
-    ratio = statistics.median(b / a for a, b in zip(seconds["ours"], seconds["trainer"], strict=True))
+    ratio = timings.ratio
     return {
         "name": f"fine-tuning on {task}, batch {TASKS[task]}: samples/s / Trainer's",
         "value": round(ratio, 2),
         "bound": BOUND,
         "ok": ratio >= BOUND,
-        "samples/s": round(samples / statistics.median(seconds["ours"]), 1),
-        "samples/s of the Trainer": round(samples / statistics.median(seconds["trainer"]), 1),
+        "samples/s": round(samples / statistics.median(timings.ours), 1),
+        "samples/s of the Trainer": round(samples / statistics.median(timings.other), 1),
     }
 
 

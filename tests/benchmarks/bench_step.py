@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from tests.benchmarks.paired import answer, in_turns
 
 BATCH, LENGTH, MASKED, VOCABULARY, TAU, THREADS = 16, 128, 19, 50_265, 0.05, 2
 BOUNDS = {"fp32": 2.0, "bf16": 2.5}
@@ -74,7 +74,7 @@ def ours(pipe: Connection, precision: str, zero_stage: int) -> None:
         engine.backward(out.mlm_loss_sum / out.mlm_count + contrast)
         engine.step()
 
-    _answer(pipe, step)
+    answer(pipe, step)
 
 
 class TrainerModel(nn.Module):
@@ -136,44 +136,18 @@ def trainer(pipe: Connection, precision: str, zero_stage: int) -> None:
         Trainer(model=TrainerModel(), args=arguments, train_dataset=Samples(), callbacks=[Turns()]).train()
 
 
-def _answer(pipe: Connection, step: Callable[[int], None]) -> None:
-    turn = 0
-    while pipe.recv():
-        begin = time.perf_counter()
-        step(turn)
-        pipe.send(time.perf_counter() - begin)
-        turn += 1
-
-
 def measure(precision: str, zero_stage: int, turns: int) -> dict[str, Any]:
     """The row for one precision: tokens per second of ours over those of the Trainer."""
-    context = multiprocessing.get_context("spawn")
-    seconds: dict[str, list[float]] = {"ours": [], "trainer": []}
-    sides: dict[str, tuple[Any, Connection]] = {}
-    for name, target in (("ours", ours), ("trainer", trainer)):
-        here, there = context.Pipe()
-        process = context.Process(target=target, args=(there, precision, zero_stage), daemon=True)
-        process.start()
-        there.close()
-        sides[name] = (process, here)
-    for turn in range(turns + 2):
-        for name, (_, pipe) in sides.items():
-            pipe.send(True)
-            elapsed = pipe.recv()
-            if turn >= 2:  # allocations and caches settle
-                seconds[name].append(elapsed)
-    for process, pipe in sides.values():
-        pipe.send(False)
-        process.join()
+    timings = in_turns(ours, trainer, (precision, zero_stage), turns, warmup=2)
     tokens = BATCH * LENGTH
-    ratio = statistics.median(b / a for a, b in zip(seconds["ours"], seconds["trainer"], strict=True))
+    ratio = timings.ratio
     return {
         "name": f"CAPT-small step, {precision}: tokens/s / Trainer's",
         "value": round(ratio, 2),
         "bound": BOUNDS[precision],
         "ok": ratio >= BOUNDS[precision],
-        "tokens/s": round(tokens / statistics.median(seconds["ours"])),
-        "tokens/s of the Trainer": round(tokens / statistics.median(seconds["trainer"])),
+        "tokens/s": round(tokens / statistics.median(timings.ours)),
+        "tokens/s of the Trainer": round(tokens / statistics.median(timings.other)),
     }
 
 

@@ -1,0 +1,57 @@
+"""Two ways to do the same, in turns: each in a process of its own, so that a busy machine slows both alike."""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds of each turn of ``ours`` and of ``other``."""
+
+    ours: list[float]
+    other: list[float]
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast ours is: the median over the turns of the ratio within a turn."""
+        return statistics.median(b / a for a, b in zip(self.ours, self.other, strict=True))
+
+
+def answer(pipe: Connection, turn: Callable[[int], None]) -> None:
+    """In the process of one side: take the turn that the parent asks for, and say how long it took."""
+    number = 0
+    while pipe.recv():
+        begin = time.perf_counter()
+        turn(number)
+        pipe.send(time.perf_counter() - begin)
+        number += 1
+
+
+def in_turns(ours: Any, other: Any, arguments: tuple[Any, ...], turns: int, warmup: int) -> Timings:
+    """Run ``ours(pipe, *arguments)`` and ``other(pipe, *arguments)``; the first ``warmup`` turns do not count."""
+    context = multiprocessing.get_context("spawn")
+    seconds: Mapping[str, list[float]] = {"ours": [], "other": []}
+    sides: dict[str, tuple[Any, Connection]] = {}
+    for name, target in (("ours", ours), ("other", other)):
+        here, there = context.Pipe()
+        process = context.Process(target=target, args=(there, *arguments), daemon=True)
+        process.start()
+        there.close()
+        sides[name] = (process, here)
+    for turn in range(turns + warmup):
+        for name, (_, pipe) in sides.items():
+            pipe.send(True)
+            elapsed = pipe.recv()
+            if turn >= warmup:
+                seconds[name].append(elapsed)
+    for process, pipe in sides.values():
+        pipe.send(False)
+        process.join()
+    return Timings(seconds["ours"], seconds["other"])
