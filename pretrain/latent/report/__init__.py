@@ -16,7 +16,7 @@ from pretrain.latent.report.rows import Row, is_clusters, is_latent, row_name, t
 from pretrain.latent.report.tables import BOUNDS, CODES, code_table, generated_table, likelihood_table
 from tokenizer.errors import DataError
 
-_CLUSTER_FIGURES = ("purity", "silhouette", "probe", "accuracy", "loss")
+_CLUSTER_FIGURES = ("purity", "purity_cosine", "silhouette", "probe", "accuracy", "loss")
 
 
 def run_sections(runs: Sequence[RunRecord]) -> list[Section]:
@@ -63,7 +63,17 @@ def _key(row: Row) -> str:
 
 
 def _cluster_table(runs: Sequence[RunRecord]) -> Table:
-    header = ["model", "K", "step", "k-means purity", "silhouette", "linear probe", "reconstructed", "loss, nats"]
+    header = [
+        "model",
+        "K",
+        "step",
+        "k-means purity",
+        "purity, cosine",
+        "silhouette",
+        "linear probe",
+        "reconstructed",
+        "loss, nats",
+    ]
     rows = []
     for run in runs:
         kept = {row["step"]: row for row in run.validation}

@@ -81,6 +81,16 @@ def test_figures_tell_clusters_from_a_cloud(distance: float, low: float, high: f
     assert (figures["silhouette"] > 0.8) == (distance > 0)
 
 
+def test_classes_in_their_own_directions_are_pure_by_cosine_whatever_their_lengths() -> None:
+    generator = np.random.default_rng(0)
+    classes = np.repeat(np.arange(4), 200)
+    angles = classes * np.pi / 2 + 0.1 * generator.normal(size=len(classes))
+    z = generator.uniform(0.02, 4.0, size=(len(classes), 1)) * np.stack([np.cos(angles), np.sin(angles)], 1)
+    figures = separation(z, classes)
+    assert figures["purity_cosine"] == 1.0
+    assert figures["purity"] < 0.98
+
+
 def test_figures_of_a_model() -> None:
     job = _job()
     torch.manual_seed(0)

@@ -60,6 +60,7 @@ def test_clusters_have_a_table_and_plots(tmp_path: Path) -> None:
             "step": step,
             "split": "validation",
             "purity": 0.9,
+            "purity_cosine": 1.0,
             "silhouette": 0.5,
             "probe": 1.0,
             "accuracy": 0.8,
@@ -72,7 +73,7 @@ def test_clusters_have_a_table_and_plots(tmp_path: Path) -> None:
         np.save(run / "codes" / f"step-{row['step']:08d}.npy", np.random.default_rng(0).normal(size=(4, 500, 2)))
     report([run], tmp_path / "report")
     text = (tmp_path / "report" / "report.md").read_text()
-    assert "| clVAE+ | 4 | 20,000 | 0.900 | 0.500 | 1.000 | 0.800 | 1.000 |" in text
+    assert "| clVAE+ | 4 | 20,000 | 0.900 | 1.000 | 0.500 | 1.000 | 0.800 | 1.000 |" in text
     assert "| clVAE+ | 4 | 10,000" in text
     assert (tmp_path / "report" / "codes-k4.png").stat().st_size > 5000
     assert shown_steps([]) == []
