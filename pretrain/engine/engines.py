@@ -54,12 +54,15 @@ class Engine:
         self._plain = alone and job.engine.precision != "fp16" and not job.engine.deepspeed_extra
         self._accumulation = job.accumulation(distributed.world_size())
         self._micro_steps = 0
-        self._used = False  # the gradients have had their update (until the next backward pass they tell their norm)
+        self._used = False  # the gradients have had their update, and are there until the next pass to tell their norm
+        # torch's AdamW leaves gradients as they are; apex's FusedLAMB, for one, writes its update over them
+        self._measures_late = self._plain and isinstance(optimizer, torch.optim.AdamW)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass, under the engine's precision."""
         if not self._plain:
             return self.deepspeed(*args, **kwargs)
+        self._forget_used()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.job.engine.precision == "bf16"):
             return self.module(*args, **kwargs)
 
@@ -93,9 +96,7 @@ class Engine:
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of ``loss`` (one micro-batch; divided by the accumulation, scaled for fp16)."""
         if self._plain:
-            if self._used:
-                self.base_optimizer.zero_grad()
-                self._used = False
+            self._forget_used()
             (loss / self._accumulation if self._accumulation > 1 else loss).backward()
         else:
             self.deepspeed.backward(loss)
@@ -125,7 +126,7 @@ class Engine:
 
     def gradient_norm(self) -> float:
         """Global gradient norm of the last update, before clipping."""
-        if self._plain and self._norm is None:  # nothing was clipped, and the gradients are still there
+        if self._measures_late and self._norm is None and self._used:  # nothing was clipped
             self._norm = self._measure()
         norm = self._norm if self.zero_stage == 0 else self.deepspeed.get_global_grad_norm()
         return float(norm) if norm is not None else float("nan")
@@ -137,13 +138,18 @@ class Engine:
         # DeepSpeed sets `overflow` for any norm that is not finite; only fp16 has a scaler that answers it.
         return self.job.engine.precision == "fp16" and bool(getattr(self.zero_optimizer, "overflow", False))
 
+    def _forget_used(self) -> None:
+        if self._used:
+            self.base_optimizer.zero_grad()
+            self._used = False
+
     def _measure(self) -> Tensor:
         return nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
 
     def _measure_and_clip(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._updated = True
         clip = self.job.optimizer.clip
-        self._norm = self._measure() if clip or not self._plain else None
+        self._norm = self._measure() if clip or not self._measures_late else None
         if clip and self._norm is not None:
             nn.utils.clip_grads_with_norm_(self.module.parameters(), clip, self._norm)
 

@@ -99,9 +99,11 @@ class Batches:
             epoch, place = epoch + 1, 0
 
     def evaluation(self, limit: int, rank: int, world: int) -> Iterator[tuple[int, Batch]]:
-        """Whole batches for this rank, with their numbers: evenly over all lengths, ``limit`` sentences or so."""
+        """Whole batches for this rank, with their numbers: evenly over all lengths, ``limit`` sentences or so.
+
+        Every n-th batch, so that each sentence is as likely to be among them as any other.
+        """
         count = min(len(self), max(1, round(limit / self._sizes.mean())))
-        places = (np.arange(count) + 0.5) / count * len(self._sentences)
-        chosen = np.searchsorted(np.cumsum(self._sizes), places, side="right") if count < len(self) else range(count)
-        for number in np.unique(chosen)[rank::world]:
+        chosen = ((np.arange(count) + 0.5) * len(self) / count).astype(np.int64)
+        for number in chosen[rank::world]:
             yield int(number), self.take(int(number), 0, 1)

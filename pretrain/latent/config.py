@@ -212,8 +212,12 @@ class LatentJob(Job):
             raise ValueError("objective.svi_steps improves a mean and a variance: set model.posterior=gaussian")
         if objective.svi_steps and self.engine.precision != "fp32":
             raise ValueError("objective.svi_steps differentiates twice by differences: set engine.precision=fp32")
-        if objective.aggressive_updates and (objective.svi_steps or self.has_critics or posterior == "none"):
+        if objective.svi_steps and objective.views != 1:
+            raise ValueError("objective.svi_steps improves the posterior of one view: set objective.views=1")
+        if objective.aggressive_updates and (objective.svi_steps or posterior != "gaussian"):
             raise ValueError("objective.aggressive_updates needs model.posterior=gaussian without svi_steps")
+        if objective.aggressive_updates and self.contrast.weight > 0:
+            raise ValueError("objective.aggressive_updates trains the encoder on -ELBO alone: set contrast.weight=0")
         if self.data.clusters is not None:
             self._clusters_fit()
         if self.critic.trained == "f" and (objective.regularizer == "g" or self.critic.squared != "none"):

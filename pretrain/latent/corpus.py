@@ -18,7 +18,7 @@ from tokenizer.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-_SPLITS = {"train": r"train", "validation": r"valid|dev|val", "test": r"test"}
+_SPLITS = {"train": r"train", "validation": r"validation|valid|dev|val", "test": r"test"}
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def read(path: Path, format: str) -> Iterator[list[str]]:
                         raise DataError(f"{path}, line {number}: no tab; data.format labelled reads `label TAB text`")
                 if words := line.split():
                     yield words
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as text: {error}") from None
 
 

@@ -55,7 +55,7 @@ def evaluate(
         weighted: draws for the importance-weighted likelihood; 0 = none.
         limit: sentences, at most, evenly over all lengths; None = all.
         weighted_limit: the same for the importance-weighted likelihood alone, which decodes each sentence ``weighted``
-            times; the figure ``iw_sentences`` says how many there were.
+            times; ``iw_sentences`` says how many there were, and ``ppl_exact_there`` is the bound on these.
         out: file to write the result to as well. Of a run whose whole own text was measured, the run folder keeps it
             too, for reports.
         progress: told how many batches are done, and of how many.
@@ -88,9 +88,10 @@ def evaluate(
             model.job, model.text[0], islice(watched, len(chosen)), samples, 0 if few else weighted, AGGREGATE, device
         )
         if few:
-            part = measure(model.job, model.text[0], watched, 1, weighted, 0, device)
+            part = measure(model.job, model.text[0], watched, min(samples, weighted), weighted, 0, device)
             if found := {name: value for name, value in part.items() if "_iw" in name}:
                 figures |= found | {"iw_sentences": part["sentences"]}
+                figures |= {f"{name}_there": part[name] for name in ("nelbo_exact", "ppl_exact") if name in part}
         if progress is not None:
             progress(len(chosen) + len(few), len(chosen) + len(few))
         result |= {"split": split, "samples": samples} | figures

@@ -9,7 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pretrain.latent.batches import Batch
 from pretrain.latent.corpus import Sentences
+from pretrain.latent.measure import draws
+from pretrain.latent.noise import StepNoise
 from pretrain.latent.restore import Restored
 from tokenizer.errors import ConfigError, DataError
 
@@ -44,11 +47,10 @@ def codes(model: Restored, sentences: Sequence[str], samples: int = 128, seed: i
         if len(words) > model.job.data.max_words:
             raise DataError(f"{sentence[:40]!r}...: {len(words)} words, data.max_words is {model.job.data.max_words}")
         tokens = torch.from_numpy(Sentences.of([words]).rows(np.zeros(1, dtype=np.int64)))
-        with torch.no_grad():
-            h = modules.encoder.represent(tokens)
-            generator = torch.Generator().manual_seed(seed)
-            eps = torch.randn(samples, modules.encoder.head.noise, generator=generator)
-            rows.append(modules.encoder.head(h.repeat(samples, 1), eps).z.mean(0))
+        batch = Batch(tokens, torch.zeros(1, dtype=torch.int64), 1, 1)
+        noise = StepNoise(seed, ("codes",), None, 1, tokens.device)
+        _, z, _ = draws(model.job, modules, batch, noise, samples)
+        rows.append(z.mean((0, 1)))
     return torch.stack(rows)
 
 

@@ -59,5 +59,8 @@ def generated_perplexities(
     for name, value in found.items():
         figures |= {f"{name}_ppl": value.released, f"{name}_ppl_with_ends": value.with_ends}
     if data is None and (path / "metrics.jsonl").is_file():
-        write_json(path / GENERATED_TEXT, {"by": by, "number": number, "seed": seed, **figures})
+        write_json(
+            path / GENERATED_TEXT,
+            {"checkpoint": str(model.checkpoint), "by": by, "number": number, "seed": seed, **figures},
+        )
     return figures

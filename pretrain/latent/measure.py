@@ -34,6 +34,9 @@ from pretrain.latent.text import TextDecoder, TextEncoder
 ROWS_AT_ONCE = 512
 """Sequences in one pass of the decoder."""
 
+_TO_FIT = 32
+"""Draws, at least, of a posterior without a density, to fit the proposal of the importance weighting."""
+
 
 @dataclass(frozen=True)
 class Modules:
@@ -108,10 +111,11 @@ def measure(
     return _figures(job, sums, weighted)
 
 
-def _draws(
+@torch.no_grad()
+def draws(
     job: LatentJob, modules: Modules, batch: Batch, noise: StepNoise, number: int
 ) -> tuple[Tensor, Tensor, Normal | None]:
-    """h, ``number`` draws of each posterior ``(S, n, d)``, and the density where there is one."""
+    """h, ``number`` draws of each posterior ``(S, n, d)``, and the density where there is one; SaVAE's are refined."""
     assert modules.encoder is not None
     head = modules.encoder.head
     h = modules.encoder.represent(batch.tokens)
@@ -134,8 +138,12 @@ def _measure_batch(
 ) -> None:  # fmt: skip
     point = job.model.posterior == "point"
     samples = 1 if point else samples
-    h, z, density = _draws(job, modules, batch, noise, samples if density_is_missing(job) else max(samples, weighted))
-    log_p = log_likelihoods(modules.decoder, z, batch.tokens)
+    needed = weighted
+    if density_is_missing(job):
+        needed = _TO_FIT if weighted and not point else 0
+    h, z, density = draws(job, modules, batch, noise, max(samples, needed))
+    of_use = samples if density is None else len(z)
+    log_p = log_likelihoods(modules.decoder, z[:of_use], batch.tokens)
     sums.add(rec=-log_p[:samples].double().mean(0).sum())
     means = density.mean if density is not None else z[:samples].mean(0)
     sums.moments = _moments(means, sums.moments)

@@ -89,8 +89,11 @@ def refined_density(
     assert encoded.density is not None
     assert encoded.density.log_variance is not None
     start = torch.cat([encoded.density.mean, encoded.density.log_variance], dim=-1)
+    training = decoder.training
+    decoder.train()  # cuDNN differentiates an LSTM in training mode only; dropout comes with `inputs`, which have none
     with torch.enable_grad():
         end, _ = descend(frozen_loss(decoder, inputs, beta), start, len(start), section, shared=False)
+    decoder.train(training)
     mean, log_variance = end.chunk(2, dim=-1)
     return Normal(mean, log_variance=log_variance)
 

@@ -30,6 +30,7 @@ def _distance(a: int, b: int) -> int:
     return abs(a - b)
 
 
+_SOLID, _DASHED = (0, (1, 0)), (0, (4, 2))
 _PERPLEXITIES = (("ppl_dual", "dual: no bound", "x"), ("ppl_exact", "exact KL: upper bound", "o"))
 
 
@@ -55,11 +56,11 @@ def _bounds(rows: Sequence[Row], everyone: Sequence[Row], theme: Theme) -> bytes
         axis.plot([v for v, _ in found], [p for _, p in found], mark, color=colour(i, theme), linestyle="")
     found = [(value, place) for row, place in zip(rows, places, strict=True) if (value := row.weighted)]
     axis.plot([v for v, _ in found], [p for _, p in found], "D", color=colour(2, theme), linestyle="", markersize=4)
-    for row in language_model:
-        axis.axvline(float(row.get("ppl_rec") or 0), color=colour(3, theme), linewidth=1.2)
+    for row, style in zip(language_model, ("-", "--", ":") * len(language_model), strict=False):
+        axis.axvline(float(row.get("ppl_rec") or 0), color=colour(3, theme), linewidth=1.2, linestyle=style)
     dress(axis, "Perplexity of the test text, by convention", "perplexity (logarithmic)", "", theme)
     axis.set_xscale("log")
-    axis.set_yticks(places, [row.name for row in rows])
+    axis.set_yticks(places, [row.label for row in rows])
     return png(figure, handles, theme)
 
 
@@ -71,13 +72,14 @@ def training_figure(rows: Sequence[Row]) -> list[Figure]:
         return []
 
     def paint(theme: Theme) -> bytes:
-        handles = [Line2D([], [], color=colour(i, theme), linestyle="-" if i < 7 else "--", linewidth=2, label=row.name)
-                   for i, row in enumerate(rows)]  # fmt: skip
+        styles = [_SOLID if i < 7 else _DASHED for i in range(len(rows))]  # there are seven colours
+        handles = [Line2D([], [], color=colour(i, theme), linestyle=style, linewidth=2, label=row.label)
+                   for i, (row, style) in enumerate(zip(rows, styles, strict=True))]  # fmt: skip
         figure, axes = canvas(len(panels), len(handles), theme)
         for axis, (key, name) in zip(axes, panels, strict=True):
             for i, row in enumerate(rows):
                 steps, values = row.run.series(key, validation=True)
-                axis.plot(steps, values, color=colour(i, theme), linestyle="-" if i < 7 else "--", marker=".")
+                axis.plot(steps, values, color=colour(i, theme), linestyle=styles[i], marker=".")
             dress(axis, name, "optimizer step", "nats", theme)
             count_steps(axis, max(row.run.last_step for row in rows))
         return png(figure, handles, theme)
@@ -86,10 +88,10 @@ def training_figure(rows: Sequence[Row]) -> list[Figure]:
 
 
 def dropout_figure(rows: Sequence[Row]) -> list[Figure]:
-    """Figure 4: perplexity against the dropout of the encoder, of models that differ in nothing else by name."""
+    """Figure 4: perplexity against the dropout of the encoder, a line for each model and text."""
     by_name: dict[str, list[Row]] = {}
     for row in rows:
-        by_name.setdefault(row.name, []).append(row)
+        by_name.setdefault(row.label, []).append(row)
     series = {name: found for name, found in by_name.items() if len({_dropout(row) for row in found}) > 1}
     if not series:
         return []

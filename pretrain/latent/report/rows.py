@@ -15,14 +15,24 @@ from pretrain.latent.config import EVALUATION, GENERATED_TEXT
 
 @dataclass(frozen=True)
 class Row:
-    """A run of text. ``figures`` are those of ``capt evaluate`` on the test text, else of the best validation."""
+    """A run of text. ``figures`` are those of ``capt evaluate`` on the test text, else of the best validation.
+
+    ``name`` is what the paper calls it, ``variant`` what sets it apart from the released code.
+    """
 
     name: str
+    variant: str
     dataset: str
     run: RunRecord
     figures: Mapping[str, float]
     measured: str
     generated: Mapping[str, float]
+
+    @property
+    def label(self) -> str:
+        """``clVAE+ (mlp, mean_inside; ptb)``."""
+        inside = "; ".join(part for part in (self.variant, self.dataset) if part)
+        return f"{self.name} ({inside})" if inside else self.name
 
     def get(self, name: str) -> float | None:
         """A figure; None where it was not measured."""
@@ -71,6 +81,14 @@ def row_name(config: Mapping[str, Any]) -> str:
     return name
 
 
+def variant_of(config: Mapping[str, Any]) -> str:
+    """In what an implicit row differs from the released code: its posterior, or the form of the circle loss."""
+    parts = ["mlp"] if config["model.posterior"] == "mlp" else []
+    if config["critic.loss"] == "circle" and config["critic.circle"] != "code":
+        parts.append(config["critic.circle"])
+    return ", ".join(parts)
+
+
 def dataset_of(config: Mapping[str, Any]) -> str:
     """``ptb``, ``yahoo`` or ``yelp``, by the names of the text's files; else nothing, and no published row is shown."""
     paths = " ".join(str(config.get(f"data.{key}") or "").lower() for key in ("path", "train"))
@@ -85,21 +103,31 @@ def text_rows(runs: Sequence[RunRecord]) -> list[Row]:
 def _row(run: RunRecord) -> Row:
     evaluation = _json(run.folder / EVALUATION.format(split="test"))
     if evaluation is None:
-        figures, measured = _best_validation(run), "validation, 1 draw"
+        figures, measured = _best_validation(run)
     else:
         figures = {key: value for key, value in evaluation.items() if isinstance(value, int | float)}
-        measured = f"test, {evaluation['samples']} draws" if "kl_exact" in figures or "kl_dual" in figures else "test"
+        draws = f", {evaluation['samples']} draws" if "kl_exact" in figures or "kl_dual" in figures else ""
+        measured = f"test{draws}, {_step_of(evaluation['checkpoint'])}"
     generated = _json(run.folder / GENERATED_TEXT) or {}
     config = run.config
-    return Row(row_name(config), dataset_of(config), run, figures, measured, generated)
+    return Row(row_name(config), variant_of(config), dataset_of(config), run, figures, measured, generated)
 
 
-def _best_validation(run: RunRecord) -> dict[str, float]:
-    rows = [row for row in run.validation if math.isfinite(row.get("loss", math.nan))]
+def _step_of(checkpoint: str) -> str:
+    digits = Path(checkpoint).name.removeprefix("step-")
+    return f"step {int(digits):,}" if digits.isdigit() else checkpoint
+
+
+def _best_validation(run: RunRecord) -> tuple[dict[str, float], str]:
+    """The validation whose checkpoint the run keeps as its best (``checkpoint.best``), else that of the lowest loss."""
+    key = run.config.get("checkpoint.best") or "loss"
+    sign = -1 if run.config.get("checkpoint.best") and run.config.get("checkpoint.best_mode") == "max" else 1
+    rows = [row for row in run.validation if math.isfinite(row.get(key, math.nan))]
     if not rows:
-        return {}
-    best = min(rows, key=lambda row: row["loss"])
-    return {key: value for key, value in best.items() if isinstance(value, int | float)}
+        return {}, "not measured"
+    best = min(rows, key=lambda row: sign * row[key])
+    figures = {name: float(value) for name, value in best.items() if isinstance(value, int | float)}
+    return figures, f"validation, 1 draw, step {best['step']:,}"
 
 
 def _json(path: Path) -> dict[str, Any] | None:

@@ -77,6 +77,15 @@ def test_a_part_of_the_validation_is_like_the_whole() -> None:
     assert mean == pytest.approx(sentences.scored / len(sentences), rel=0.05)
 
 
+def test_rare_lengths_are_as_likely_to_be_among_a_part() -> None:
+    """Half of the sentences fill large batches, half are alone in their length: a part has both in equal share."""
+    lengths = [3] * 320 + list(range(4, 324))
+    sentences = Sentences.of([np.full(length, 4) for length in lengths])
+    part = [batch for _, batch in Batches(sentences, 8, seed=0).evaluation(160, 0, 1)]
+    short = sum(batch.total for batch in part if batch.tokens.shape[1] == 5)
+    assert short / sum(batch.total for batch in part) == pytest.approx(0.5, abs=0.06)
+
+
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_noise_belongs_to_the_row_and_not_to_the_rank(world: int) -> None:
     def draw(rows: torch.Tensor | None) -> list[torch.Tensor]:

@@ -101,5 +101,5 @@ def test_figures_of_a_model() -> None:
     assert z.shape == (4 * POINTS, 2)
     assert classes[:, 0].bincount().tolist() == [POINTS] * 4
     figures = cluster_figures(job, modules, torch.device("cpu"))
-    assert set(figures) == {"loss", "accuracy", "purity", "silhouette", "probe"}
+    assert set(figures) == {"loss", "accuracy", "purity", "purity_cosine", "silhouette", "probe"}
     assert figures == cluster_figures(job, modules, torch.device("cpu"))

@@ -76,6 +76,8 @@ def test_rows_of_the_table_differ_in_what_they_are_named_for() -> None:
         ("vae", "data.clusters=4", r"set model\.dropout=0"),
         ("sa_vae", "objective.aggressive_updates=2", r"aggressive_updates needs"),
         ("sa_vae", "engine.precision=bf16", r"set engine\.precision=fp32"),
+        ("sa_vae", "objective.views=2", r"set objective\.views=1"),
+        ("ae", "objective.aggressive_updates=3", r"aggressive_updates needs model\.posterior=gaussian"),
         ("ivae", "model.noise=31", r"model\.noise 31 is less than model\.latent 32"),
         ("vae", "data.path=null", r"data\.path is missing"),
     ],

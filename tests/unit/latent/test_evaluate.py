@@ -60,7 +60,8 @@ def test_the_report_shows_the_papers_column_and_the_bounds(finished: Path, tmp_p
     page = report([finished], tmp_path)
     text = (tmp_path / "report.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith("| clVAE+_MI"))
-    assert "test, 4 draws" in row
+    assert "test, 4 draws, step " in row
+    assert f"{result['ppl_iw6']:,.1f} ({result['ppl_exact_there']:,.1f})" in row
     for name in ("ppl_dual", "ppl_exact", "ppl_iw6"):
         assert f"{result[name]:,.1f}" in row
     assert (tmp_path / "latent-bounds.png").stat().st_size > 5000

@@ -100,6 +100,8 @@ def test_a_posterior_without_a_density_has_a_valid_bound_of_its_own(tmp_path: Pa
     assert "nelbo_exact" not in figures
     assert "mi_aggregate" not in figures
     assert figures["nll_iw40"] > 0
+    one_draw = measure(job, modules, batches.evaluation(1000, 0, 1), 1, 40, 0, CPU)
+    assert one_draw["nll_iw40"] == pytest.approx(figures["nll_iw40"], rel=0.05)
     assert figures["ppl_iw40"] == pytest.approx(math.exp(figures["nll_iw40"] / figures["scored_a_sentence"]))
 
 

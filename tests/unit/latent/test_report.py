@@ -11,9 +11,10 @@ import pytest
 from pretrain.config import flatten
 from pretrain.config.load import load_job
 from pretrain.engine.report import report
+from pretrain.engine.report.runs import read_run
 from pretrain.latent.report.plots import shown_steps
 from pretrain.latent.report.published import GENERATED, PUBLISHED
-from pretrain.latent.report.rows import dataset_of, row_name
+from pretrain.latent.report.rows import dataset_of, row_name, text_rows, variant_of
 from tests.latent import PTB
 
 ROWS = {
@@ -40,6 +41,26 @@ def test_rows_of_tables_2_3_and_7() -> None:
     for name, end in (("yahoo", "beta_0.4 VAE"), ("yelp", "beta_0.4 VAE")):
         config = _flat(PTB.parent / name / "beta_vae.yaml")
         assert (dataset_of(config), row_name(config)) == (name, end)
+
+
+def test_a_run_without_an_evaluation_shows_the_validation_that_chose_its_checkpoint(tmp_path: Path) -> None:
+    job = load_job(PTB / "ivae.yaml")
+    (tmp_path / "config.yaml").write_text(json.dumps(job.model_dump(mode="json", by_alias=True)))
+    rows = [
+        {"step": step, "split": "validation", "loss": exact, "nelbo_dual": dual, "ppl_dual": dual, "ppl_exact": exact}
+        for step, dual, exact in ((10, 100.0, 150.0), (20, 90.0, 400.0))
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (row,) = text_rows([read_run(tmp_path)])
+    assert row.measured == "validation, 1 draw, step 20"
+    assert (row.get("ppl_dual"), row.get("ppl_exact")) == (90.0, 400.0)
+
+
+def test_the_papers_variants_have_titles_of_their_own() -> None:
+    code, paper = (_flat(PTB / f"{name}.yaml") for name in ("clvae_plus", "clvae_plus_paper"))
+    assert row_name(code) == row_name(paper) == "clVAE+"
+    assert variant_of(code) == ""
+    assert variant_of(paper) == "mlp, sum_inside"
 
 
 def test_published_perplexities_follow_from_the_likelihoods() -> None:
