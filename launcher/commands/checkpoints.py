@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ def evaluate(
         Path,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="A checkpoint, a run (its newest one; a fine-tuned one's best), or a Hugging Face folder.",
+            help="A checkpoint, a run (its best one where it keeps one, else its newest), or a Hugging Face folder.",
         ),
     ],
     text: Annotated[list[Path] | None, typer.Option(help="Held-out text (may stand several times).")] = None,
@@ -125,6 +126,9 @@ def _task_of(path: Path) -> str:
     try:
         return read_job(find_checkpoint(path)).task.type
     except CheckpointError:
+        with suppress(CheckpointError, ConfigError, OSError):
+            if (kind := read_job(path).task.type) != "capt_language":
+                return kind
         return "capt_language"
 
 
@@ -135,6 +139,7 @@ def _evaluate_latent(
     from launcher.progress import progress_bar
     from pretrain.latent.evaluate import as_text, evaluate
 
+    split = {"valid": "validation", "dev": "validation"}.get(split, split)
     if split not in ("train", "validation", "test"):
         raise ConfigError(f"--split {split!r}: choose train, validation or test")
     with progress_bar("measuring") as progress:

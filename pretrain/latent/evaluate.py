@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -18,6 +19,7 @@ from pretrain.latent.measure import measure
 from pretrain.latent.restore import load_model
 from tokenizer.errors import ConfigError, DataError
 
+logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 
 AGGREGATE = 10_000
@@ -28,7 +30,7 @@ ROWS = {
     "ppl_dual": "PPL from the dual: the paper's column, a bound on no side",
     "nelbo_exact": "-ELBO with the exact KL: an upper bound on -log p(x)",
     "ppl_exact": "PPL with the exact KL: an upper bound",
-    "kl_dual": "KL, dual estimate (negative: f has not converged)",
+    "kl_dual": "KL, dual estimate (below 0 it would say that f has not converged)",
     "kl_dual_clamped": "KL, dual estimate, never below that of f = 0",
     "kl_exact": "KL, exact",
     "mi_dual": "MI as the paper: difference of two lower bounds",
@@ -37,6 +39,19 @@ ROWS = {
     "au": "active units, by the exact mean (of draws for an mlp posterior)",
     "au_sampled": "active units, by the mean of the draws: the released rule",
     "rec": "reconstruction, nats a sentence",
+    "ppl_rec": "PPL of the reconstruction alone: no bound but for a language model, whose perplexity it is",
+    "kl_aggregate_dual": "KL of the aggregate posterior, dual estimate with g",
+    "nll_iw": "-log p(x) by importance weighting: an upper bound, on average",
+    "ppl_iw": "PPL by importance weighting: an upper bound, on average",
+    "iw_sentences": "sentences of the importance weighting",
+    "nelbo_exact_there": "-ELBO with the exact KL, of these sentences",
+    "ppl_exact_there": "PPL with the exact KL, of these sentences",
+    "loss": "reconstruction, nats",
+    "accuracy": "share of codes that the decoder gives back as their class",
+    "purity": "of k-means clusters of the codes",
+    "purity_cosine": "of k-means clusters of the codes' directions",
+    "silhouette": "of the classes in the space of codes",
+    "probe": "accuracy of a linear classifier of codes",
 }
 
 
@@ -97,7 +112,9 @@ def evaluate(
         result |= {"split": split, "samples": samples} | figures
     result["seconds"] = round(time.monotonic() - begin, 1)
     if model.vocabulary is not None and data is None and limit is None and (path / "metrics.jsonl").is_file():
-        write_json(path / EVALUATION.format(split=split), result)
+        kept = path / EVALUATION.format(split=split)
+        logger.info("%s: %s, for capt report", kept, "replaced" if kept.exists() else "written")
+        write_json(kept, result)
     if out is not None:
         write_json(out, result)
     return result
@@ -115,5 +132,6 @@ def as_text(result: dict[str, Any]) -> str:
     lines = [f"{result['checkpoint']}"]
     for name, value in result.items():
         if isinstance(value, float):
-            lines.append(f"  {name:<18} {value:>12.4f}   {ROWS.get(name, '')}".rstrip())
+            meaning = ROWS.get(name, ROWS.get(name.rstrip("0123456789"), ""))
+            lines.append(f"  {name:<18} {value:>12.4f}   {meaning}".rstrip())
     return "\n".join(lines)

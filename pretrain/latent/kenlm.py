@@ -47,8 +47,8 @@ def _find(name: str, folder: Path | None) -> Path:
     found = shutil.which(name, path=str(folder or beside)) or (shutil.which(name) if folder is None else None)
     if found is None:
         raise ConfigError(
-            f"KenLM's {name} is not in {folder or f'{beside} or on PATH'}: run 'make kenlm', or name its folder, "
-            "or choose the built-in estimator by name (builtin: the same model in numpy)"
+            f"KenLM's {name} is not in {folder or f'{beside} or on PATH'}: run 'make kenlm', or name its folder "
+            "(--programs), or choose the built-in estimator, the same model in numpy (--by builtin)"
         )
     return Path(found)
 

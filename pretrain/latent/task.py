@@ -48,6 +48,7 @@ class LatentTask:
         self._batches_an_epoch = 1
         if job.data.clusters is None:
             self.vocabulary = build_vocabulary(job.data)
+            self._check_vocabulary_of(run_dir)
             train = self._load(job, "train")
             self._train = Batches(train, job.batch.global_, job.run.seed)
             self._validation = Batches(self._load(job, "validation"), job.batch.global_, 0)
@@ -68,6 +69,16 @@ class LatentTask:
         self._last_information = -1.0
         self._clamped = 0.0
         self.status = ""
+
+    def _check_vocabulary_of(self, folder: Path) -> None:
+        """A run that is resumed has its vocabulary in its folder; another one would not fit its weights."""
+        assert self.vocabulary is not None
+        path = folder / VOCABULARY
+        if path.is_file() and Vocabulary.load(path).fingerprint != self.vocabulary.fingerprint:
+            raise CheckpointError(
+                f"{folder}: trained with another vocabulary than that of this job's text; "
+                f"set data.vocabulary_file={path}"
+            )
 
     def _load(self, job: LatentJob, split: str) -> Sentences:
         assert self.vocabulary is not None
@@ -147,7 +158,7 @@ class LatentTask:
         remarks = []
         if figures.get("au") == 0:
             remarks.append("COLLAPSED (AU 0)")
-            logger.warning("collapsed: no unit of z is active (AU 0); the decoder ignores z")
+            logger.warning("collapsed: no unit of z is active (AU 0): its mean is the same for every sentence")
         if figures.get("kl_dual", 0.0) < 0:
             remarks.append(f"DUAL KL {figures['kl_dual']:.2f} < 0")
             logger.warning(

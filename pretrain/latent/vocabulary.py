@@ -50,6 +50,11 @@ class Vocabulary:
         """Numbers of the words, without ``<s>`` and ``</s>``."""
         return np.array([self._numbers.get(word, self.unknown_id) for word in words], dtype=np.int64)
 
+    def knows_any(self, sentences: Iterable[Sequence[str]]) -> bool:
+        """Whether any word of the sentences is a known one."""
+        known = self._numbers.keys() - {self.unknown}
+        return any(word in known for sentence in sentences for word in sentence)
+
     def decode(self, numbers: Iterable[int]) -> list[str]:
         """The words up to ``</s>``."""
         words = []

@@ -65,6 +65,6 @@ def summary(values: dict[str, float], status: str = "") -> str:
         ("tokens_per_second", "tok/s", ",.0f"),
         ("mfu", "mfu", ".1%"),
     ):
-        if name in values:
+        if name in values and (values[name] or name != "tokens_per_second"):  # a job without tokens has none a second
             parts.append(f"{label} {values[name]:{form}}")
     return "  ".join([*parts, status] if status else parts)

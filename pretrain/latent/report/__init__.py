@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from pretrain.engine.report.document import Section, Table
 from pretrain.engine.report.runs import RunRecord, read_run
-from pretrain.engine.report.sweeps import Sweep
+from pretrain.engine.report.sweeps import Configuration, Sweep
+from pretrain.latent.config import EVALUATION
 from pretrain.latent.report.plots import bounds_figure, dropout_figure, scatter_figures, shown_steps, training_figure
 from pretrain.latent.report.rows import Row, is_clusters, is_latent, row_name, text_rows
 from pretrain.latent.report.tables import BOUNDS, CODES, code_table, generated_table, likelihood_table
@@ -45,17 +46,24 @@ def run_sections(runs: Sequence[RunRecord]) -> list[Section]:
 
 
 def sections(sweeps: Sequence[Sweep]) -> list[Section]:
-    """The same of the best trials of a sweep's studies (first seed)."""
+    """The same of each study's best configuration: the seeds that were evaluated, else the first one that is done."""
     runs = []
     for sweep in sweeps:
         for study in sweep.studies:
             if study.config.get("task.type") == "latent" and study.best is not None:
-                trial = next(trial for trial in study.best.trials if trial.done)
-                try:
-                    runs.append(read_run(trial.run))
-                except DataError:  # the folder was removed, or is on another machine
-                    continue
+                runs += _runs_of(study.best)
     return run_sections(runs)
+
+
+def _runs_of(best: Configuration) -> list[RunRecord]:
+    runs = []
+    for trial in best.trials:
+        if trial.done:
+            try:
+                runs.append(read_run(trial.run))
+            except DataError:  # the folder was removed, or is on another machine
+                continue
+    return [run for run in runs if (run.folder / EVALUATION.format(split="test")).is_file()] or runs[:1]
 
 
 def _key(row: Row) -> str:

@@ -45,7 +45,16 @@ def bounds_figure(rows: Sequence[Row]) -> list[Figure]:
 def _bounds(rows: Sequence[Row], everyone: Sequence[Row], theme: Theme) -> bytes:
     handles = [Line2D([], [], color=colour(i, theme), marker=mark, linestyle="", label=label)
                for i, (_, label, mark) in enumerate(_PERPLEXITIES)]  # fmt: skip
-    handles.append(Line2D([], [], color=colour(2, theme), marker="D", linestyle="", label="importance-weighted: bound"))
+    handles.append(
+        Line2D(
+            [],
+            [],
+            color=colour(2, theme),
+            marker="D",
+            linestyle="",
+            label="importance-weighted: upper bound (hollow: of fewer sentences)",
+        )
+    )
     language_model = [row for row in everyone if row.name == "LSTM language model" and row.get("ppl_rec")]
     if language_model:
         handles.append(Line2D([], [], color=colour(3, theme), label="LSTM language model of the same size: exact"))
@@ -54,12 +63,15 @@ def _bounds(rows: Sequence[Row], everyone: Sequence[Row], theme: Theme) -> bytes
     for i, (name, _, mark) in enumerate(_PERPLEXITIES):
         found = [(value, place) for row, place in zip(rows, places, strict=True) if (value := row.get(name))]
         axis.plot([v for v, _ in found], [p for _, p in found], mark, color=colour(i, theme), linestyle="")
-    found = [(value, place) for row, place in zip(rows, places, strict=True) if (value := row.weighted)]
-    axis.plot([v for v, _ in found], [p for _, p in found], "D", color=colour(2, theme), linestyle="", markersize=4)
+    for row, place in zip(rows, places, strict=True):
+        if row.weighted is not None:
+            face = "none" if row.get("iw_sentences") else colour(2, theme)
+            axis.plot([row.weighted[0]], [place], "D", color=colour(2, theme), markerfacecolor=face, markersize=5)
     for row, style in zip(language_model, ("-", "--", ":") * len(language_model), strict=False):
         axis.axvline(float(row.get("ppl_rec") or 0), color=colour(3, theme), linewidth=1.2, linestyle=style)
-    dress(axis, "Perplexity of the test text, by convention", "perplexity (logarithmic)", "", theme)
+    dress(axis, "Perplexity, by convention", "perplexity (logarithmic)", "", theme)
     axis.set_xscale("log")
+    axis.margins(x=0.1, y=0.1)
     axis.set_yticks(places, [row.label for row in rows])
     return png(figure, handles, theme)
 
@@ -132,6 +144,7 @@ def _scatter(run: RunRecord, paths: dict[int, Path], theme: Theme) -> bytes:
         for number, points in enumerate(np.load(path)):
             axis.scatter(points[:, 0], points[:, 1], s=2, color=_hue(number), linewidths=0)
         dress(axis, f"{step:,} steps", "z1", "z2", theme)
+        axis.set_aspect("equal", "datalim")
     name = f"{row_name(run.config)}, K = {run.config['data.clusters']}"
     return png(figure, [Line2D([], [], linestyle="", label=name)], theme)
 
@@ -139,7 +152,7 @@ def _scatter(run: RunRecord, paths: dict[int, Path], theme: Theme) -> bytes:
 def _hue(number: int) -> Any:
     from matplotlib import colormaps
 
-    return colormaps["tab20"](number % 20)
+    return colormaps["tab20"](number * 2 % 20 + number // 10 % 2)  # the ten dark hues first, then their light ones
 
 
 def _figure(name: str, paint: Any) -> Figure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from pretrain.engine.report.runs import RunRecord
 from pretrain.latent.config import EVALUATION, GENERATED_TEXT
+from pretrain.latent.report.published import PUBLISHED, SENTENCES
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,25 @@ class Row:
         inside = "; ".join(part for part in (self.variant, self.dataset) if part)
         return f"{self.name} ({inside})" if inside else self.name
 
+    @property
+    def text(self) -> str:
+        """The paper's text that was measured: ``ptb``, ``yahoo``, ``yelp``; nothing where it has another size."""
+        return self.dataset if self.get("sentences") in SENTENCES.get(self.dataset, ()) else ""
+
+    @property
+    def published(self) -> tuple[float, float, float, float, int] | None:
+        """-ELBO, PPL, KL, MI, AU of the paper, where it has this row on this text."""
+        return PUBLISHED.get(self.text, {}).get(self.name)
+
     def get(self, name: str) -> float | None:
         """A figure; None where it was not measured."""
         return self.figures.get(name)
 
     @property
-    def weighted(self) -> float | None:
-        """Perplexity by importance weighting, whatever the number of draws."""
-        return next((value for key, value in self.figures.items() if key.startswith("ppl_iw")), None)
+    def weighted(self) -> tuple[float, int] | None:
+        """Perplexity by importance weighting, and the number of draws."""
+        found = ((key, value) for key, value in self.figures.items() if key.startswith("ppl_iw"))
+        return next(((value, int(key.removeprefix("ppl_iw"))) for key, value in found), None)
 
 
 def is_latent(run: RunRecord) -> bool:
@@ -90,9 +103,9 @@ def variant_of(config: Mapping[str, Any]) -> str:
 
 
 def dataset_of(config: Mapping[str, Any]) -> str:
-    """``ptb``, ``yahoo`` or ``yelp``, by the names of the text's files; else nothing, and no published row is shown."""
+    """``ptb``, ``yahoo`` or ``yelp`` where ``data.path`` or ``data.train`` has it in its name; else nothing."""
     paths = " ".join(str(config.get(f"data.{key}") or "").lower() for key in ("path", "train"))
-    return next((name for name in ("ptb", "yahoo", "yelp") if name in paths), "")
+    return next((name for name in SENTENCES if re.search(rf"(?<![a-z]){name}(?![a-z])", paths)), "")
 
 
 def text_rows(runs: Sequence[RunRecord]) -> list[Row]:
@@ -110,6 +123,7 @@ def _row(run: RunRecord) -> Row:
         measured = f"test{draws}, {_step_of(evaluation['checkpoint'])}"
     generated = _json(run.folder / GENERATED_TEXT) or {}
     config = run.config
+    measured = f"{measured}, seed {config['run.seed']}"
     return Row(row_name(config), variant_of(config), dataset_of(config), run, figures, measured, generated)
 
 

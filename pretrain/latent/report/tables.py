@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pretrain.engine.report.document import Table
-from pretrain.latent.report.published import GENERATED, PUBLISHED
+from pretrain.latent.report.published import GENERATED
 from pretrain.latent.report.rows import Row
 
 BOUNDS = (
     "-ELBO and PPL 'dual' are the paper's columns: reconstruction plus the Fenchel dual of the KL. The dual is a lower "
     "bound on the KL for any critic, so this sum is below -ELBO, and it bounds -log p(x) on no side. 'Exact' has the "
     "exact KL: an upper bound on -log p(x), hence on the perplexity. IW is the importance-weighted likelihood, also "
-    "an upper bound, and the tightest here. Only 'exact' and IW tell which model fits the text better."
+    "an upper bound, and tighter on the same sentences. Only 'exact' and IW tell which model fits the text better. "
+    "Rows that say 'validation' wait for capt evaluate RUN."
 )
 CODES = (
     "MI batch is at most the log of the batch, MI aggregate at most the log of the sentences it is over. AU counts the "
@@ -23,18 +24,21 @@ CODES = (
 
 def likelihood_table(rows: Sequence[Row]) -> Table:
     """Tables 1 to 3 and 7, -ELBO and PPL: published, the paper's way, and the valid way."""
-    header = ["model", "measured on", "-ELBO published", "PPL published", "-ELBO dual", "PPL dual", "reconstruction",
-              "-ELBO exact", "PPL exact", "PPL IW (exact there)"]  # fmt: skip
+    header = ["model", "epochs", "measured on", "-ELBO published", "PPL published", "-ELBO dual", "PPL dual",
+              "reconstruction", "-ELBO exact", "PPL exact", "PPL IW",
+              "IW: draws, sentences", "PPL exact of these"]  # fmt: skip
     cells = []
     for row in rows:
-        published = PUBLISHED.get(row.dataset, {}).get(row.name)
-        nelbo, ppl = (published[0], published[1]) if published else (None, None)
+        nelbo, ppl = row.published[:2] if row.published else (None, None)
         bare = row.name in ("AE", "LSTM language model")  # no KL: the language model's perplexity is exact, AE has none
         exact = row.get("ppl_rec") if row.name == "LSTM language model" else row.get("ppl_exact")
+        weighted, draws = row.weighted or (None, None)
+        sentences = row.get("iw_sentences") or row.get("sentences")
         cells.append(
-            [row.label, row.measured, _number(nelbo, 1), _number(ppl, 2), _number(row.get("nelbo_dual"), 1),
-             _number(row.get("ppl_dual"), 1), _number(row.get("rec"), 1),
-             "" if bare else _number(row.get("nelbo_exact"), 1), _number(exact, 1), _weighted(row)]
+            [row.label, _epochs(row), row.measured, _number(nelbo, 1), _number(ppl, 2),
+             _number(row.get("nelbo_dual"), 1), _number(row.get("ppl_dual"), 1), _number(row.get("rec"), 1),
+             "" if bare else _number(row.get("nelbo_exact"), 1), _number(exact, 1), _number(weighted, 1),
+             f"{draws:,}, {sentences:,.0f}" if draws else "", _number(row.get("ppl_exact_there"), 1)]
         )  # fmt: skip
     return Table(header, cells)
 
@@ -45,8 +49,7 @@ def code_table(rows: Sequence[Row]) -> Table:
               "MI aggregate", "AU", "AU sampled"]  # fmt: skip
     cells = []
     for row in rows:
-        published = PUBLISHED.get(row.dataset, {}).get(row.name)
-        kl, mi, au = published[2:] if published else (None, None, None)
+        kl, mi, au = row.published[2:] if row.published else (None, None, None)
         cells.append(
             [row.label, _number(kl, 2), _number(mi, 2), _number(au, 0), _number(row.get("kl_dual"), 2),
              _number(row.get("kl_exact"), 2), _number(row.get("mi_dual"), 2), _number(row.get("mi_batch"), 2),
@@ -58,22 +61,22 @@ def code_table(rows: Sequence[Row]) -> Table:
 def generated_table(rows: Sequence[Row]) -> Table:
     """Table 4: forward and reverse perplexity of sampled sentences; without rows where none was measured."""
     header = ["model", "forward published", "reverse published", "forward", "reverse (training text)",
-              "reverse (test text)"]  # fmt: skip
+              "reverse (test text)", "sentences, by"]  # fmt: skip
     cells = []
     for row in rows:
         if not row.generated:
             continue
-        forward, reverse = GENERATED.get(row.name, (None, None)) if row.dataset == "ptb" else (None, None)
+        forward, reverse = GENERATED.get(row.name, (None, None)) if row.text == "ptb" else (None, None)
         names = ("forward_ppl", "reverse_train_ppl", "reverse_test_ppl")
         cells.append([row.label, _number(forward, 0), _number(reverse, 0),
-                      *(_number(row.generated.get(name), 0) for name in names)])  # fmt: skip
+                      *(_number(row.generated.get(name), 0) for name in names),
+                      f"{row.generated.get('number', 0):,}, {row.generated.get('by', '')}"])  # fmt: skip
     return Table(header, cells)
 
 
-def _weighted(row: Row) -> str:
-    """The importance-weighted perplexity; and where it is of fewer sentences, the bound on these beside it."""
-    there = row.get("ppl_exact_there")
-    return _number(row.weighted, 1) + (f" ({there:,.1f})" if there is not None else "")
+def _epochs(row: Row) -> str:
+    epochs = row.run.config.get("schedule.epochs")
+    return "" if epochs is None else f"{epochs:g}"
 
 
 def _number(value: float | None, digits: int) -> str:

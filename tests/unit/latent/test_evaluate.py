@@ -61,7 +61,7 @@ def test_the_report_shows_the_papers_column_and_the_bounds(finished: Path, tmp_p
     text = (tmp_path / "report.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith("| clVAE+_MI"))
     assert "test, 4 draws, step " in row
-    assert f"{result['ppl_iw6']:,.1f} ({result['ppl_exact_there']:,.1f})" in row
+    assert f"| {result['ppl_iw6']:,.1f} | 6, {result['iw_sentences']:,.0f} | {result['ppl_exact_there']:,.1f} |" in row
     for name in ("ppl_dual", "ppl_exact", "ppl_iw6"):
         assert f"{result[name]:,.1f}" in row
     assert (tmp_path / "latent-bounds.png").stat().st_size > 5000

@@ -52,7 +52,8 @@ def test_a_run_without_an_evaluation_shows_the_validation_that_chose_its_checkpo
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (row,) = text_rows([read_run(tmp_path)])
-    assert row.measured == "validation, 1 draw, step 20"
+    assert row.measured == "validation, 1 draw, step 20, seed 1"
+    assert row.published is None, "not a text of PTB's size"
     assert (row.get("ppl_dual"), row.get("ppl_exact")) == (90.0, 400.0)
 
 
