@@ -46,10 +46,11 @@ class _MaskedCrossEntropy(torch.autograd.Function):
             target_log_p[rows] = at_target - highest - total.log()
             correct[rows] = (at_target == highest).squeeze(1)
             if gradient:
-                p = part.mul_(1 / total)
+                p = torch.mul(part, 1 / total, out=logits[rows] if logits.dtype == exact else part)
                 p.scatter_add_(1, target[rows], p.new_full((), -1.0).expand_as(target[rows]))
                 dbias += used[rows].to(exact) @ p
-                logits[rows] = p if lift == 1.0 else p.mul_(lift)
+                if p is part:
+                    logits[rows] = p if lift == 1.0 else p.mul_(lift)
         if gradient:
             ctx.save_for_backward(x, weight, logits, used, dbias.to(bias.dtype))
             ctx.lift = lift

@@ -45,16 +45,8 @@ def bounds_figure(rows: Sequence[Row]) -> list[Figure]:
 def _bounds(rows: Sequence[Row], everyone: Sequence[Row], theme: Theme) -> bytes:
     handles = [Line2D([], [], color=colour(i, theme), marker=mark, linestyle="", label=label)
                for i, (_, label, mark) in enumerate(_PERPLEXITIES)]  # fmt: skip
-    handles.append(
-        Line2D(
-            [],
-            [],
-            color=colour(2, theme),
-            marker="D",
-            linestyle="",
-            label="importance-weighted: upper bound (hollow: of fewer sentences)",
-        )
-    )
+    weighted = "importance-weighted: upper bound (hollow: of fewer sentences)"
+    handles.append(Line2D([], [], color=colour(2, theme), marker="D", linestyle="", label=weighted))
     language_model = [row for row in everyone if row.name == "LSTM language model" and row.get("ppl_rec")]
     if language_model:
         handles.append(Line2D([], [], color=colour(3, theme), label="LSTM language model of the same size: exact"))
