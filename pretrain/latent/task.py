@@ -35,6 +35,12 @@ logger = logging.getLogger(__name__)
 VOCABULARY = "vocabulary.txt"
 
 
+def _other_vocabulary(folder: Path, words: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{folder}: trained with another vocabulary than that of this job's text; set data.vocabulary_file={words}"
+    )
+
+
 class LatentTask:
     """A latent-variable model of sentences, or of the synthetic clusters."""
 
@@ -75,10 +81,7 @@ class LatentTask:
         assert self.vocabulary is not None
         path = folder / VOCABULARY
         if path.is_file() and Vocabulary.load(path).fingerprint != self.vocabulary.fingerprint:
-            raise CheckpointError(
-                f"{folder}: trained with another vocabulary than that of this job's text; "
-                f"set data.vocabulary_file={path}"
-            )
+            raise _other_vocabulary(folder, path)
 
     def _load(self, job: LatentJob, split: str) -> Sentences:
         assert self.vocabulary is not None
@@ -192,10 +195,7 @@ class LatentTask:
         """
         own = self.vocabulary.fingerprint if self.vocabulary is not None else None
         if state["vocabulary"] != own:
-            raise CheckpointError(
-                f"{folder}: trained with another vocabulary than that of this job's text; set "
-                f"data.vocabulary_file={folder / VOCABULARY}"
-            )
+            raise _other_vocabulary(folder, folder / VOCABULARY)
         self._aggressive, self._last_information = state["aggressive"], state["information"]
         self._clamped, self.status = state["clamped"], state["status"]
         if self.queue is not None and state["queue"]:

@@ -13,7 +13,7 @@ from pretrain.engine.report.runs import RunRecord, read_run
 from pretrain.engine.report.sweeps import Configuration, Sweep
 from pretrain.latent.config import EVALUATION
 from pretrain.latent.report.plots import bounds_figure, dropout_figure, scatter_figures, shown_steps, training_figure
-from pretrain.latent.report.rows import Row, is_clusters, is_latent, row_name, text_rows
+from pretrain.latent.report.rows import is_clusters, is_latent, row_name, text_rows
 from pretrain.latent.report.tables import BOUNDS, CODES, code_table, generated_table, likelihood_table
 from tokenizer.errors import DataError
 
@@ -27,7 +27,7 @@ def run_sections(runs: Sequence[RunRecord]) -> list[Section]:
     if rows:
         tables = [likelihood_table(rows), code_table(rows)]
         figures = [*bounds_figure(rows), *training_figure(rows), *dropout_figure(rows)]
-        data = {_key(row): {**row.figures, **row.generated} for row in rows}
+        data = {str(row.run.folder): {**row.figures, **row.generated} for row in rows}
         sections.append(
             Section("Latent-variable models (Tables 1 to 3 and 7)", tables=tables, remarks=[BOUNDS, CODES],
                     figures=figures, data=data)
@@ -64,10 +64,6 @@ def _runs_of(best: Configuration) -> list[RunRecord]:
             except DataError:  # the folder was removed, or is on another machine
                 continue
     return [run for run in runs if (run.folder / EVALUATION.format(split="test")).is_file()] or runs[:1]
-
-
-def _key(row: Row) -> str:
-    return str(row.run.folder)
 
 
 def _cluster_table(runs: Sequence[RunRecord]) -> Table:
