@@ -14,7 +14,8 @@ from sklearn.metrics import silhouette_score
 from torch import Tensor, nn
 
 from pretrain.latent.clusters import ClusterDecoder, ClusterEncoder
-from pretrain.latent.config import CODES, LatentJob
+from pretrain.latent.config import LatentJob
+from pretrain.latent.kept import CODES
 from pretrain.latent.noise import StepNoise
 
 POINTS = 500

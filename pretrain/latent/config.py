@@ -15,15 +15,6 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from pretrain.config.base import Section
 from pretrain.config.schema import BatchSection, EngineSection, Job, OptimizerSection, ScheduleSection, ValidateSection
 
-EVALUATION = "evaluation-{split}.json"
-"""What ``capt evaluate RUN`` leaves in the run folder, for reports."""
-
-GENERATED_TEXT = "generated.json"
-"""What ``capt latent perplexity RUN`` leaves in it."""
-
-CODES = "codes"
-"""Folder of a run of clusters with the codes of each validation, ``step-00005000.npy`` of shape (K, 500, 2)."""
-
 
 class DataSection(Section):
     """Sentences in files, a line each, words split at blanks; or the synthetic clusters."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -13,13 +12,12 @@ from pretrain.engine import distributed
 from pretrain.engine.safe_files import write_json
 from pretrain.latent.batches import Batch, Batches
 from pretrain.latent.cluster_measure import cluster_figures
-from pretrain.latent.config import EVALUATION
 from pretrain.latent.corpus import load_sentences
+from pretrain.latent.kept import EVALUATION, keep
 from pretrain.latent.measure import measure
 from pretrain.latent.restore import load_model
 from tokenizer.errors import ConfigError, DataError
 
-logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 
 AGGREGATE = 10_000
@@ -71,7 +69,7 @@ def evaluate(
         limit: sentences, at most, evenly over all lengths; None = all.
         weighted_limit: the same for the importance-weighted likelihood alone, which decodes each sentence ``weighted``
             times; ``iw_sentences`` says how many there were, and ``ppl_exact_there`` is the bound on these.
-        out: file to write the result to as well. Of a run whose whole own text was measured, the run folder keeps it
+        out: file to write the result to as well. Where a run's whole own text was measured, the run folder keeps it
             too, for reports.
         progress: told how many batches are done, and of how many.
 
@@ -111,10 +109,8 @@ def evaluate(
             progress(len(chosen) + len(few), len(chosen) + len(few))
         result |= {"split": split, "samples": samples} | figures
     result["seconds"] = round(time.monotonic() - begin, 1)
-    if model.vocabulary is not None and data is None and limit is None and (path / "metrics.jsonl").is_file():
-        kept = path / EVALUATION.format(split=split)
-        logger.info("%s: %s, for capt report", kept, "replaced" if kept.exists() else "written")
-        write_json(kept, result)
+    if model.vocabulary is not None and data is None and limit is None:
+        keep(path, EVALUATION.format(split=split), result)
     if out is not None:
         write_json(out, result)
     return result

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from pathlib import Path
 
-from pretrain.engine.safe_files import write_json
-from pretrain.latent.config import GENERATED_TEXT
 from pretrain.latent.corpus import file_of, read
 from pretrain.latent.forward_reverse import SAMPLES, Estimator, estimator, forward_perplexity, reverse_perplexity
 from pretrain.latent.generate import sample
+from pretrain.latent.kept import GENERATED_TEXT, keep
 from pretrain.latent.restore import load_model
 from tokenizer.errors import DataError
-
-logger = logging.getLogger(__name__)
 
 
 def generated_perplexities(
@@ -60,9 +56,7 @@ def generated_perplexities(
     figures: dict[str, float] = {}
     for name, value in found.items():
         figures |= {f"{name}_ppl": value.released, f"{name}_ppl_with_ends": value.with_ends}
-    if data is None and (path / "metrics.jsonl").is_file():
-        write_json(
-            path / GENERATED_TEXT,
-            {"checkpoint": str(model.checkpoint), "by": by, "number": number, "seed": seed, **figures},
-        )
+    if data is None:
+        about = {"checkpoint": str(model.checkpoint), "by": by, "number": number, "seed": seed}
+        keep(path, GENERATED_TEXT, about | figures)
     return figures

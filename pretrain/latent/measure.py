@@ -126,7 +126,7 @@ def draws(
         still = job.model_copy(update={"model": job.model.model_copy(update={"dropout": 0.0, "encoder_dropout": 0.0})})
         inputs = inputs_of(still, batch, noise)
         first = head(h, inputs.eps)
-        density = refined_density(modules.decoder, first, inputs, job.objective.beta_end, job.objective)
+        density = refined_density(modules.decoder, first, inputs, noise, job.objective.beta_end, job.objective)
         assert density.log_variance is not None
         z = density.mean + (0.5 * density.log_variance).exp() * eps.view_as(z)
     return h, z, density

@@ -56,7 +56,7 @@ def train_step(
         report |= _train_critics(job, engines["critics"], encoded, batch, noise)
     at = encoded.z.detach().requires_grad_()
     if job.objective.svi_steps:
-        rec, through, after = refine(job, engines["decoder"], encoded, inputs, share, beta)
+        rec, through, after = refine(job, engines["decoder"], encoded, inputs, noise, share, beta)
         report |= after
     else:
         rec = engines["decoder"](at, inputs.written, inputs.counted, inputs.decoder_keep) * share

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pretrain.engine.report.document import Section, Table
 from pretrain.engine.report.runs import RunRecord, read_run
 from pretrain.engine.report.sweeps import Configuration, Sweep
-from pretrain.latent.config import EVALUATION
+from pretrain.latent.kept import EVALUATION
 from pretrain.latent.report.plots import bounds_figure, dropout_figure, scatter_figures, shown_steps, training_figure
 from pretrain.latent.report.rows import is_clusters, is_latent, row_name, text_rows
 from pretrain.latent.report.tables import BOUNDS, CODES, code_table, generated_table, likelihood_table

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from pretrain.engine.report.document import Figure
 from pretrain.engine.report.plots import Theme, canvas, colour, count_steps, dress, png
 from pretrain.engine.report.runs import RunRecord
-from pretrain.latent.config import CODES
+from pretrain.latent.kept import CODES
 from pretrain.latent.report.rows import Row, row_name
 
 STEPS = (5_000, 15_000, 30_000, 80_000)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.engine.report.runs import RunRecord
-from pretrain.latent.config import EVALUATION, GENERATED_TEXT
+from pretrain.latent.kept import EVALUATION, GENERATED_TEXT
 from pretrain.latent.report.published import PUBLISHED, SENTENCES
 
 

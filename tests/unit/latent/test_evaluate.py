@@ -49,7 +49,10 @@ def test_evaluation_reports_both_conventions(finished: Path, tmp_path: Path) -> 
     assert result["nelbo_exact"] > result["nll_iw6"]
     assert result["nelbo_dual"] < result["nelbo_exact"]
     assert "bound on no side" in as_text(result)
-    again = evaluate(finished, samples=4, weighted=6)
+    checkpoint = Path(result["checkpoint"])
+    (finished / "evaluation-test.json").unlink()
+    again = evaluate(checkpoint, samples=4, weighted=6)
+    assert json.loads((finished / "evaluation-test.json").read_text()) == again, "kept for a run's checkpoint as well"
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in result.items() if k != "seconds"}
 
 

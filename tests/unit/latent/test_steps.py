@@ -105,25 +105,27 @@ def _loss(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tenso
 
 
 def _sa_vae(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tensor:
-    """The descent unrolled, and differentiated through."""
+    """The descent unrolled, and differentiated through; what flows back into a point of it is cut to ``svi_clip``."""
     inputs = inputs_of(job, batch, noise)
     density = modules["encoder"](inputs.read, inputs.eps, inputs.encoder_keep).density
     at = torch.cat([density.mean, density.log_variance], 1)
 
-    def nelbo(at: Tensor) -> Tensor:
+    def nelbo(at: Tensor, eps: Tensor) -> Tensor:
         mean, log_variance = at.chunk(2, 1)
-        z = mean + (0.5 * log_variance).exp() * inputs.eps
+        z = mean + (0.5 * log_variance).exp() * eps
         kl = Normal(mean, log_variance=log_variance).kl().sum() / N
         return _reconstruction(modules["decoder"], z, inputs.written, inputs.decoder_keep) + BETA * kl
 
     velocity = torch.zeros_like(at)
     section = job.objective
     for _ in range(section.svi_steps):
-        (gradient,) = torch.autograd.grad(nelbo(at), at, create_graph=True)
-        clip = min(1.0, section.svi_clip / (float(gradient.detach().norm()) + 1e-6))
-        velocity = section.svi_momentum * velocity - section.svi_lr * clip * gradient
+        (gradient,) = torch.autograd.grad(nelbo(at, noise.normal(1, at.shape[1] // 2)), at, create_graph=True)
+        at.register_hook(lambda g: g * min(1.0, section.svi_clip / (float(g.norm()) + 1e-6)))
+        halves = [half * min(1.0, section.svi_clip / (float(half.detach().norm()) + 1e-6))
+                  for half in gradient.chunk(2, 1)]  # fmt: skip
+        velocity = section.svi_momentum * velocity - section.svi_lr * torch.cat(halves, 1)
         at = at + velocity
-    return nelbo(at)
+    return nelbo(at, inputs.eps)
 
 
 @pytest.mark.parametrize(
