@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED, check_is_free
+from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED, check_is_free, held
 from tokenizer.errors import ConfigError
 
-__all__ = ["BAD_INPUT", "DONE", "FAILED", "STOPPED", "check_is_free"]
+__all__ = ["BAD_INPUT", "DONE", "FAILED", "STOPPED", "check_is_free", "held"]
 
 
 def config_of(folder: Path) -> Path:

@@ -4,7 +4,6 @@ Tune's own state, so that a sweep whose driver was killed continues with what is
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import shutil
@@ -185,10 +184,5 @@ def _taken(folder: Path, resume: bool) -> Iterator[None]:
         raise ConfigError(f"sweep.dir {folder} is a file; name a folder")
     if not resume and any((folder / mark).exists() for mark in ("sweep.yaml", TRIALS, "trials")):
         raise ConfigError(f"sweep.dir {folder} already holds a sweep; continue it with --resume or name another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as f:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"sweep.dir {folder}: another capt sweep is running in it") from None
+    with runfolder.held(folder, ".lock", f"sweep.dir {folder}: another capt sweep is running in it"):
         yield

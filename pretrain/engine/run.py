@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from pretrain.engine.checkpoint import (
 from pretrain.engine.checkpoint.save import config_text
 from pretrain.engine.engines import build_engines
 from pretrain.engine.loop import Run, train
-from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED, check_is_free
+from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED, check_is_free, held
 from pretrain.engine.safe_files import write_json
 from pretrain.engine.task import Progress
 from pretrain.tasks import task_class
@@ -75,10 +76,27 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None) ->
         logger.info("%s is done: all %d steps; raise schedule.max_steps to go on", run_dir, progress.step)
         _write_status(run_dir, "done", progress.step, DONE)
         return DONE
-    _start_folder(run_dir, job)
+    with _alone(run_dir):
+        return _train(run)
+
+
+@contextlib.contextmanager
+def _alone(run_dir: Path) -> Iterator[None]:
+    """No other job may write into the folder: two would overwrite one another's checkpoints and mix their metrics."""
+    with contextlib.ExitStack() as stack:
+        with distributed.agreed():
+            if distributed.rank() == 0:
+                refusal = f"run.dir {run_dir}: another process is training in this folder; stop it, or name another one"
+                stack.enter_context(held(run_dir, ".training", refusal))
+        yield
+
+
+def _train(run: Run) -> int:
+    run_dir, progress = run.dir, run.progress
+    _start_folder(run_dir, run.job)
     _write_status(run_dir, "running", progress.step, None)
     try:
-        train(run, default_callbacks(job))
+        train(run, default_callbacks(run.job))
     except BaseException as error:
         code = BAD_INPUT if isinstance(error, UserError) else FAILED
         with contextlib.suppress(OSError):  # a full disk must not hide what went wrong

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tokenizer.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
 
@@ -19,3 +25,21 @@ def check_is_free(folder: Path) -> None:
         raise ConfigError(
             f"run.dir {folder} already holds a run; continue it with 'capt resume {folder}' or name another folder"
         )
+
+
+@contextmanager
+def held(folder: Path, name: str, refusal: str) -> Iterator[None]:
+    """Hold ``folder`` by a lock on its file ``name``, which the kernel frees when this process dies.
+
+    Raises:
+        ConfigError: ``refusal``, when another process holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / name).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(refusal) from None
+        except OSError as error:  # a network file system without locks
+            logger.warning("%s cannot be locked (%s): see to it that nobody else uses it", folder, error.strerror)
+        yield

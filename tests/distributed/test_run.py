@@ -15,6 +15,7 @@ from pretrain.config.load import job_from_mapping
 from pretrain.engine.checkpoint import checkpoints_of, find_checkpoint
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
+from pretrain.engine.run_folder import held
 from pretrain.tasks import TASKS
 from tests.support import run_ranks
 from tokenizer.errors import CheckpointError, ConfigError, UserError
@@ -88,6 +89,15 @@ def test_a_used_folder_is_refused(finished: Path) -> None:
     assert outcome.startswith("ConfigError")
     assert "capt resume" in outcome
     assert (finished / "metrics.jsonl").read_text() == before
+
+
+def test_a_folder_in_which_another_job_trains_is_left_alone(finished: Path) -> None:
+    before = {name: (finished / name).read_bytes() for name in ("metrics.jsonl", "status.json", "config.yaml")}
+    mapping = _mapping(finished, schedule={"max_steps": 8})
+    with held(finished, ".training", ""):
+        outcomes = run_ranks(_run, 2, mapping, True)
+    assert all("another process is training in this folder" in str(outcome) for outcome in outcomes), outcomes
+    assert {name: (finished / name).read_bytes() for name in before} == before
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
