@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 _SLOPE = 0.01
+_leaky_relu_backward = torch.ops.aten.leaky_relu_backward.grad_input  # by its overload: to find it costs as much as it
 
 
 class LeakyMLP(nn.Sequential):
@@ -34,10 +35,15 @@ class LeakyMLP(nn.Sequential):
 
     def forward(self, x: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
         """The outputs, in the precision of autocast where that is on."""
+        out: Tensor
+        parameters = [p for layer in list(self)[::2] for p in (layer.weight, layer.bias)]
         device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        if not torch.is_autocast_enabled(device):
+            out = _LeakyMLP.apply(x, *parameters)
+            return out
+        dtype = torch.get_autocast_dtype(device)
         with torch.autocast(device, enabled=False):
-            out: Tensor = _LeakyMLP.apply(x.to(dtype), *(p.to(dtype) for p in self.parameters()))
+            out = _LeakyMLP.apply(x.to(dtype), *(p.to(dtype) for p in parameters))
         return out
 
 
@@ -64,7 +70,7 @@ class _LeakyMLP(torch.autograd.Function):
                 found[2 + 2 * layer] = gradient.sum(0)
             if layer:
                 gradient = gradient @ weights[layer]
-                torch.ops.aten.leaky_relu_backward(gradient, inputs[layer], _SLOPE, True, grad_input=gradient)
+                _leaky_relu_backward(gradient, inputs[layer], _SLOPE, True, grad_input=gradient)
             elif ctx.needs_input_grad[0]:
                 found[0] = gradient @ weights[0]
         return tuple(found)
