@@ -51,6 +51,12 @@ def evaluate(
         int | None,
         typer.Option(min=1, help="Sentences for that likelihood, at most; else all."),
     ] = None,
+    generated: Annotated[
+        str | None,
+        typer.Option(
+            help="Forward and reverse PPL of generated text: builtin, kenlm or none; else builtin for the test text.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the choice of windows and of the corruption.")] = 1,
     json: o.Json = False,
 ) -> None:
@@ -68,7 +74,7 @@ def evaluate(
         if kind == "glue":
             _evaluate_glue(checkpoint, data, out, batch, json)
         else:
-            _evaluate_latent(checkpoint, split, data, draws, weighted, weighted_sentences, out, json)
+            _evaluate_latent(checkpoint, split, data, draws, weighted, weighted_sentences, generated, out, json)
         return
     if data is not None:
         raise ConfigError("--data is for fine-tuned and latent checkpoints; give text with --text, STS sets with --sts")
@@ -134,18 +140,23 @@ def _task_of(path: Path) -> str:
 
 def _evaluate_latent(
     checkpoint: Path, split: str, data: Path | None, draws: int, weighted: int, weighted_sentences: int | None,
-    out: Path | None, json: bool,
+    generated: str | None, out: Path | None, json: bool,
 ) -> None:  # fmt: skip
     from launcher.progress import progress_bar
     from pretrain.latent.evaluate import as_text, evaluate
+    from pretrain.latent.generated import writes_text
 
     split = {"valid": "validation", "dev": "validation"}.get(split, split)
     if split not in ("train", "validation", "test"):
         raise ConfigError(f"--split {split!r}: choose train, validation or test")
+    if generated not in (None, "builtin", "kenlm", "none"):
+        raise ConfigError(f"--generated {generated!r}: choose builtin, kenlm or none")
+    if generated is None and data is None and split == "test" and writes_text(checkpoint):
+        generated = "builtin"
     with progress_bar("measuring") as progress:
         result = evaluate(
             checkpoint, split=split, data=data, samples=draws, weighted=weighted, weighted_limit=weighted_sentences,
-            out=out, progress=progress,
+            generated=None if generated == "none" else generated, out=out, progress=progress,  # type: ignore[arg-type]
         )  # fmt: skip
     if json:
         o.echo_json(result)

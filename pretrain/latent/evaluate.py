@@ -13,6 +13,8 @@ from pretrain.engine.safe_files import write_json
 from pretrain.latent.batches import Batch, Batches
 from pretrain.latent.cluster_measure import cluster_figures
 from pretrain.latent.corpus import load_sentences
+from pretrain.latent.forward_reverse import Estimator
+from pretrain.latent.generated import generated_perplexities
 from pretrain.latent.kept import EVALUATION, keep
 from pretrain.latent.measure import measure
 from pretrain.latent.restore import load_model
@@ -44,6 +46,9 @@ ROWS = {
     "iw_sentences": "sentences of the importance weighting",
     "nelbo_exact_there": "-ELBO with the exact KL, of these sentences",
     "ppl_exact_there": "PPL with the exact KL, of these sentences",
+    "forward_ppl": "5-gram PPL of generated sentences, under a model of the training text",
+    "reverse_train_ppl": "5-gram PPL of the training text, under a model of generated sentences: the released rule",
+    "reverse_test_ppl": "5-gram PPL of the test text, under a model of generated sentences: the paper's words",
     "loss": "reconstruction, nats",
     "accuracy": "share of codes that the decoder gives back as their class",
     "purity": "of k-means clusters of the codes",
@@ -55,8 +60,8 @@ ROWS = {
 
 def evaluate(
     path: Path, *, split: str = "test", data: Path | None = None, samples: int = 128, weighted: int = 500,
-    limit: int | None = None, weighted_limit: int | None = None, out: Path | None = None,
-    progress: Progress | None = None,
+    limit: int | None = None, weighted_limit: int | None = None, generated: Estimator | None = None,
+    out: Path | None = None, progress: Progress | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure a checkpoint on a split of its data.
 
@@ -69,6 +74,7 @@ def evaluate(
         limit: sentences, at most, evenly over all lengths; None = all.
         weighted_limit: the same for the importance-weighted likelihood alone, which decodes each sentence ``weighted``
             times; ``iw_sentences`` says how many there were, and ``ppl_exact_there`` is the bound on these.
+        generated: the program whose 5-gram models give forward and reverse perplexity of generated text; None = none.
         out: file to write the result to as well. Where a run's whole own text was measured, the run folder keeps it
             too, for reports.
         progress: told how many batches are done, and of how many.
@@ -108,6 +114,8 @@ def evaluate(
         if progress is not None:
             progress(len(chosen) + len(few), len(chosen) + len(few))
         result |= {"split": split, "samples": samples} | figures
+        if generated is not None:
+            result |= generated_perplexities(path, by=generated, data=data)
     result["seconds"] = round(time.monotonic() - begin, 1)
     if model.vocabulary is not None and data is None and limit is None:
         keep(path, EVALUATION.format(split=split), result)
@@ -129,5 +137,7 @@ def as_text(result: dict[str, Any]) -> str:
     for name, value in result.items():
         if isinstance(value, float):
             meaning = ROWS.get(name, ROWS.get(name.rstrip("0123456789"), ""))
-            lines.append(f"  {name:<18} {value:>12.4f}   {meaning}".rstrip())
+            if name.endswith("_with_ends"):
+                meaning = "the same with the ends of sentences scored"
+            lines.append(f"  {name:<27} {value:>12.4f}   {meaning}".rstrip())
     return "\n".join(lines)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from launcher.cli import app as capt
 from launcher.commands.latent import app
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.report import report
@@ -126,6 +127,21 @@ def test_commands_write_what_the_functions_return(finished: Path) -> None:
     assert way == interpolate(model, "the cat sees", "a dog", 2)
     assert rows("reconstruct", "the cat")[0]["reconstruction"] == reconstruct(model, ["the cat"])[0]
     assert len(rows("reconstruct", "-n", "3")) == 3
+
+
+def test_the_command_measures_generated_text_as_well_unless_told_otherwise(finished: Path) -> None:
+    def figures(*arguments: str) -> dict[str, float]:
+        command = ["evaluate", str(finished), "--draws", "2", "--weighted", "0", "--json", *arguments]
+        result = CliRunner().invoke(capt, command, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        found: dict[str, float] = json.loads(result.stdout)
+        return found
+
+    assert figures()["forward_ppl"] == generated_perplexities(finished)["forward_ppl"]
+    assert "forward_ppl" not in figures("--generated", "none")
+    assert "forward_ppl" not in figures("--split", "validation")
+    refused = CliRunner().invoke(capt, ["evaluate", str(finished), "--generated", "srilm"])
+    assert "choose builtin, kenlm or none" in str(refused.exception)
 
 
 def test_what_is_no_latent_model_is_refused(finished: Path, tmp_path: Path) -> None:
