@@ -63,7 +63,9 @@ class Engine:
         if not self._plain:
             return self.deepspeed(*args, **kwargs)
         self._forget_used()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.job.engine.precision == "bf16"):
+        if self.job.engine.precision == "fp32":
+            return self.module(*args, **kwargs)
+        with torch.autocast(self.device.type, torch.bfloat16):
             return self.module(*args, **kwargs)
 
     @property

@@ -35,8 +35,13 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 
 def log1p_sum_exp(x: Float[Tensor, "v n"]) -> Float[Tensor, " v"]:
-    r""":math:`\log(1 + \sum_i e^{x_{vi}})` over the columns of all ranks (each may hold another number, or none)."""
+    r""":math:`\log(1 + \sum_i e^{x_{vi}})` over the columns of all ranks (each may hold another number, or none).
+
+    No gradient: it is :math:`e^{x_{vi} - \mathrm{out}_v}` at each column.
+    """
+    own = torch.logsumexp(F.pad(x, (1, 0)), 1)
     if distributed.world_size() == 1:
-        return F.softplus(torch.logsumexp(x, 1), threshold=50)
-    highest = distributed.all_reduce_max(F.pad(x.detach(), (1, 0)).amax(1))
-    return highest + torch.log(torch.exp(-highest) + sum_over_ranks(torch.exp(x - highest[:, None]).sum(1)))
+        return own
+    highest = distributed.all_reduce_max(own)
+    shares = distributed.all_reduce_sum(torch.exp(own - highest) - torch.exp(-highest))  # without the 1 of each rank
+    return highest + torch.log(torch.exp(-highest) + shares)

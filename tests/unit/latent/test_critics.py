@@ -50,6 +50,39 @@ def test_losses_are_the_equations_summed_over_views_and_critics(section: CriticS
     assert int(clamped) == 0
 
 
+def _literal(section: CriticSection, q: Tensor, p: Tensor) -> Tensor:
+    p = p.clamp(max=section.clamp)
+    if section.loss == "dual":
+        return p.exp().mean() - q.mean()
+    if section.circle == "code":
+        return (1 + p.exp().exp().sum()).log() + (1 + (-q).exp().sum()).log()
+    if section.circle == "single_exp":
+        return (1 + p.exp().sum()).log() + (1 + (-q).exp().sum()).log()
+    share = 1 / len(q) if section.circle == "mean_inside" else 1.0
+    return (1 + (share * p.exp().sum()).exp()).log() + (1 + (-share * q.sum()).exp()).log()
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda s: s.loss if s.loss == "dual" else s.circle)
+@pytest.mark.parametrize("counted", [N, 4, 0])
+def test_gradients_are_those_of_the_equations(section: CriticSection, counted: int) -> None:
+    section = section.model_copy(update={"clamp": 1.0})  # some of the values are above
+    leaves = [value.requires_grad_() for value in _values(seed=3)]
+    loss, clamped = critic_loss(Values(*leaves), 2, counted, max(counted, 1), section)
+    ours = torch.autograd.grad(3.0 * loss, leaves)
+    expected = torch.zeros((), dtype=torch.float64)
+    for q, p in (leaves[:2], leaves[2:]):
+        for view in range(2):
+            rows = slice(view * N, view * N + counted)
+            if counted:
+                expected = expected + 3.0 * _literal(section, q[rows], p[rows])
+    theirs = torch.autograd.grad(expected, leaves) if counted else [torch.zeros_like(leaf) for leaf in leaves]
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    above = [(leaf.view(2, N)[:, :counted] > 1.0).sum() for leaf in (leaves[1], leaves[3])]
+    assert int(clamped) == int(above[0] + above[1])
+    assert counted < N or int(clamped) > 0
+
+
 @pytest.mark.parametrize("squared", ["all", "posterior"])
 def test_the_squared_loss_is_on_g_alone(squared: str) -> None:
     values = _values()
