@@ -52,6 +52,9 @@ class Engine:
             # It would flatten all gradients, reduce them over one rank, and copy them back.
             self.deepspeed.enable_backward_allreduce = False
         self._plain = alone and job.engine.precision != "fp16" and not job.engine.deepspeed_extra
+        if self._plain:  # its forward hooks keep time and count for a pass of its own
+            self.deepspeed.module_forward_pre_hook.remove()
+            self.deepspeed.module_forward_post_hook.remove()
         self._accumulation = job.accumulation(distributed.world_size())
         self._micro_steps = 0
         self._used = False  # the gradients have had their update, and are there until the next pass to tell their norm
@@ -142,7 +145,11 @@ class Engine:
 
     def _forget_used(self) -> None:
         if self._used:
-            self.base_optimizer.zero_grad()
+            for group in self.base_optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = (
+                        None  # as zero_grad(), without its profiler's record: that takes as long as a small Adam
+                    )
             self._used = False
 
     def _measure(self) -> Tensor:
