@@ -145,11 +145,9 @@ class Engine:
 
     def _forget_used(self) -> None:
         if self._used:
-            for group in self.base_optimizer.param_groups:
+            for group in self.base_optimizer.param_groups:  # zero_grad() without its profiler's range: 20 us
                 for parameter in group["params"]:
-                    parameter.grad = (
-                        None  # as zero_grad(), without its profiler's record: that takes as long as a small Adam
-                    )
+                    parameter.grad = None
             self._used = False
 
     def _measure(self) -> Tensor:
