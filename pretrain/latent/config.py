@@ -45,6 +45,11 @@ class DataSection(Section):
             )
         return self
 
+    def read_from(self, folder: Path | None) -> DataSection:
+        """The same with its texts in another ``folder``; None leaves them where they are."""
+        moved = {"path": folder, "train": None, "validation": None, "test": None}
+        return self if folder is None else self.model_copy(update=moved)
+
 
 class ModelSection(Section):
     """One-layer LSTM encoder and decoder; of clusters: MLPs of the width ``hidden``."""

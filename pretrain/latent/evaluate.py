@@ -93,9 +93,7 @@ def evaluate(
     if model.vocabulary is None:
         result |= cluster_figures(model.job, model.modules, device)
     else:
-        section = model.job.data if data is None else model.job.data.model_copy(
-            update={"path": data, "train": None, "validation": None, "test": None}
-        )  # fmt: skip
+        section = model.job.data.read_from(data)
         sentences = load_sentences(section, split, model.vocabulary)
         if sentences is None:
             raise DataError(f"{section.path}: no file whose name says {split}")

@@ -44,9 +44,7 @@ def generated_perplexities(
     """
     model = load_model(path)
     _, vocabulary = model.text
-    section = model.job.data
-    if data is not None:
-        section = section.model_copy(update={"path": data, "train": None, "validation": None, "test": None})
+    section = model.job.data.read_from(data)
     texts = {}
     for split in ("train", "test"):
         file = file_of(section, split)
