@@ -86,7 +86,7 @@ def info_nce(
     if reduction == "mean":
         scale /= sum(samples.counts) * (2 if symmetric else 1)
     instances = torch.arange(len(anchors), device=anchors.device) if ids is None else ids
-    extra = anchors.new_empty(0, anchors.shape[1]) if negatives is None else negatives
+    extra = [] if negatives is None else [negatives]
 
     total = torch.zeros((), dtype=dtype, device=anchors.device)
     for q, k, live in _softmaxes(anchors, positives, symmetric, within_view, in_batch):
@@ -95,15 +95,17 @@ def info_nce(
             kernel=KERNELS[impl],
             queue=queue,
             in_batch=in_batch,
-            anchor_ids=torch.cat([instances] * len(q)),
-            live_ids=torch.cat([*[instances] * len(live), instances.new_full((len(extra),), NO_ID)]),
+            anchor_ids=_joined([instances] * len(q)),
+            live_ids=_joined(
+                [*(instances[: len(rows)] for rows in live), *(instances.new_full((len(k),), NO_ID) for k in extra)]
+            ),
             shared_ids=ids is not None,
             operand_dtype=torch.bfloat16 if tensor_cores else dtype,
             running_reference=not bounded or stats is not None,
             scale=scale,
             stats=stats,
         )
-        tensors = (torch.cat(rows).to(dtype) for rows in (q, k, [*live, extra]))
+        tensors = (_joined(rows).to(dtype) for rows in (q, k, [*live, *extra]))
         with torch.autocast(anchors.device.type, enabled=False):
             total = total + ShardedSoftmax.apply(*tensors, temperature, step)
     return total
@@ -119,7 +121,11 @@ def _softmaxes(
         parts = [([a], [p], [p]), ([p], [a], [a])]
     else:
         parts = [([a], [p], [a, p] if within_view else [p])]
-    return [(q, k, live if in_batch != "none" else []) for q, k, live in parts]
+    return [(q, k, live if in_batch != "none" else [a[:0].detach()]) for q, k, live in parts]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _check_options(temperature: float | Tensor, in_batch: str, reduction: str, grad_reduction: str, impl: str) -> None:
@@ -147,9 +153,14 @@ def _check_rows(
         raise ConfigError(f"anchors and positives must have one shape, negatives the same width, got {shapes}")
     if ids is not None and (ids.shape != anchors.shape[:1] or ids.dtype != torch.int64):
         raise ConfigError(f"ids must be {len(anchors)} int64 numbers, got {tuple(ids.shape)} of {ids.dtype}")
+    if not look_at_values:
+        return
     for name, rows in {"anchors": anchors, "positives": positives, "negatives": negatives}.items():
+        if rows is None or not len(rows):
+            continue
+        shortest, longest = rows.detach().float().norm(dim=1).aminmax()
         # NaN passes: an fp16 step that overflowed must reach the loss scaler as NaN, not end the run here.
-        if look_at_values and rows is not None and ((rows.detach().float().norm(dim=1) - 1).abs() > 0.01).any():
+        if shortest < 0.99 or longest > 1.01:
             raise ConfigError(f"{name} must have unit norm: apply torch.nn.functional.normalize(rows, dim=-1) first")
 
 

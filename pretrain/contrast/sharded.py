@@ -55,7 +55,7 @@ class Step:
 
     def query_ids(self, queries: Tensor) -> Tensor:
         """The instances of the gathered anchors; without shared ids only this rank's own are known, and needed."""
-        if self.shared_ids:
+        if self.shared_ids or len(self.exchange.counts) == 1:
             return self.exchange.gather(self.anchor_ids)
         ids = self.anchor_ids.new_full((len(queries),), NO_ID)
         ids[self.exchange.own] = self.anchor_ids
@@ -75,8 +75,9 @@ class Step:
             yield slice(0, end), (query_ids, self.live_ids)
         elif self.in_batch != "none":
             yield own, (self.anchor_ids, self.live_ids)
-            if self.in_batch == "global":
+            if self.in_batch == "global" and own.start:
                 yield slice(0, own.start), None
+            if self.in_batch == "global" and own.stop < end:
                 yield slice(own.stop, end), None
 
 
@@ -118,7 +119,7 @@ class ShardedSoftmax(torch.autograd.Function):
             mean_negative = own.weighted / own.normaliser.clamp_min(tiny)[:, None]
             weight = torch.sigmoid(margins).to(anchors.dtype)[:, None] * step.scale / temperature
             d_anchors = weight * (mean_negative - positives)
-            d_temperature = -(anchors * d_anchors).sum() / temperature
+            d_temperature = -(anchors * d_anchors).sum() / temperature if ctx.needs_input_grad[3] else None
             d_live = None
             if ctx.needs_input_grad[2]:
                 lse = (positive_logits + losses).to(anchors.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import deepspeed
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.deepspeed_config import deepspeed_config
-from pretrain.engine.optimizers import build_optimizer
+from pretrain.engine.optimizers import FusedAdamW, build_optimizer
 
 logger = logging.getLogger(__name__)
 
@@ -36,22 +36,23 @@ class Engine:
         self.name = name
         self.job = job
         self.zero_stage = job.engine.zero_stage
+        self._parameters = list(module.parameters())
         self._norm: Tensor | None = None
         self._updated = True
         optimizer = build_optimizer(job, module)
-        if self.zero_stage == 0:
-            optimizer.register_step_pre_hook(self._measure_and_clip)
+        alone = self.zero_stage == 0 and distributed.world_size() == 1
+        self._plain = alone and job.engine.precision != "fp16" and not job.engine.deepspeed_extra
+        if self.zero_stage == 0 and not self._plain:
+            optimizer.register_step_pre_hook(lambda *_: self._measure_and_clip())
         self.deepspeed, *_ = deepspeed.initialize(
             model=module,
             optimizer=optimizer,
             config=deepspeed_config(job, distributed.world_size()),
             dist_init_required=False,
         )
-        alone = self.zero_stage == 0 and distributed.world_size() == 1
         if alone:
             # It would flatten all gradients, reduce them over one rank, and copy them back.
             self.deepspeed.enable_backward_allreduce = False
-        self._plain = alone and job.engine.precision != "fp16" and not job.engine.deepspeed_extra
         if self._plain:  # its forward hooks keep time and count for a pass of its own
             self.deepspeed.module_forward_pre_hook.remove()
             self.deepspeed.module_forward_post_hook.remove()
@@ -60,6 +61,7 @@ class Engine:
         self._used = False  # the gradients have had their update, and are there until the next pass to tell their norm
         # torch's AdamW leaves gradients as they are; apex's FusedLAMB, for one, writes its update over them
         self._measures_late = self._plain and isinstance(optimizer, torch.optim.AdamW)
+        self._update = optimizer.update if isinstance(optimizer, FusedAdamW) else optimizer.step
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass, under the engine's precision."""
@@ -106,13 +108,24 @@ class Engine:
         else:
             self.deepspeed.backward(loss)
 
+    def take_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """The same as ``backward`` where the gradients are known: one for each of the module's ``parameters()``."""
+        parameters = self._parameters
+        if not self._plain or self._accumulation > 1:
+            self.backward(torch.stack([(p * g).sum() for p, g in zip(parameters, gradients, strict=True)]).sum())
+            return
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self._used = False
+
     def step(self) -> None:
         """After each micro-batch's ``backward``; updates the parameters at the accumulation boundary."""
         self._updated = False
         if not self._plain:
             self.deepspeed.step()
         elif self.at_boundary:
-            self.base_optimizer.step()
+            self._measure_and_clip()
+            self._update()
             self._used = True
         self._micro_steps += 1
 
@@ -145,20 +158,19 @@ class Engine:
 
     def _forget_used(self) -> None:
         if self._used:
-            for group in self.base_optimizer.param_groups:  # zero_grad() without its profiler's range: 20 us
-                for parameter in group["params"]:
-                    parameter.grad = None
+            for parameter in self._parameters:  # zero_grad() without its profiler's range: 20 us
+                parameter.grad = None
             self._used = False
 
     def _measure(self) -> Tensor:
-        return nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
+        return nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
 
-    def _measure_and_clip(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _measure_and_clip(self) -> None:
         self._updated = True
         clip = self.job.optimizer.clip
         self._norm = self._measure() if clip or not self._measures_late else None
         if clip and self._norm is not None:
-            nn.utils.clip_grads_with_norm_(self.module.parameters(), clip, self._norm)
+            nn.utils.clip_grads_with_norm_(self._parameters, clip, self._norm)
 
 
 def build_engines(modules: Mapping[str, nn.Module], job: Job) -> dict[str, Engine]:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from pretrain.engine import distributed
 
@@ -34,14 +33,19 @@ def sum_over_ranks(x: Tensor) -> Tensor:
     return summed
 
 
-def log1p_sum_exp(x: Float[Tensor, "v n"]) -> Float[Tensor, " v"]:
+def log1p_sum_exp(padded: Float[Tensor, "v m"]) -> tuple[Float[Tensor, " v"], Float[Tensor, "v _"]]:
     r""":math:`\log(1 + \sum_i e^{x_{vi}})` over the columns of all ranks (each may hold another number, or none).
 
-    No gradient: it is :math:`e^{x_{vi} - \mathrm{out}_v}` at each column.
+    Args:
+        padded: x behind a column of zeros, whose exponential is the 1.
+
+    Returns:
+        The logarithms, and their gradient :math:`e^{x_{vi} - \log(\cdot)_v}` at each x of this rank.
     """
-    own = torch.logsumexp(F.pad(x, (1, 0)), 1)
+    own = -torch.log_softmax(padded, 1)[:, 0]
     if distributed.world_size() == 1:
-        return own
+        return own, torch.softmax(padded, 1)[:, 1:]  # exp(x - own) takes ten times as long wherever it underflows
     highest = distributed.all_reduce_max(own)
     shares = distributed.all_reduce_sum(torch.exp(own - highest) - torch.exp(-highest))  # without the 1 of each rank
-    return highest + torch.log(torch.exp(-highest) + shares)
+    logs = highest + torch.log(torch.exp(-highest) + shares)
+    return logs, torch.exp(padded[:, 1:] - logs[:, None])

@@ -65,7 +65,8 @@ class ClusterDecoder(nn.Module):
         keep: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> Float[Tensor, ""]:  # fmt: skip
         """Sum of -log p(x | z) over the rows that ``counted`` marks."""
-        return -(self.log_likelihood(z, tokens) * counted).sum()
+        x, weight = F.one_hot(tokens[:, 0], self.classes).float(), counted[:, None].float()
+        return F.binary_cross_entropy_with_logits(self.layers(z), x, weight, reduction="sum")
 
     def log_likelihood(self, z: Float[Tensor, "n d"], tokens: Int[Tensor, "n 1"]) -> Float[Tensor, " n"]:
         """log p(x | z) of each row."""

@@ -174,7 +174,7 @@ def _critic_values(critics: Critics, h: Tensor, z: Tensor, noise: StepNoise, sum
     samples = len(z)
     prior = noise.normal(samples, z.shape[2])
     for part, other in zip(z.split(64), prior.view_as(z).split(64), strict=True):
-        values = critics(part.flatten(0, 1), h.repeat(len(part), 1), other.flatten(0, 1))
+        values = critics.values(part.flatten(0, 1), h.repeat(len(part), 1), other.flatten(0, 1))
         sums.add(f_q=values.f_q.double().sum() / samples, exp_f_p=values.f_p.double().exp().sum() / samples)
         if values.g_q is not None and values.g_p is not None:
             sums.add(g_q=values.g_q.double().sum() / samples, exp_g_p=values.g_p.double().exp().sum() / samples)

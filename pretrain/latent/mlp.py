@@ -8,6 +8,8 @@ backward pass asks for), and each gradient overwrites the one behind it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +21,9 @@ from torch.nn import functional as F
 
 _SLOPE = 0.01
 _leaky_relu_backward = torch.ops.aten.leaky_relu_backward.grad_input  # by its overload: to find it costs as much as it
+
+
+ClosedForm = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 class LeakyMLP(nn.Sequential):
@@ -35,42 +40,82 @@ class LeakyMLP(nn.Sequential):
 
     def forward(self, x: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
         """The outputs, in the precision of autocast where that is on."""
-        out: Tensor
-        parameters = [p for layer in list(self)[::2] for p in (layer.weight, layer.bias)]
-        device = x.device.type
-        if not torch.is_autocast_enabled(device):
-            out = _LeakyMLP.apply(x, *parameters)
-            return out
-        dtype = torch.get_autocast_dtype(device)
-        with torch.autocast(device, enabled=False):
-            out = _LeakyMLP.apply(x.to(dtype), *(p.to(dtype) for p in parameters))
+        tensors, autocast = _precision(x, self._in_order())
+        with autocast:
+            out: Tensor = _LeakyMLP.apply(*tensors)
         return out
+
+    def _in_order(self) -> list[Tensor]:
+        """The same as ``parameters()``, which takes as long as a layer to find them."""
+        return [p for layer in self if isinstance(layer, nn.Linear) for p in (layer.weight, layer.bias)]
+
+    @torch.no_grad()
+    def trained_on(self, closed_form: ClosedForm, x: Float[Tensor, "n i"]) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        """The gradients of a loss of the outputs for ``x``, whose gradient is known in closed form: without a graph.
+
+        Args:
+            closed_form: of the float32 (or float64) outputs ``(n, o)``: the loss's gradient ``(n, o)``, and anything
+                else about them.
+            x: the inputs.
+
+        Returns:
+            The gradient of each of the ``parameters()``, and what else ``closed_form`` told.
+        """
+        parameters = self._in_order()
+        (x, *used), autocast = _precision(x, parameters)
+        with autocast:
+            inputs, out = _forward(x, used)
+            gradient, *others = closed_form(out if out.dtype == torch.float64 else out.float())
+            found = _backward(gradient.to(out.dtype), inputs, used[::2], [False] + [True] * len(used))
+        return [g.to(p.dtype) for g, p in zip(found[1:], parameters, strict=True) if g is not None], tuple(others)
+
+
+def _precision(x: Tensor, parameters: Sequence[Tensor]) -> tuple[list[Tensor], AbstractContextManager[None]]:
+    """Inputs and weights in the precision of autocast where that is on, and a context without it."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device):
+        return [x, *parameters], nullcontext()
+    dtype = torch.get_autocast_dtype(device)
+    return [tensor.to(dtype) for tensor in (x, *parameters)], torch.autocast(device, enabled=False)
+
+
+def _forward(x: Tensor, parameters: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """The input of each layer, and the output of the last."""
+    weights, biases = parameters[::2], parameters[1::2]
+    inputs = [x]
+    for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
+        inputs.append(F.leaky_relu_(torch.addmm(bias, inputs[-1], weight.t()), _SLOPE))
+    return inputs, torch.addmm(biases[-1], inputs[-1], weights[-1].t())
+
+
+def _backward(
+    gradient: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients of x and of each weight and bias, those that are ``needed``, from that of the output."""
+    layers = len(inputs)
+    found: list[Tensor | None] = [None] * (1 + 2 * layers)
+    for layer in reversed(range(layers)):
+        if needed[1 + 2 * layer]:
+            found[1 + 2 * layer] = gradient.t() @ inputs[layer]
+        if needed[2 + 2 * layer]:
+            found[2 + 2 * layer] = gradient.sum(0)
+        if layer:
+            gradient = gradient @ weights[layer]
+            _leaky_relu_backward(gradient, inputs[layer], _SLOPE, True, grad_input=gradient)
+        elif needed[0]:
+            found[0] = gradient @ weights[0]
+    return found
 
 
 class _LeakyMLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
-        weights, biases = parameters[::2], parameters[1::2]
-        inputs = [x]
-        for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
-            inputs.append(F.leaky_relu_(torch.addmm(bias, inputs[-1], weight.t()), _SLOPE))
-        ctx.save_for_backward(*inputs, *weights)
-        return torch.addmm(biases[-1], inputs[-1], weights[-1].t())
+        inputs, out = _forward(x, parameters)
+        ctx.save_for_backward(*inputs, *parameters[::2])
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         layers = len(ctx.saved_tensors) // 2
-        inputs, weights = ctx.saved_tensors[:layers], ctx.saved_tensors[layers:]
-        gradient, found = grads[0], [None] * (1 + 2 * layers)
-        for layer in reversed(range(layers)):
-            if ctx.needs_input_grad[1 + 2 * layer]:
-                found[1 + 2 * layer] = gradient.t() @ inputs[layer]
-            if ctx.needs_input_grad[2 + 2 * layer]:
-                found[2 + 2 * layer] = gradient.sum(0)
-            if layer:
-                gradient = gradient @ weights[layer]
-                _leaky_relu_backward(gradient, inputs[layer], _SLOPE, True, grad_input=gradient)
-            elif ctx.needs_input_grad[0]:
-                found[0] = gradient @ weights[0]
-        return tuple(found)
+        return tuple(_backward(grads[0], ctx.saved_tensors[:layers], ctx.saved_tensors[layers:], ctx.needs_input_grad))

@@ -6,6 +6,7 @@ A batch is a few dozen sentences over all ranks; each rank draws for all of them
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -30,9 +31,8 @@ class StepNoise:
         self, seed: int, step: tuple[int | str, ...], rows: Int[Tensor, " n"] | None, total: int, device: torch.device
     ) -> None:
         self.generator = torch.Generator().manual_seed(derive(seed, "latent", *step))
-        self._bytes = np.random.Generator(np.random.SFC64(derive(seed, "latent/keep", *step)))
-        whole = rows is None or (len(rows) == total and bool((rows == torch.arange(total)).all()))
-        self._rows = None if whole else rows
+        self._seed, self._step = seed, step
+        self._rows = None if rows is None or torch.equal(rows, torch.arange(total)) else rows
         self._total, self._device = total, device
 
     def normal(self, views: int, *shape: int) -> Tensor:
@@ -52,7 +52,7 @@ class StepNoise:
         if p == 0.0:
             return None
         shape = (length, views, self._total, width)
-        bits = np.frombuffer(self._bytes.bytes(2 * math.prod(shape)), dtype=np.uint16)
+        bits = np.frombuffer(self._random.bytes(2 * math.prod(shape)), dtype=np.uint16)
         kept = torch.from_numpy(bits >= round(p * 65536)).view(shape)
         if self._rows is not None:
             kept = kept[:, :, self._rows]
@@ -61,6 +61,10 @@ class StepNoise:
     def shared(self, number: int, width: int, rank: int, world: int) -> Float[Tensor, "m width"]:
         """This rank's share of ``number`` standard normal vectors that belong to no row."""
         return torch.randn(number, width, generator=self.generator)[rank::world].to(self._device)
+
+    @cached_property
+    def _random(self) -> np.random.Generator:
+        return np.random.Generator(np.random.SFC64(derive(self._seed, "latent/keep", *self._step)))
 
     def _own(self, drawn: Tensor) -> Tensor:
         if self._rows is not None:

@@ -26,7 +26,8 @@ from pretrain.engine.task import Report
 from pretrain.latent.across import sum_over_ranks
 from pretrain.latent.batches import Batch
 from pretrain.latent.config import LatentJob
-from pretrain.latent.critics import Critics, critic_loss, frozen, squared_difference
+from pretrain.latent.critic_loss import CriticLoss, squared_difference
+from pretrain.latent.critics import Critics, Trained, frozen
 from pretrain.latent.inputs import Inputs, inputs_of
 from pretrain.latent.noise import StepNoise
 from pretrain.latent.posterior import Encoded
@@ -53,7 +54,7 @@ def train_step(
     encoded: Encoded = encoder(inputs.read, inputs.eps, inputs.encoder_keep)
     report: Report = {} if job.objective.regularizer == "none" else {"beta": beta}
     if job.has_critics:
-        report |= _train_critics(job, engines["critics"], encoded, batch, noise)
+        report |= _train_critics(job, engines["critics"], encoded, inputs.counted, batch, noise)
     at = encoded.z.detach().requires_grad_()
     if job.objective.svi_steps:
         rec, through, after = refine(job, engines["decoder"], encoded, inputs, noise, share, beta)
@@ -83,28 +84,29 @@ def _language_model_step(decoder: Engine, job: LatentJob, inputs: Inputs, share:
     return {"loss": rec.detach(), "loss/rec": rec.detach(), "grad_norm": decoder.gradient_norm()}
 
 
-def _train_critics(job: LatentJob, critics: Engine, encoded: Encoded, batch: Batch, noise: StepNoise) -> Report:
+def _train_critics(
+    job: LatentJob, critics: Engine, encoded: Encoded, counted: Tensor, batch: Batch, noise: StepNoise
+) -> Report:
     """``critic.updates`` updates of f and g on the same posterior draws and fresh prior draws."""
     section, views = job.critic, job.objective.views
     z, h = encoded.z.detach(), encoded.h.detach()
     critics.set_learning_rate(section.lr)
     clamped = torch.zeros((), dtype=torch.int64, device=z.device)
+    of_batch = CriticLoss(section, views, batch.counted, batch.total)
     for _ in range(section.updates):
-        values = critics(z, h, noise.normal(views, z.shape[1]))
-        loss, cut = critic_loss(values, views, batch.counted, batch.total, section)
-        clamped += cut
-        critics.backward(loss)
+        trained: Trained = critics(z, h, noise.normal(views, z.shape[1]), of_batch)
+        clamped += trained.clamped
+        critics.take_gradients(trained.gradients)
         critics.step()
     if not math.isfinite(critics.gradient_norm()):
         raise CriticDivergedError(
             "the critics' gradient is no longer a number: exp(f) has run away; resume from the last checkpoint with a "
             "lower critic.lr or critic.clamp"
         )
-    counted = (torch.arange(len(z), device=z.device) % len(batch.rows)) < batch.counted
-    dual = (values.f_q - values.f_p.clamp(max=section.clamp).exp()).detach() * counted
+    dual = (trained.values.f_q - trained.values.f_p.clamp(max=section.clamp).exp()) * counted
     return {
         "kl_dual": 1 + dual.sum() * distributed.world_size() / (views * batch.total),
-        "critic/loss": loss.detach(),
+        "critic/loss": trained.loss,
         "critic/clamped": clamped * distributed.world_size(),  # a mean over the ranks is taken of every figure
         "critic/grad_norm": critics.gradient_norm(),
     }

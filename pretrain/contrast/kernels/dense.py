@@ -11,7 +11,7 @@ from pretrain.contrast.kernels.protocol import Ids, Sums
 def _logits(q: Tensor, keys: Tensor, ids: Ids) -> Tensor:
     logits = q @ keys.to(q.dtype).T
     if ids is not None:
-        logits = logits.masked_fill(ids[0][:, None] == ids[1][None, :], -torch.inf)
+        logits.masked_fill_(ids[0][:, None] == ids[1][None, :], -torch.inf)
     return logits
 
 
@@ -21,8 +21,8 @@ def accumulate(sums: Sums, q: Tensor, keys: Tensor, ids: Ids) -> None:
         return
     logits = _logits(q, keys, ids)
     if sums.reference is not None:
-        logits = logits - sums.raise_reference(logits.amax(1))[:, None]
-    weights = logits.exp()
+        logits -= sums.raise_reference(logits.amax(1))[:, None]
+    weights = logits.exp_()
     sums.normaliser.add_(weights.sum(1))
     if sums.weighted is not None:
         sums.weighted.add_(weights @ keys.to(q.dtype))
@@ -30,4 +30,4 @@ def accumulate(sums: Sums, q: Tensor, keys: Tensor, ids: Ids) -> None:
 
 def key_gradient(q: Tensor, keys: Tensor, lse: Tensor, ids: Ids) -> Tensor:
     """See :class:`~pretrain.contrast.kernels.protocol.Kernel`."""
-    return torch.exp(_logits(q, keys, ids) - lse[:, None]).T @ q
+    return _logits(q, keys, ids).sub_(lse[:, None]).exp_().T @ q

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from pretrain.config import load_job
-from pretrain.engine.optimizers import Lamb, apex_available, build_optimizer, parameter_groups
+from pretrain.engine.optimizers import FusedAdamW, Lamb, apex_available, build_optimizer, parameter_groups
 from pretrain.engine.schedule import learning_rate
 from tokenizer.errors import ConfigError
 
@@ -46,6 +47,31 @@ def test_lamb_leaves_the_ratio_at_one_for_zero_weights() -> None:
     p.grad = torch.ones(3)
     optimizer.step()
     torch.testing.assert_close(p.detach(), torch.full((3,), -0.1), rtol=1e-4, atol=0)
+
+
+def test_the_short_way_to_the_fused_kernel_is_torchs_step() -> None:
+    """Bit by bit: two groups, a parameter that is used late, another rate in each step, and on from a loaded state."""
+    torch.manual_seed(0)
+    modules = [nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3)) for _ in range(2)]
+    modules[1].load_state_dict(modules[0].state_dict())
+    ours = FusedAdamW(parameter_groups(modules[0], 0.1), fused=True, lr=0.1)
+    theirs = torch.optim.AdamW(parameter_groups(modules[1], 0.1), fused=True, lr=0.1)
+    for step in range(6):
+        if step == 4:
+            ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+        for module, optimizer in zip(modules, (ours, theirs), strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = 0.1 / (1 + step)
+            optimizer.zero_grad()
+            layers = module if step >= 2 else module[:1]
+            torch.manual_seed(step)
+            layers(torch.randn(4, 7)).square().sum().backward()
+        ours.update()
+        theirs.step()
+        for a, b in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
+            assert torch.equal(a, b)
+    for a, b in zip(ours.state.values(), theirs.state.values(), strict=True):
+        assert all(torch.equal(a[name], b[name]) for name in ("step", "exp_avg", "exp_avg_sq"))
 
 
 def test_vectors_do_not_decay() -> None:

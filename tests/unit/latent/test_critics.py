@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pretrain.latent.config import CriticSection
-from pretrain.latent.critics import Critics, Values, critic_loss, frozen, squared_difference
+from pretrain.latent.critic_loss import CriticLoss, squared_difference
+from pretrain.latent.critics import Critics, Values, frozen
 
 N = 6
 
@@ -17,6 +18,16 @@ N = 6
 def _values(seed: int = 0, scale: float = 1.0) -> Values:
     generator = torch.Generator().manual_seed(seed)
     return Values(*(scale * torch.randn(2 * N, generator=generator, dtype=torch.float64) for _ in range(4)))
+
+
+def _both(values: Values, loss: CriticLoss) -> tuple[Tensor, int, list[Tensor]]:
+    """Loss, cut values and gradients of f and g together."""
+    assert values.g_q is not None
+    assert values.g_p is not None
+    d_f, of_f, value, cut = loss.of_f(torch.cat([values.f_q, values.f_p])[:, None])
+    d_g, of_g, more, also_cut = loss.of_g(torch.cat([values.g_q, values.g_p])[:, None])
+    torch.testing.assert_close(torch.cat([of_f, of_g]), torch.stack(list(values)))  # type: ignore[arg-type]
+    return value + more, int(cut + also_cut), [*d_f.view(2, -1), *d_g.view(2, -1)]
 
 
 def _by_the_equation(section: CriticSection, q: Tensor, p: Tensor) -> float:
@@ -45,9 +56,9 @@ def test_losses_are_the_equations_summed_over_views_and_critics(section: CriticS
         for view in range(2):
             rows = slice(view * N, view * N + counted)
             expected += _by_the_equation(section, q[rows], p[rows])
-    loss, clamped = critic_loss(values, 2, counted, counted, section)
+    loss, clamped, _ = _both(values, CriticLoss(section, 2, counted, counted))
     assert float(loss) == pytest.approx(expected, rel=1e-9)
-    assert int(clamped) == 0
+    assert clamped == 0
 
 
 def _literal(section: CriticSection, q: Tensor, p: Tensor) -> Tensor:
@@ -67,60 +78,65 @@ def _literal(section: CriticSection, q: Tensor, p: Tensor) -> Tensor:
 def test_gradients_are_those_of_the_equations(section: CriticSection, counted: int) -> None:
     section = section.model_copy(update={"clamp": 1.0})  # some of the values are above
     leaves = [value.requires_grad_() for value in _values(seed=3)]
-    loss, clamped = critic_loss(Values(*leaves), 2, counted, max(counted, 1), section)
-    ours = torch.autograd.grad(3.0 * loss, leaves)
+    with torch.no_grad():
+        _, clamped, ours = _both(Values(*leaves), CriticLoss(section, 2, counted, max(counted, 1)))
     expected = torch.zeros((), dtype=torch.float64)
     for q, p in (leaves[:2], leaves[2:]):
         for view in range(2):
             rows = slice(view * N, view * N + counted)
             if counted:
-                expected = expected + 3.0 * _literal(section, q[rows], p[rows])
+                expected = expected + _literal(section, q[rows], p[rows])
     theirs = torch.autograd.grad(expected, leaves) if counted else [torch.zeros_like(leaf) for leaf in leaves]
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
     above = [(leaf.view(2, N)[:, :counted] > 1.0).sum() for leaf in (leaves[1], leaves[3])]
-    assert int(clamped) == int(above[0] + above[1])
-    assert counted < N or int(clamped) > 0
+    assert clamped == int(above[0] + above[1])
+    assert counted < N or clamped > 0
 
 
 @pytest.mark.parametrize("squared", ["all", "posterior"])
 def test_the_squared_loss_is_on_g_alone(squared: str) -> None:
-    values = _values()
-    plain, _ = critic_loss(values, 2, N, N, CriticSection())
-    loss, _ = critic_loss(values, 2, N, N, CriticSection.model_validate({"squared": squared}))
+    values = Values(*(value.requires_grad_() for value in _values() if value is not None))
+    assert values.g_q is not None
+    assert values.g_p is not None
+    section = CriticSection.model_validate({"squared": squared})
+    with torch.no_grad():
+        plain, _, without = _both(values, CriticLoss(CriticSection(), 2, N, N))
+        loss, _, found = _both(values, CriticLoss(section, 2, N, N))
     expected = (values.g_q[:N] - values.g_q[N:]).square().sum()
     if squared == "all":
         expected = expected + (values.g_p[:N] - values.g_p[N:]).square().sum()
-    assert float(loss - plain) == pytest.approx(float(expected), rel=1e-9)
-    assert float(squared_difference(values.g_q, 3)) == pytest.approx(
-        float((values.g_q[:3] - values.g_q[N : N + 3]).square().sum())
+    assert float(loss - plain) == pytest.approx(float(expected.detach()), rel=1e-9)
+    gradients = torch.autograd.grad(expected, list(values), materialize_grads=True)  # type: ignore[arg-type]
+    for a, b, c in zip(found, without, gradients, strict=True):
+        torch.testing.assert_close(a - b, c)
+    assert float(squared_difference(values.g_q, 3).detach()) == pytest.approx(
+        float((values.g_q[:3] - values.g_q[N : N + 3]).detach().square().sum())
     )
 
 
 @pytest.mark.parametrize("section", SECTIONS[:3], ids=["dual", "code", "single_exp"])
 @pytest.mark.parametrize("value", [50.0, -50.0, 1e4])
 def test_extreme_values_are_cut_and_counted(section: CriticSection, value: float) -> None:
-    leaves = [torch.full((2 * N,), value, requires_grad=True) for _ in range(4)]
-    loss, clamped = critic_loss(Values(*leaves), 2, N, N, section)
-    loss.backward()
-    assert math.isfinite(float(loss.detach()))
-    assert all(bool(leaf.grad.isfinite().all()) for leaf in leaves if leaf.grad is not None)
-    assert int(clamped) == (4 * N if value > 0 else 0)
+    values = Values(*(torch.full((2 * N,), value) for _ in range(4)))
+    loss, clamped, gradients = _both(values, CriticLoss(section, 2, N, N))
+    assert math.isfinite(float(loss))
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+    assert clamped == (4 * N if value > 0 else 0)
 
 
 def test_the_dual_loss_is_least_at_the_log_ratio() -> None:
     """Its gradient vanishes where exp(f) at the prior's draws weighs as much as the posterior's draws."""
-    f = torch.zeros(2 * N, dtype=torch.float64, requires_grad=True)
-    loss, _ = critic_loss(Values(f, f, None, None), 2, N, N, CriticSection())
-    (gradient,) = torch.autograd.grad(loss, f)
-    torch.testing.assert_close(gradient, torch.zeros_like(gradient))
+    f = torch.zeros(2 * N, dtype=torch.float64)
+    _, _, (d_q, d_p, *_) = _both(Values(f, f, f, f), CriticLoss(CriticSection(), 2, N, N))
+    torch.testing.assert_close(d_q + d_p, torch.zeros_like(f))
 
 
 def test_both_critics_in_one_pass_are_each_alone() -> None:
     torch.manual_seed(0)
     critics = Critics(3, 5, CriticSection(hidden=8))
     z, h, prior = torch.randn(4, 3), torch.randn(4, 5), torch.randn(4, 3)
-    values = critics(z, h, prior)
+    values = critics.values(z, h, prior)
     torch.testing.assert_close(values.f_q, critics.f(torch.cat([z, h], 1))[:, 0])
     torch.testing.assert_close(values.f_p, critics.f(torch.cat([prior, h], 1))[:, 0])
     assert critics.g is not None
@@ -129,13 +145,34 @@ def test_both_critics_in_one_pass_are_each_alone() -> None:
     assert sum(isinstance(layer, torch.nn.Linear) for layer in critics.f) == 4
 
 
+@pytest.mark.parametrize("trained", ["both", "f"])
+def test_gradients_of_the_weights_are_those_of_autograd(trained: str) -> None:
+    torch.manual_seed(0)
+    section = CriticSection.model_validate(
+        {"loss": "circle", "trained": trained, "squared": "all" if trained == "both" else "none", "hidden": 8}
+    )
+    critics = Critics(3, 5, section).double()
+    z, h, prior = torch.randn(8, 3).double(), torch.randn(8, 5).double(), torch.randn(8, 3).double()
+    found = critics(z, h, prior, CriticLoss(section, 2, 3, 3))  # of each view the fourth row does not count
+    f = [critics.f(torch.cat([draws, h], 1))[:, 0] for draws in (z, prior)]
+    g = [] if critics.g is None else [critics.g(draws)[:, 0] for draws in (z, prior)]
+    expected = torch.stack([squared_difference(values, 3) for values in g]).sum() if g else torch.zeros(())
+    for q, p in filter(None, (f, g)):
+        expected = expected + sum(_literal(section, q[rows], p[rows]) for rows in (slice(3), slice(4, 7)))
+    assert float(found.loss) == pytest.approx(float(expected.detach()), rel=1e-12)
+    for a, b in zip(found.gradients, torch.autograd.grad(expected, list(critics.parameters())), strict=True):
+        torch.testing.assert_close(a, b)
+    assert not found.loss.requires_grad
+    torch.testing.assert_close(found.values.f_q, f[0].detach())
+
+
 def test_a_frozen_critic_has_no_gradient_of_its_own() -> None:
     torch.manual_seed(0)
     critics = Critics(3, 5, CriticSection(hidden=8))
     z = torch.randn(4, 3, requires_grad=True)
     h, prior = torch.randn(4, 5), torch.randn(4, 3)
     value = frozen(critics.f, torch.cat([z, h], 1)).squeeze(1)
-    torch.testing.assert_close(value, critics(z, h, prior).f_q)
+    torch.testing.assert_close(value, critics.values(z, h, prior).f_q)
     value.sum().backward()
     assert z.grad is not None
     assert all(parameter.grad is None for parameter in critics.parameters())

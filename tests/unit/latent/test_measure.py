@@ -62,7 +62,7 @@ def test_figures_are_those_of_a_loop_over_draws(preset: str, tmp_path: Path) -> 
                 if s < S:
                     rec -= log_p / S
                     if modules.critics is not None:
-                        values = modules.critics(encoded.z, encoded.h, prior[s, i : i + 1])
+                        values = modules.critics.values(encoded.z, encoded.h, prior[s, i : i + 1])
                         f_q += float(values.f_q) / S
                         exp_f_p += math.exp(float(values.f_p)) / S
             kl += float(encoded.density.kl())

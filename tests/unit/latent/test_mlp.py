@@ -58,6 +58,23 @@ def test_autocast_multiplies_in_bf16_and_returns_fp32_gradients() -> None:
         assert float((a - b).norm() / b.norm()) < 0.03
 
 
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_closed_form_brings_the_gradients_of_autograd(precision: torch.dtype) -> None:
+    """Of a sum of sines, whose gradient is the cosine; in bf16 under autocast, and then at its precision."""
+    ours, _, x = _pair(torch.float64 if precision == torch.float64 else torch.float32)
+    weights = [parameter.detach().clone() for parameter in ours.parameters()]
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+        found, (out, loss) = ours.trained_on(lambda out: (out.cos(), out, out.sin().sum()), x)
+        outputs = ours(x)
+        expected = torch.autograd.grad(outputs.to(x.dtype).sin().sum(), list(ours.parameters()))
+    torch.testing.assert_close(out, outputs.detach().to(x.dtype))
+    assert float(loss) == pytest.approx(float(out.sin().sum()))
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b)
+    assert all(torch.equal(a, b) for a, b in zip(weights, ours.parameters(), strict=True))
+
+
 @pytest.mark.parametrize("wants", [True, False])
 def test_frozen_weights_get_no_gradient_and_inputs_do(wants: bool) -> None:
     ours, theirs, x = _pair()

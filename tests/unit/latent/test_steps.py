@@ -81,7 +81,7 @@ def _loss(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tenso
     if job.has_critics:
         for _ in range(job.critic.updates):
             prior = noise.normal(job.objective.views, z.shape[1])
-        values = modules["critics"](z, h.detach(), prior)
+        values = modules["critics"].values(z, h.detach(), prior)
         loss = loss + BETA * (values.f_q if job.objective.regularizer == "f" else values.g_q).sum() / N
         if job.critic.squared_in_encoder:
             loss = loss + BETA * (values.g_q[:N] - values.g_q[N:]).square().sum()
