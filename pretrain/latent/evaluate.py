@@ -15,6 +15,7 @@ from pretrain.latent.cluster_measure import cluster_figures
 from pretrain.latent.corpus import load_sentences
 from pretrain.latent.forward_reverse import Estimator
 from pretrain.latent.generated import generated_perplexities
+from pretrain.latent.kenlm import find_programs
 from pretrain.latent.kept import EVALUATION, keep
 from pretrain.latent.measure import measure
 from pretrain.latent.restore import load_model
@@ -81,10 +82,12 @@ def evaluate(
 
     Raises:
         CheckpointError, DataError: no such checkpoint; no such text, or text without a known word.
-        ConfigError: no draws.
+        ConfigError: no draws; or KenLM's programs are not found.
     """
     if samples < 1 or weighted < 0:
         raise ConfigError(f"samples must be 1 or more and weighted 0 or more, got {samples} and {weighted}")
+    if generated == "kenlm":
+        find_programs()  # rather than after all the measuring
     model, device = load_model(path), distributed.device()
     for module in model.modules.values():
         module.to(device)
@@ -113,7 +116,7 @@ def evaluate(
             progress(len(chosen) + len(few), len(chosen) + len(few))
         result |= {"split": split, "samples": samples} | figures
         if generated is not None:
-            result |= generated_perplexities(path, by=generated, data=data)
+            result |= generated_perplexities(path, by=generated, data=data, model=model)
     result["seconds"] = round(time.monotonic() - begin, 1)
     if model.vocabulary is not None and data is None and limit is None:
         keep(path, EVALUATION.format(split=split), result)

@@ -71,4 +71,5 @@ def interpolate(
 
 def _written(model: Restored, z: Tensor, max_words: int) -> list[str]:
     modules, vocabulary = model.text
+    z = z.to(next(modules.decoder.parameters()).device)
     return [" ".join(vocabulary.decode(row)) for row in modules.decoder.generate(z, max_words)]

@@ -10,8 +10,9 @@ from pretrain.latent.config import LatentJob
 from pretrain.latent.corpus import file_of, read
 from pretrain.latent.forward_reverse import SAMPLES, Estimator, estimator, forward_perplexity, reverse_perplexity
 from pretrain.latent.generate import sample
+from pretrain.latent.kenlm import find_programs
 from pretrain.latent.kept import GENERATED_TEXT, keep
-from pretrain.latent.restore import load_model
+from pretrain.latent.restore import Restored, load_model
 from tokenizer.errors import DataError
 
 
@@ -23,7 +24,7 @@ def writes_text(path: Path) -> bool:
 
 def generated_perplexities(
     path: Path, *, by: Estimator = "builtin", data: Path | None = None, programs: Path | None = None,
-    number: int = SAMPLES, seed: int = 1,
+    number: int = SAMPLES, seed: int = 1, model: Restored | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """5-gram perplexities of ``number`` greedy sentences of the prior, with and without ``</s>`` counted.
 
@@ -37,12 +38,15 @@ def generated_perplexities(
         programs: the folder of KenLM's programs.
         number: sentences.
         seed: of the draws.
+        model: what ``path`` holds, where it is loaded already.
 
     Raises:
         DataError: a text is missing.
         ConfigError: KenLM's programs are not found, or the model has no z.
     """
-    model = load_model(path)
+    if by == "kenlm":
+        find_programs(programs)  # rather than after a minute of writing
+    model = model or load_model(path)
     _, vocabulary = model.text
     section = model.job.data.read_from(data)
     texts = {}
