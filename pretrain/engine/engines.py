@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import deepspeed
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.deepspeed_config import deepspeed_config
-from pretrain.engine.optimizers import FusedAdamW, build_optimizer
+from pretrain.engine.optimizers import build_optimizer, update
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,9 @@ class Engine:
         self._used = False  # the gradients have had their update, and are there until the next pass to tell their norm
         # torch's AdamW leaves gradients as they are; apex's FusedLAMB, for one, writes its update over them
         self._measures_late = self._plain and isinstance(optimizer, torch.optim.AdamW)
-        self._update = optimizer.update if isinstance(optimizer, FusedAdamW) else optimizer.step
+        self._update: Callable[[], Any] = optimizer.step
+        if self._plain and isinstance(optimizer, torch.optim.AdamW):
+            self._update = partial(update, optimizer)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass, under the engine's precision."""
@@ -109,14 +112,18 @@ class Engine:
             self.deepspeed.backward(loss)
 
     def take_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """The same as ``backward`` where the gradients are known: one for each of the module's ``parameters()``."""
-        parameters = self._parameters
+        """The same as ``backward`` where the gradients are known: one for each of the module's ``parameters()``.
+
+        Not under ZeRO 3, whose parameters are elsewhere.
+        """
+        pairs = list(zip(self._parameters, gradients, strict=True))
         if not self._plain or self._accumulation > 1:
-            self.backward(torch.stack([(p * g).sum() for p, g in zip(parameters, gradients, strict=True)]).sum())
+            assert self.zero_stage < 3
+            self.backward(torch.stack([(p * g).sum() for p, g in pairs]).sum())
             return
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        self._used = False
+        self._forget_used()
+        for parameter, gradient in pairs:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
     def step(self) -> None:
         """After each micro-batch's ``backward``; updates the parameters at the accumulation boundary."""

@@ -1,4 +1,4 @@
-"""Sums over the ranks that gradients pass through.
+"""Sums over the ranks, with their gradients.
 
 The engine averages the gradients of the ranks, and every rank holds the same loss of the whole batch. The backward pass
 here adds up what the ranks' copies of that loss ask for; the average is then the gradient of the one loss.
@@ -43,9 +43,12 @@ def log1p_sum_exp(padded: Float[Tensor, "v m"]) -> tuple[Float[Tensor, " v"], Fl
         The logarithms, and their gradient :math:`e^{x_{vi} - \log(\cdot)_v}` at each x of this rank.
     """
     own = -torch.log_softmax(padded, 1)[:, 0]
+    gradient = torch.softmax(padded, 1)[
+        :, 1:
+    ]  # exp(x - log) would lose its digits where x is large, and time where small
     if distributed.world_size() == 1:
-        return own, torch.softmax(padded, 1)[:, 1:]  # exp(x - own) takes ten times as long wherever it underflows
+        return own, gradient
     highest = distributed.all_reduce_max(own)
-    shares = distributed.all_reduce_sum(torch.exp(own - highest) - torch.exp(-highest))  # without the 1 of each rank
-    logs = highest + torch.log(torch.exp(-highest) + shares)
-    return logs, torch.exp(padded[:, 1:] - logs[:, None])
+    mine, ones = torch.exp(own - highest), torch.exp(-highest)
+    shares = ones + distributed.all_reduce_sum(mine - ones)  # the 1 once, not once a rank
+    return highest + torch.log(shares), gradient * (mine / shares)[:, None]

@@ -86,8 +86,6 @@ def evaluate(
     """
     if samples < 1 or weighted < 0:
         raise ConfigError(f"samples must be 1 or more and weighted 0 or more, got {samples} and {weighted}")
-    if generated == "kenlm":
-        find_programs()  # rather than after all the measuring
     model, device = load_model(path), distributed.device()
     for module in model.modules.values():
         module.to(device)
@@ -96,6 +94,8 @@ def evaluate(
     if model.vocabulary is None:
         result |= cluster_figures(model.job, model.modules, device)
     else:
+        if generated == "kenlm":
+            find_programs()  # rather than after all the measuring
         section = model.job.data.read_from(data)
         sentences = load_sentences(section, split, model.vocabulary)
         if sentences is None:

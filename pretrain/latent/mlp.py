@@ -1,4 +1,4 @@
-"""Linear layers with LeakyReLU between them, in one autograd node that works in place.
+"""Linear layers with LeakyReLU between them, in place: as one autograd node, or trained without autograd.
 
 A critic is small and is updated five times a step. Layer by layer, each activation is written next to the product it
 comes from, and each gradient next to both: on a CPU they push one another out of the cache, and LeakyReLU alone takes a

@@ -15,6 +15,8 @@ from pretrain.engine.engines import Engine, build_engines
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.engine.task import Progress
+from pretrain.latent.config import CriticSection
+from pretrain.latent.critic_loss import CriticLoss
 from pretrain.latent.steps import CriticDivergedError
 from pretrain.latent.task import LatentTask
 from tests.latent import plain, small_job, write_text
@@ -82,6 +84,33 @@ def _train(preset: str, more: tuple[str, ...], folder: Path, micro: int, steps: 
         "validation": validation,
         "samples": progress.samples,
     }
+
+
+def _critic_losses(rows: np.ndarray) -> list[np.ndarray]:
+    """Loss and gradient of this rank's share of critic values ``(2, 7)`` of posterior and prior, in fp32, by form."""
+    mine = torch.from_numpy(rows)[:, distributed.rank() :: distributed.world_size()]
+    found = []
+    for form in ("code", "single_exp", "mean_inside"):
+        section = CriticSection.model_validate({"loss": "circle", "circle": form})
+        loss = CriticLoss(section, 1, mine.shape[1], rows.shape[1])
+        gradient, _, value, _ = loss.of_f(mine.float().reshape(-1, 1))
+        found += [value.numpy(), gradient.view(2, -1).numpy()]
+    return found
+
+
+def test_large_critic_values_weigh_the_same_on_two_ranks() -> None:
+    """Beside exp(18) = 6.6e7, fp32 holds no unit: what is left of a difference of two such numbers would be wrong."""
+    rows = np.stack([np.linspace(-1, 1, 7), np.linspace(17.9999, 18.0, 7)])
+    first, second = run_ranks(_critic_losses, 2, rows)
+    alone = _critic_losses(rows)
+    for index, whole in enumerate(alone):
+        if index % 2 == 0:
+            np.testing.assert_allclose(first[index], whole, rtol=1e-6)
+        else:  # the engine's average over the ranks halves them
+            np.testing.assert_allclose(first[index], 2 * whole[:, ::2], rtol=1e-5)
+            np.testing.assert_allclose(second[index], 2 * whole[:, 1::2], rtol=1e-5)
+    code = alone[1][1] / np.exp(rows[1])
+    assert float(code.sum()) == pytest.approx(1.0, rel=1e-4)
 
 
 def _keeper(name: str, engine: Engine, kept: dict[str, np.ndarray]) -> Any:

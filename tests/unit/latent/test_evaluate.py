@@ -144,12 +144,14 @@ def test_the_command_measures_generated_text_as_well_unless_told_otherwise(finis
     assert "choose builtin, kenlm or none" in str(refused.exception)
 
 
-def test_missing_kenlm_is_said_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+def test_missing_kenlm_is_said_before_anything_is_measured(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", str(finished / "python"))
     monkeypatch.setenv("PATH", "")
-    for measured in (evaluate, generated_perplexities):
-        with pytest.raises(ConfigError, match="make kenlm"):  # and not that there is no checkpoint
-            measured(tmp_path, **{"generated" if measured is evaluate else "by": "kenlm"})
+    nowhere = finished / "no such text"
+    with pytest.raises(ConfigError, match="make kenlm"):  # and not that the text is missing
+        evaluate(finished, generated="kenlm", data=nowhere)
+    with pytest.raises(ConfigError, match="make kenlm"):
+        generated_perplexities(finished, by="kenlm", data=nowhere)
 
 
 def test_what_is_no_latent_model_is_refused(finished: Path, tmp_path: Path) -> None:
