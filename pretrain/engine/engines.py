@@ -170,7 +170,12 @@ class Engine:
             self._used = False
 
     def _measure(self) -> Tensor:
-        return nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if not gradients:
+            return torch.zeros(())
+        # what get_total_norm does, without sorting tensors by device and type, half of its time for small modules
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        return norm
 
     def _measure_and_clip(self) -> None:
         self._updated = True

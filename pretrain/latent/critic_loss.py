@@ -68,7 +68,7 @@ class CriticLoss:
 
     def _of(self, values: Tensor, *, squared: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         gradient = torch.zeros_like(values)
-        rows, slopes = (part.view(2, self.views, -1)[:, :, : self.counted] for part in (values, gradient))
+        rows, slopes = (part.view(2, self.views, -1).narrow(2, 0, self.counted) for part in (values, gradient))
         (q, p), (d_q, d_p) = rows.unbind(), slopes.unbind()
         above = p > self.section.clamp
         if self.section.loss == "dual":

@@ -39,12 +39,14 @@ class ProgressDisplay(Callback):
 
     def after_step(self, run: Run, report: Report) -> None:
         due = run.progress.step % run.job.run.log_every == 0 or run.finished
-        values = summary(self._metrics.latest, run.task.status)
         if self._bar is not None:
             self._bar.update(self._id, completed=run.progress.step)
-            if due:
-                self._bar.update(self._id, values=values)
-        elif due and distributed.rank() == 0:
+        if not due or distributed.rank() != 0:
+            return
+        values = summary(self._metrics.latest, run.task.status)
+        if self._bar is not None:
+            self._bar.update(self._id, values=values)
+        else:
             done, total = run.progress.step, run.job.schedule.max_steps
             left = (time.monotonic() - self._began) / max(done - self._first, 1) * (total - done)
             logger.info("step %d/%d eta %s %s", done, total, timedelta(seconds=round(left)), values)
