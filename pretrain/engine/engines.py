@@ -61,10 +61,10 @@ class Engine:
         self._micro_steps = 0
         self._used = False  # the gradients have had their update, and are there until the next pass to tell their norm
         # torch's AdamW leaves gradients as they are; apex's FusedLAMB, for one, writes its update over them
-        self._measures_late = self._plain and isinstance(optimizer, torch.optim.AdamW)
+        self._measures_late = False
         self._update: Callable[[], Any] = optimizer.step
         if self._plain and isinstance(optimizer, torch.optim.AdamW):
-            self._update = partial(update, optimizer)
+            self._measures_late, self._update = True, partial(update, optimizer)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass, under the engine's precision."""

@@ -104,8 +104,10 @@ def update(optimizer: torch.optim.AdamW) -> None:
     The same kernel and the same state, without profiler's ranges, and without sorting tensors by device and type: a
     module lies on one device, and its parameters are of one type. An optimizer with hooks of its own takes its step.
     """
-    found = [[(p, p.grad, optimizer.state.get(p)) for p in group["params"]] for group in optimizer.param_groups]
-    groups = [[(p, grad, state) for p, grad, state in rows if grad is not None] for rows in found]
+    groups = [
+        [(p, p.grad, optimizer.state.get(p)) for p in group["params"] if p.grad is not None]
+        for group in optimizer.param_groups
+    ]
     unmade = any(not state for rows in groups for _, _, state in rows)
     if unmade or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         optimizer.step()  # which makes the moments

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -65,13 +66,15 @@ class ClusterDecoder(nn.Module):
         keep: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> Float[Tensor, ""]:  # fmt: skip
         """Sum of -log p(x | z) over the rows that ``counted`` marks."""
-        x, weight = F.one_hot(tokens[:, 0], self.classes).float(), counted[:, None].float()
-        return F.binary_cross_entropy_with_logits(self.layers(z), x, weight, reduction="sum")
+        return self._cross_entropy(z, tokens, weight=counted[:, None].float(), reduction="sum")
 
     def log_likelihood(self, z: Float[Tensor, "n d"], tokens: Int[Tensor, "n 1"]) -> Float[Tensor, " n"]:
         """log p(x | z) of each row."""
+        return -self._cross_entropy(z, tokens, reduction="none").sum(1)
+
+    def _cross_entropy(self, z: Tensor, tokens: Tensor, **how: Any) -> Tensor:
         x = F.one_hot(tokens[:, 0], self.classes).float()
-        return -F.binary_cross_entropy_with_logits(self.layers(z), x, reduction="none").sum(1)
+        return F.binary_cross_entropy_with_logits(self.layers(z), x, **how)
 
 
 def cluster_batches(job: LatentJob, step: int, rank: int, world: int) -> Iterator[Batch]:

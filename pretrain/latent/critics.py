@@ -51,8 +51,8 @@ class Critics(nn.Module):
             prior: as many draws of the prior, which f sees beside the same x.
             loss: of one critic's values.
         """
-        both, beside = torch.cat([z, prior]), torch.cat([h, h])
-        gradients, (of_f, value, clamped) = self.f.trained_on(loss.of_f, torch.cat([both, beside], dim=1))
+        both, beside_x = _rows(z, h, prior)
+        gradients, (of_f, value, clamped) = self.f.trained_on(loss.of_f, beside_x)
         if self.g is None:
             return Trained(value, clamped, gradients, Values(of_f[0], of_f[1], None, None))
         more, (of_g, also, as_well) = self.g.trained_on(loss.of_g, both)
@@ -61,10 +61,16 @@ class Critics(nn.Module):
 
     def values(self, z: Float[Tensor, "n d"], h: Float[Tensor, "n k"], prior: Float[Tensor, "n d"]) -> Values:
         """Both critics at the posterior's and the prior's draws, the latter beside the same x."""
-        both = torch.cat([z, prior])
-        f_q, f_p = self.f(torch.cat([both, torch.cat([h, h])], dim=1)).view(2, -1).float().unbind()
+        both, beside_x = _rows(z, h, prior)
+        f_q, f_p = self.f(beside_x).view(2, -1).float().unbind()
         g_q, g_p = self.g(both).view(2, -1).float().unbind() if self.g is not None else (None, None)
         return Values(f_q, f_p, g_q, g_p)
+
+
+def _rows(z: Tensor, h: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
+    """What g reads, the draws of posterior and prior, and what f reads: each beside its x."""
+    both = torch.cat([z, prior])
+    return both, torch.cat([both, torch.cat([h, h])], dim=1)
 
 
 def frozen(module: nn.Module, *args: Any) -> Tensor:

@@ -66,7 +66,7 @@ class LeakyMLP(nn.Sequential):
         with autocast:
             inputs, out = _forward(x, used)
             gradient, *others = closed_form(out if out.dtype == torch.float64 else out.float())
-            found = _backward(gradient.to(out.dtype), inputs, used[::2], [False] + [True] * len(used), once=True)
+            found = _backward(gradient.to(out.dtype), inputs, used[::2], [False] + [True] * len(used))
         return [g.to(p.dtype) for g, p in zip(found[1:], parameters, strict=True) if g is not None], tuple(others)
 
 
@@ -89,12 +89,9 @@ def _forward(x: Tensor, parameters: Sequence[Tensor]) -> tuple[list[Tensor], Ten
 
 
 def _backward(
-    gradient: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor], needed: Sequence[bool], *, once: bool = False
+    gradient: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor], needed: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Gradients of x and of each weight and bias, those that are ``needed``, from that of the output.
-
-    With ``once`` they overwrite the inputs that have served.
-    """
+    """Gradients of x and of each weight and bias, those that are ``needed``, from that of the output."""
     layers = len(inputs)
     found: list[Tensor | None] = [None] * (1 + 2 * layers)
     for layer in reversed(range(layers)):
@@ -103,9 +100,7 @@ def _backward(
         if needed[2 + 2 * layer]:
             found[2 + 2 * layer] = gradient.sum(0)
         if layer:
-            served = inputs[layer + 1] if once and layer + 1 < layers else None
-            fits = served is not None and served.shape == inputs[layer].shape
-            gradient = torch.mm(gradient, weights[layer], out=served if fits else None)
+            gradient = gradient @ weights[layer]
             _leaky_relu_backward(gradient, inputs[layer], _SLOPE, True, grad_input=gradient)
         elif needed[0]:
             found[0] = gradient @ weights[0]
