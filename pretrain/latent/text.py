@@ -56,7 +56,7 @@ class TextEncoder(nn.Module):
         if keep is not None:
             words = words * keep
         _, (state, _) = self.lstm(words)
-        last: Tensor = state[0].float()
+        last: Tensor = state[0].to(words.dtype)
         return last
 
 

@@ -13,7 +13,7 @@ from pretrain.engine.report.runs import RunRecord, read_run
 from pretrain.engine.report.sweeps import Configuration, Sweep
 from pretrain.latent.kept import EVALUATION
 from pretrain.latent.report.plots import bounds_figure, dropout_figure, scatter_figures, shown_steps, training_figure
-from pretrain.latent.report.rows import is_clusters, is_latent, row_name, text_rows
+from pretrain.latent.report.rows import cluster_label, is_clusters, is_latent, text_rows
 from pretrain.latent.report.tables import BOUNDS, CODES, code_table, generated_table, likelihood_table
 from tokenizer.errors import DataError
 
@@ -83,5 +83,5 @@ def _cluster_table(runs: Sequence[RunRecord]) -> Table:
         kept = {row["step"]: row for row in run.validation}
         for step in shown_steps(kept):
             figures = [f"{kept[step][name]:.3f}" if name in kept[step] else "" for name in _CLUSTER_FIGURES]
-            rows.append([row_name(run.config), str(run.config["data.clusters"]), f"{step:,}", *figures])
+            rows.append([cluster_label(run.config), str(run.config["data.clusters"]), f"{step:,}", *figures])
     return Table(header, rows)

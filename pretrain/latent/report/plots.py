@@ -14,7 +14,7 @@ from pretrain.engine.report.document import Figure
 from pretrain.engine.report.plots import Theme, canvas, colour, count_steps, dress, png
 from pretrain.engine.report.runs import RunRecord
 from pretrain.latent.kept import CODES
-from pretrain.latent.report.rows import Row, row_name
+from pretrain.latent.report.rows import Row, cluster_label
 
 STEPS = (5_000, 15_000, 30_000, 80_000)
 """Of the paper's scatter plots."""
@@ -137,7 +137,7 @@ def _scatter(run: RunRecord, paths: dict[int, Path], theme: Theme) -> bytes:
             axis.scatter(points[:, 0], points[:, 1], s=2, color=_hue(number), linewidths=0)
         dress(axis, f"{step:,} steps", "z1", "z2", theme)
         axis.set_aspect("equal", "datalim")
-    name = f"{row_name(run.config)}, K = {run.config['data.clusters']}"
+    name = f"{cluster_label(run.config)}, K = {run.config['data.clusters']}"
     return png(figure, [Line2D([], [], linestyle="", label=name)], theme)
 
 

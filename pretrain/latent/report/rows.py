@@ -33,8 +33,7 @@ class Row:
     @property
     def label(self) -> str:
         """``clVAE+ (mlp, mean_inside; ptb)``."""
-        inside = "; ".join(part for part in (self.variant, self.dataset) if part)
-        return f"{self.name} ({inside})" if inside else self.name
+        return _titled(self.name, self.variant, self.dataset)
 
     @property
     def text(self) -> str:
@@ -95,11 +94,27 @@ def row_name(config: Mapping[str, Any]) -> str:
 
 
 def variant_of(config: Mapping[str, Any]) -> str:
-    """In what an implicit row differs from the released code: its posterior, or the form of the circle loss."""
-    parts = ["mlp"] if config["model.posterior"] == "mlp" else []
+    """In what a row differs from the released code: posterior, form of the circle loss, negatives, learning rate."""
+    parts = []
+    if config["model.posterior"] == "mlp" and config["data.clusters"] is None:  # of clusters it is the released one
+        parts.append("mlp")
     if config["critic.loss"] == "circle" and config["critic.circle"] != "code":
         parts.append(config["critic.circle"])
+    if config["contrast.weight"] > 0 and config["contrast.mask_duplicates"]:
+        parts.append("duplicates masked")
+    if config["schedule.type"] != "constant":
+        parts.append(f"{config['schedule.type']} decay")
     return ", ".join(parts)
+
+
+def cluster_label(config: Mapping[str, Any]) -> str:
+    """``clVAE+ (duplicates masked, linear decay)``."""
+    return _titled(row_name(config), variant_of(config))
+
+
+def _titled(name: str, *inside: str) -> str:
+    named = "; ".join(part for part in inside if part)
+    return f"{name} ({named})" if named else name
 
 
 def dataset_of(config: Mapping[str, Any]) -> str:

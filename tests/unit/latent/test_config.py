@@ -87,19 +87,30 @@ def test_what_does_not_fit_is_refused(name: str, override: str, message: str) ->
         _load(name, override)
 
 
+def _clusters(name: str) -> LatentJob:
+    job = load_job(CLUSTERS / f"clusters_{name}.yaml")
+    assert isinstance(job, LatentJob)
+    return job
+
+
 @pytest.mark.parametrize("k", [4, 8, 16])
 def test_clusters_have_the_batches_of_the_toy(k: int) -> None:
-    job = load_job(CLUSTERS / f"clusters_k{k}.yaml")
-    assert isinstance(job, LatentJob)
+    job = _clusters(f"k{k}")
     assert job.data.clusters == k
     assert job.batch.global_ == job.batch.micro == 64 * k
     assert job.run.dir == Path(f"runs/clusters_k{k}")
+    assert (job.contrast.mask_duplicates, job.schedule.type) == (True, "linear")
+
+
+@pytest.mark.parametrize("name", ["k4_code", "k4_ivae", "k4_vae"])
+def test_these_clusters_are_as_released(name: str) -> None:
+    job = _clusters(name)
+    assert (job.contrast.mask_duplicates, job.schedule.type) == (False, "constant")
 
 
 def test_other_rows_on_clusters() -> None:
-    ivae, vae = (load_job(CLUSTERS / f"clusters_k4_{row}.yaml") for row in ("ivae", "vae"))
-    assert isinstance(ivae, LatentJob)
-    assert isinstance(vae, LatentJob)
+    code, ivae, vae = (_clusters(f"k4_{row}") for row in ("code", "ivae", "vae"))
+    assert (code.critic.loss, code.objective.views, code.contrast.weight) == ("circle", 2, 1.0)
     assert (ivae.critic.loss, ivae.objective.views, ivae.contrast.weight) == ("dual", 1, 0.0)
     assert (vae.model.posterior, vae.batch.global_, vae.optimizer.lr) == ("gaussian", 500, 2e-5)
     assert not vae.has_critics

@@ -14,7 +14,7 @@ from pretrain.engine.report import report
 from pretrain.engine.report.runs import read_run
 from pretrain.latent.report.plots import shown_steps
 from pretrain.latent.report.published import GENERATED, PUBLISHED
-from pretrain.latent.report.rows import dataset_of, row_name, text_rows, variant_of
+from pretrain.latent.report.rows import cluster_label, dataset_of, row_name, text_rows, variant_of
 from tests.latent import PTB
 
 ROWS = {
@@ -62,6 +62,21 @@ def test_the_papers_variants_have_titles_of_their_own() -> None:
     assert row_name(code) == row_name(paper) == "clVAE+"
     assert variant_of(code) == ""
     assert variant_of(paper) == "mlp, sum_inside"
+    masked = _flat(PTB / "clvae.yaml", "contrast.mask_duplicates=true", "schedule.type=cosine")
+    assert variant_of(masked) == "duplicates masked, cosine decay"
+
+
+@pytest.mark.parametrize(
+    ("preset", "label"),
+    [
+        ("clusters_k4", "clVAE+ (duplicates masked, linear decay)"),
+        ("clusters_k4_code", "clVAE+"),
+        ("clusters_k4_ivae", "iVAE"),
+        ("clusters_k4_vae", "VAE"),
+    ],
+)
+def test_clusters_say_in_what_they_differ_from_the_release(preset: str, label: str) -> None:
+    assert cluster_label(_flat(PTB.parent / f"{preset}.yaml")) == label
 
 
 def test_published_perplexities_follow_from_the_likelihoods() -> None:
@@ -95,8 +110,9 @@ def test_clusters_have_a_table_and_plots(tmp_path: Path) -> None:
         np.save(run / "codes" / f"step-{row['step']:08d}.npy", np.random.default_rng(0).normal(size=(4, 500, 2)))
     report([run], tmp_path / "report")
     text = (tmp_path / "report" / "report.md").read_text()
-    assert "| clVAE+ | 4 | 20,000 | 0.900 | 1.000 | 0.500 | 1.000 | 0.800 | 1.000 |" in text
-    assert "| clVAE+ | 4 | 10,000" in text
+    label = "clVAE+ (duplicates masked, linear decay)"
+    assert f"| {label} | 4 | 20,000 | 0.900 | 1.000 | 0.500 | 1.000 | 0.800 | 1.000 |" in text
+    assert f"| {label} | 4 | 10,000" in text
     assert (tmp_path / "report" / "codes-k4.png").stat().st_size > 5000
     assert shown_steps([]) == []
     assert shown_steps(range(5000, 85_000, 5000)) == [5000, 15_000, 30_000, 80_000]
