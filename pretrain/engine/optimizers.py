@@ -116,8 +116,7 @@ def update(optimizer: torch.optim.AdamW) -> None:
         if not rows:
             continue
         parameters, gradients, states = (list(column) for column in zip(*rows, strict=True))
-        steps = [state["step"] for state in states]
-        torch._foreach_add_(steps, 1)
+        steps = _count_one(states)
         torch._fused_adamw_(
             parameters,
             gradients,
@@ -133,6 +132,19 @@ def update(optimizer: torch.optim.AdamW) -> None:
             amsgrad=False,
             maximize=False,
         )
+
+
+def _count_one(states: list[dict[str, Tensor]]) -> list[Tensor]:
+    """Adds 1 to the step of each parameter: they become views of one vector, for on a CPU each addition takes 5 us."""
+    steps = [state["step"] for state in states]
+    vector = steps[0]._base
+    if vector is None or len(vector) != len(steps) or any(step._base is not vector for step in steps):
+        vector = torch.stack(steps)
+        steps = list(vector.unbind())
+        for state, step in zip(states, steps, strict=True):
+            state["step"] = step
+    vector.add_(1)
+    return steps
 
 
 class Lamb(torch.optim.Optimizer):

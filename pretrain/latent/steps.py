@@ -93,8 +93,8 @@ def _train_critics(
     critics.set_learning_rate(section.lr)
     clamped = torch.zeros((), dtype=torch.int64, device=z.device)
     of_batch = CriticLoss(section, views, batch.counted, batch.total)
-    for _ in range(section.updates):
-        trained: Trained = critics(z, h, noise.normal(views, z.shape[1]), of_batch)
+    for prior in noise.normal(section.updates * views, z.shape[1]).chunk(section.updates):
+        trained: Trained = critics(z, h, prior, of_batch)
         clamped += trained.clamped
         critics.take_gradients(trained.gradients)
         critics.step()

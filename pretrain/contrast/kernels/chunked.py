@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pretrain.contrast.kernels.protocol import Ids, Sums
+from pretrain.contrast.kernels.protocol import Ids, Sums, hide_own
 
 # Anchors by keys of the largest block. Wider blocks make better matrix products, up to what these sizes give; on a CPU
 # the logits (4 MB in fp32) should stay in cache between the two products, on a GPU a block must fill the device.
@@ -43,12 +43,14 @@ def _multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
         torch.mm(a, b, out_dtype=out.dtype, out=out)
 
 
-def _logits(workspace: Tensor, q: Tensor, keys: Tensor, ids: Ids, rows: slice, columns: slice) -> Tensor:
-    block = workspace[: (rows.stop - rows.start) * len(keys)].view(-1, len(keys))
-    _multiply(block, q[rows], keys.T, add=False)
-    if ids is not None:
-        block.masked_fill_(ids[0][rows, None] == ids[1][None, columns], -torch.inf)
+def _logits(workspace: Tensor, q: Tensor, keys: Tensor) -> Tensor:
+    block = workspace[: len(q) * len(keys)].view(-1, len(keys))
+    _multiply(block, q, keys.T, add=False)
     return block
+
+
+def _of(ids: Ids, rows: slice, columns: slice) -> Ids:
+    return None if ids is None else (ids[0][rows], ids[1][columns])
 
 
 def _workspace(q: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
@@ -60,11 +62,14 @@ def accumulate(sums: Sums, q: Tensor, keys: Tensor, ids: Ids) -> None:
     """See :class:`~pretrain.contrast.kernels.protocol.Kernel`."""
     workspace = _workspace(q, keys, sums.normaliser.dtype)
     for rows, columns in _blocks(q, keys):
-        k, block = keys[columns].to(q.dtype), sums[rows]
-        weights = _logits(workspace, q, k, ids, rows, columns)
+        k, block, own = keys[columns].to(q.dtype), sums[rows], _of(ids, rows, columns)
+        weights = _logits(workspace, q[rows], k)
         if block.reference is not None:
+            hide_own(weights, own, -torch.inf)
             weights.sub_(block.raise_reference(weights.amax(1))[:, None])
         weights.exp_()
+        if block.reference is None:
+            hide_own(weights, own, 0.0)
         block.normaliser.add_(weights.sum(1))
         if block.weighted is not None:
             _multiply(block.weighted, weights.to(q.dtype), k, add=True)
@@ -75,7 +80,7 @@ def key_gradient(q: Tensor, keys: Tensor, lse: Tensor, ids: Ids) -> Tensor:
     out = keys.new_zeros(keys.shape, dtype=lse.dtype)
     workspace = _workspace(q, keys, lse.dtype)
     for rows, columns in _blocks(q, keys):
-        weights = _logits(workspace, q, keys[columns].to(q.dtype), ids, rows, columns)
-        weights.sub_(lse[rows, None]).exp_()
+        weights = _logits(workspace, q[rows], keys[columns].to(q.dtype)).sub_(lse[rows, None]).exp_()
+        hide_own(weights, _of(ids, rows, columns), 0.0)
         _multiply(out[columns], weights.T.to(q.dtype), q[rows], add=True)
     return out

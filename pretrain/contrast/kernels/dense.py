@@ -5,24 +5,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pretrain.contrast.kernels.protocol import Ids, Sums
+from pretrain.contrast.kernels.protocol import Ids, Sums, hide_own
 
 
-def _logits(q: Tensor, keys: Tensor, ids: Ids, dtype: torch.dtype) -> Tensor:
-    logits = (q @ keys.to(q.dtype).T).to(dtype)
-    if ids is not None:
-        logits.masked_fill_(ids[0][:, None] == ids[1][None, :], -torch.inf)
-    return logits
+def _logits(q: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
+    return (q @ keys.to(q.dtype).T).to(dtype)
 
 
 def accumulate(sums: Sums, q: Tensor, keys: Tensor, ids: Ids) -> None:
     """See :class:`~pretrain.contrast.kernels.protocol.Kernel`."""
     if not len(q) or not len(keys):
         return
-    logits = _logits(q, keys, ids, sums.normaliser.dtype)
+    logits = _logits(q, keys, sums.normaliser.dtype)
     if sums.reference is not None:
+        hide_own(logits, ids, -torch.inf)
         logits -= sums.raise_reference(logits.amax(1))[:, None]
     weights = logits.exp_()
+    if sums.reference is None:
+        hide_own(weights, ids, 0.0)
     sums.normaliser.add_(weights.sum(1))
     if sums.weighted is not None:
         sums.weighted.add_(weights @ keys.to(weights.dtype))
@@ -30,4 +30,5 @@ def accumulate(sums: Sums, q: Tensor, keys: Tensor, ids: Ids) -> None:
 
 def key_gradient(q: Tensor, keys: Tensor, lse: Tensor, ids: Ids) -> Tensor:
     """See :class:`~pretrain.contrast.kernels.protocol.Kernel`."""
-    return _logits(q, keys, ids, lse.dtype).sub_(lse[:, None]).exp_().T @ q.to(lse.dtype)
+    weights = _logits(q, keys, lse.dtype).sub_(lse[:, None]).exp_()
+    return hide_own(weights, ids, 0.0).T @ q.to(lse.dtype)
