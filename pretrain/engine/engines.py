@@ -119,7 +119,7 @@ class Engine:
         pairs = list(zip(self._parameters, gradients, strict=True))
         if not self._plain or self._accumulation > 1:
             assert self.zero_stage < 3
-            self.backward(torch.stack([(p * g.clone()).sum() for p, g in pairs]).sum())  # autograd saves the clones
+            self.backward(torch.stack([(p * g).sum() for p, g in pairs]).sum())
             return
         self._forget_used()
         for parameter, gradient in pairs:

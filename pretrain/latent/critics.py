@@ -22,6 +22,21 @@ class Values(NamedTuple):
     g_p: Float[Tensor, " n"] | None
 
 
+class Rows(NamedTuple):
+    """What g reads, draws of the posterior and then of the prior; and what f reads, each beside its x."""
+
+    both: Float[Tensor, "m d"]
+    beside_x: Float[Tensor, "m k"]
+
+
+def rows_of(z: Float[Tensor, "n d"], h: Float[Tensor, "n k"], priors: Float[Tensor, "n_u d"]) -> list[Rows]:
+    """Of u updates, put together at once: ``z`` and ``h`` are the same in all, each has n draws of the ``priors``."""
+    updates = len(priors) // len(z)
+    both = torch.cat([z.expand(updates, -1, -1), priors.view(updates, *z.shape)], dim=1)
+    beside_x = torch.cat([both, h.repeat(2, 1).expand(updates, -1, -1)], dim=2)
+    return [Rows(*pair) for pair in zip(both, beside_x, strict=True)]
+
+
 class Trained(NamedTuple):
     """What a pass of training found: ``gradients`` of the ``parameters()``, ``clamped`` values on this rank."""
 
@@ -40,18 +55,9 @@ class Critics(nn.Module):
         self.f = LeakyMLP(latent + representation, *hidden, 1)
         self.g = LeakyMLP(latent, *hidden, 1) if section.trained == "both" else None
 
-    def forward(
-        self, z: Float[Tensor, "n d"], h: Float[Tensor, "n k"], prior: Float[Tensor, "n d"], loss: CriticLoss
-    ) -> Trained:
-        """What both minimise, with the gradients of their weights, which are found without autograd.
-
-        Args:
-            z: the posteriors' draws, view by view.
-            h: the representations of x.
-            prior: as many draws of the prior, which f sees beside the same x.
-            loss: of one critic's values.
-        """
-        both, beside_x = _rows(z, h, prior)
+    def forward(self, rows: Rows, loss: CriticLoss) -> Trained:
+        """What both minimise on ``rows``, with the gradients of their weights, which are found without autograd."""
+        both, beside_x = rows
         gradients, (of_f, value, clamped) = self.f.trained_on(loss.of_f, beside_x)
         if self.g is None:
             return Trained(value, clamped, gradients, Values(of_f[0], of_f[1], None, None))
@@ -61,16 +67,10 @@ class Critics(nn.Module):
 
     def values(self, z: Float[Tensor, "n d"], h: Float[Tensor, "n k"], prior: Float[Tensor, "n d"]) -> Values:
         """Both critics at the posterior's and the prior's draws, the latter beside the same x."""
-        both, beside_x = _rows(z, h, prior)
+        ((both, beside_x),) = rows_of(z, h, prior)
         f_q, f_p = self.f(beside_x).view(2, -1).float().unbind()
         g_q, g_p = self.g(both).view(2, -1).float().unbind() if self.g is not None else (None, None)
         return Values(f_q, f_p, g_q, g_p)
-
-
-def _rows(z: Tensor, h: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-    """What g reads, the draws of posterior and prior, and what f reads: each beside its x."""
-    both = torch.cat([z, prior])
-    return both, torch.cat([both, torch.cat([h, h])], dim=1)
 
 
 def frozen(module: nn.Module, *args: Any) -> Tensor:

@@ -49,7 +49,7 @@ class LeakyMLP(nn.Sequential):
         """The same as ``parameters()``, which takes as long as a layer to find them."""
         return [p for layer in self if isinstance(layer, nn.Linear) for p in (layer.weight, layer.bias)]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def trained_on(self, closed_form: ClosedForm, x: Float[Tensor, "n i"]) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         """The gradients of a loss of the outputs for ``x``, whose gradient is known in closed form: without a graph.
 
@@ -59,8 +59,7 @@ class LeakyMLP(nn.Sequential):
             x: the inputs.
 
         Returns:
-            The gradient of each of the ``parameters()``, and what else ``closed_form`` told: tensors of inference
-            mode, which autograd will not save.
+            The gradient of each of the ``parameters()``, and what else ``closed_form`` told.
         """
         parameters = self._in_order()
         (x, *used), autocast = _precision(x, parameters)

@@ -27,7 +27,7 @@ from pretrain.latent.across import sum_over_ranks
 from pretrain.latent.batches import Batch
 from pretrain.latent.config import LatentJob
 from pretrain.latent.critic_loss import CriticLoss, squared_difference
-from pretrain.latent.critics import Critics, Trained, frozen
+from pretrain.latent.critics import Critics, Trained, frozen, rows_of
 from pretrain.latent.inputs import Inputs, inputs_of
 from pretrain.latent.noise import StepNoise
 from pretrain.latent.posterior import Encoded
@@ -93,8 +93,8 @@ def _train_critics(
     critics.set_learning_rate(section.lr)
     clamped = torch.zeros((), dtype=torch.int64, device=z.device)
     of_batch = CriticLoss(section, views, batch.counted, batch.total)
-    for prior in noise.normal(section.updates * views, z.shape[1]).chunk(section.updates):
-        trained: Trained = critics(z, h, prior, of_batch)
+    for rows in rows_of(z, h, noise.normal(section.updates * views, z.shape[1])):
+        trained: Trained = critics(rows, of_batch)
         clamped += trained.clamped
         critics.take_gradients(trained.gradients)
         critics.step()
@@ -162,7 +162,7 @@ def contrast_loss(
     if section.prior_negatives:
         drawn = noise.shared(section.prior_negatives * pairs, first.shape[1], rank, world)
         negatives = F.normalize(drawn, dim=-1)
-    anchors, positives = F.normalize(first, dim=-1), F.normalize(second, dim=-1)
+    anchors, positives = F.normalize(torch.cat([first, second]), dim=-1).chunk(2)
     loss: Tensor = info_nce(
         anchors,
         positives,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pretrain.latent.config import CriticSection
 from pretrain.latent.critic_loss import CriticLoss, squared_difference
-from pretrain.latent.critics import Critics, Values, frozen
+from pretrain.latent.critics import Critics, Values, frozen, rows_of
 
 N = 6
 
@@ -152,8 +152,10 @@ def test_gradients_of_the_weights_are_those_of_autograd(trained: str) -> None:
         {"loss": "circle", "trained": trained, "squared": "all" if trained == "both" else "none", "hidden": 8}
     )
     critics = Critics(3, 5, section).double()
-    z, h, prior = torch.randn(8, 3).double(), torch.randn(8, 5).double(), torch.randn(8, 3).double()
-    found = critics(z, h, prior, CriticLoss(section, 2, 3, 3))  # of each view the fourth row does not count
+    z, h, priors = torch.randn(8, 3).double(), torch.randn(8, 5).double(), torch.randn(16, 3).double()
+    prior = priors[8:]  # that of the second update
+    _, rows = rows_of(z, h, priors)
+    found = critics(rows, CriticLoss(section, 2, 3, 3))  # of each view the fourth row does not count
     f = [critics.f(torch.cat([draws, h], 1))[:, 0] for draws in (z, prior)]
     g = [] if critics.g is None else [critics.g(draws)[:, 0] for draws in (z, prior)]
     expected = torch.stack([squared_difference(values, 3) for values in g]).sum() if g else torch.zeros(())

@@ -79,8 +79,7 @@ def _loss(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tenso
     z, h, density = modules["encoder"](inputs.read, inputs.eps, inputs.encoder_keep)
     loss = _reconstruction(modules["decoder"], z, inputs.written, inputs.decoder_keep)
     if job.has_critics:
-        for _ in range(job.critic.updates):
-            prior = noise.normal(job.objective.views, z.shape[1])
+        *_, prior = noise.normal(job.critic.updates * job.objective.views, z.shape[1]).chunk(job.critic.updates)
         values = modules["critics"].values(z, h.detach(), prior)
         loss = loss + BETA * (values.f_q if job.objective.regularizer == "f" else values.g_q).sum() / N
         if job.critic.squared_in_encoder:
