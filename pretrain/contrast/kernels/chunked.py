@@ -62,14 +62,8 @@ def accumulate(sums: Sums, q: Tensor, keys: Tensor, ids: Ids) -> None:
     """See :class:`~pretrain.contrast.kernels.protocol.Kernel`."""
     workspace = _workspace(q, keys, sums.normaliser.dtype)
     for rows, columns in _blocks(q, keys):
-        k, block, own = keys[columns].to(q.dtype), sums[rows], _of(ids, rows, columns)
-        weights = _logits(workspace, q[rows], k)
-        if block.reference is not None:
-            hide_own(weights, own, -torch.inf)
-            weights.sub_(block.raise_reference(weights.amax(1))[:, None])
-        weights.exp_()
-        if block.reference is None:
-            hide_own(weights, own, 0.0)
+        k, block = keys[columns].to(q.dtype), sums[rows]
+        weights = block.exponentials(_logits(workspace, q[rows], k), _of(ids, rows, columns))
         block.normaliser.add_(weights.sum(1))
         if block.weighted is not None:
             _multiply(block.weighted, weights.to(q.dtype), k, add=True)

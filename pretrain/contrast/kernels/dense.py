@@ -16,13 +16,7 @@ def accumulate(sums: Sums, q: Tensor, keys: Tensor, ids: Ids) -> None:
     """See :class:`~pretrain.contrast.kernels.protocol.Kernel`."""
     if not len(q) or not len(keys):
         return
-    logits = _logits(q, keys, sums.normaliser.dtype)
-    if sums.reference is not None:
-        hide_own(logits, ids, -torch.inf)
-        logits -= sums.raise_reference(logits.amax(1))[:, None]
-    weights = logits.exp_()
-    if sums.reference is None:
-        hide_own(weights, ids, 0.0)
+    weights = sums.exponentials(_logits(q, keys, sums.normaliser.dtype), ids)
     sums.normaliser.add_(weights.sum(1))
     if sums.weighted is not None:
         sums.weighted.add_(weights @ keys.to(weights.dtype))

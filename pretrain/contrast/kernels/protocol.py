@@ -42,6 +42,13 @@ class Sums:
         weighted = None if self.weighted is None else self.weighted[rows]
         return Sums(self.normaliser[rows], weighted, None if self.reference is None else self.reference[rows])
 
+    def exponentials(self, logits: Tensor, ids: Ids) -> Tensor:
+        """:math:`e^{s_{ij} - r_i}`, 0 for own keys, in the place of ``logits (N, c)``; the reference rises before."""
+        if self.reference is None:
+            return hide_own(logits.exp_(), ids, 0.0)
+        hide_own(logits, ids, -torch.inf)
+        return logits.sub_(self.raise_reference(logits.amax(1))[:, None]).exp_()
+
     def raise_reference(self, logits: Tensor) -> Tensor:
         """Make the reference at least ``logits (N,)`` and return it; the sums keep their meaning."""
         assert self.reference is not None
