@@ -2,6 +2,7 @@ r"""InfoNCE with negatives from the batch of every rank and from a sharded queue
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Literal, get_args
 
@@ -88,7 +89,7 @@ def info_nce(
     instances = torch.arange(len(anchors), device=anchors.device) if ids is None else ids
     extra = [] if negatives is None else [negatives]
 
-    total = torch.zeros((), dtype=dtype, device=anchors.device)
+    losses: list[Tensor] = []
     for q, k, live in _softmaxes(anchors, positives, symmetric, within_view, in_batch):
         step = Step(
             exchange=samples.views(len(q)) if queue is not None or in_batch == "global" else samples.alone(len(q)),
@@ -107,8 +108,8 @@ def info_nce(
         )
         tensors = (_joined(rows).to(dtype) for rows in (q, k, [*live, *extra]))
         with torch.autocast(anchors.device.type, enabled=False):
-            total = total + ShardedSoftmax.apply(*tensors, temperature, step)
-    return total
+            losses.append(ShardedSoftmax.apply(*tensors, temperature, step))
+    return functools.reduce(torch.add, losses)
 
 
 def _softmaxes(
@@ -153,10 +154,23 @@ def _check_rows(
         raise ConfigError(f"anchors and positives must have one shape, negatives the same width, got {shapes}")
     if ids is not None and (ids.shape != anchors.shape[:1] or ids.dtype != torch.int64):
         raise ConfigError(f"ids must be {len(anchors)} int64 numbers, got {tuple(ids.shape)} of {ids.dtype}")
-    for name, rows in {"anchors": anchors, "positives": positives, "negatives": negatives}.items():
-        # NaN passes: an fp16 step that overflowed must reach the loss scaler as NaN, not end the run here.
-        if look_at_values and rows is not None and (rows.detach().float().norm(dim=1).sub_(1).abs_() > 0.01).any():
-            raise ConfigError(f"{name} must have unit norm: apply torch.nn.functional.normalize(rows, dim=-1) first")
+    if not look_at_values:
+        return
+    named = {"anchors": anchors, "positives": positives, "negatives": negatives}
+    lengths = {name: _lengths(rows.detach()) for name, rows in named.items() if rows is not None}
+    if _off_one(torch.cat(list(lengths.values()))):
+        name = next(name for name, values in lengths.items() if _off_one(values))
+        raise ConfigError(f"{name} must have unit norm: apply torch.nn.functional.normalize(rows, dim=-1) first")
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(rows.dtype, torch.float32))
+    return lengths
+
+
+def _off_one(lengths: Tensor) -> bool:
+    """NaN passes: an fp16 step that overflowed must reach the loss scaler as NaN, not end the run here."""
+    return bool(((lengths - 1).abs_() > 0.01).any())
 
 
 def _check_queue(

@@ -61,20 +61,13 @@ class Step:
         ids[self.exchange.own] = self.anchor_ids
         return ids
 
-    def visible(self, query_ids: Tensor, live: Tensor) -> Iterator[tuple[slice, Tensor, Ids]]:
-        """Which gathered anchors see which of this rank's keys, and the ids that tell own keys from negatives."""
-        if self.queue is not None:
-            yield slice(0, len(query_ids)), self.queue.rows, (query_ids, self.queue.ids) if self.shared_ids else None
-        for part, ids in self.live_parts(query_ids):
-            yield part, live, ids
-
-    def live_parts(self, query_ids: Tensor) -> Iterator[tuple[slice, Ids]]:
-        """The same of this rank's live keys alone."""
+    def live_parts(self, query_ids: Tensor) -> Iterator[tuple[slice, Ids | None]]:
+        """Which gathered anchors see this rank's live keys, and the ids that tell own keys from negatives."""
         own, end = self.exchange.own, len(query_ids)
         if self.in_batch == "global" and self.shared_ids:
-            yield slice(0, end), (query_ids, self.live_ids)
+            yield slice(0, end), Ids(query_ids, self.live_ids)
         elif self.in_batch != "none":
-            yield own, (self.anchor_ids, self.live_ids)
+            yield own, Ids(self.anchor_ids, self.live_ids)
             if self.in_batch == "global" and own.start:
                 yield slice(0, own.start), None
             if self.in_batch == "global" and own.stop < end:
@@ -99,8 +92,12 @@ class ShardedSoftmax(torch.autograd.Function):
             weighted=anchors.new_zeros(queries.shape) if wants_gradient else None,
             reference=anchors.new_full((len(queries),), -1.0) / temperature if step.running_reference else None,
         )
-        for part, keys, ids in step.visible(query_ids, live_rows):
-            step.kernel.accumulate(sums[part], queries[part], keys, ids)
+        if step.queue is not None:
+            ids = Ids(query_ids, step.queue.ids) if step.shared_ids else None
+            step.kernel.accumulate(sums, queries, step.queue.rows, ids)
+        live_parts = list(step.live_parts(query_ids))
+        for part, ids in live_parts:
+            step.kernel.accumulate(sums[part], queries[part], live_rows, ids)
         if sums.reference is not None:
             sums.raise_reference(step.exchange.highest(sums.reference))
         own = step.exchange.bring_home(sums)
@@ -123,7 +120,7 @@ class ShardedSoftmax(torch.autograd.Function):
             d_live = None
             if ctx.needs_input_grad[2]:
                 lse = (positive_logits + losses).to(anchors.dtype)
-                d_live = _live_gradient(queries, query_ids, live_rows, lse, step)
+                d_live = _live_gradient(queries, live_parts, live_rows, lse, step)
             ctx.save_for_backward(d_anchors, -weight * anchors, d_live, d_temperature)
         return (losses.sum() * step.scale).to(anchors.dtype)
 
@@ -135,10 +132,12 @@ class ShardedSoftmax(torch.autograd.Function):
         return *(gradient * g if g is not None and needed else None for g, needed in saved), None
 
 
-def _live_gradient(queries: Tensor, query_ids: Tensor, live: Tensor, lse: Tensor, step: Step) -> Tensor:
+def _live_gradient(
+    queries: Tensor, parts: list[tuple[slice, Ids | None]], live: Tensor, lse: Tensor, step: Step
+) -> Tensor:
     r"""What all anchors ask of this rank's live keys: :math:`\frac1\tau \sum_i p_{ij} q_i`, ``(c, d)``."""
     total = lse.new_zeros(live.shape)
     everyone_lse = step.exchange.gather(lse)
-    for part, ids in step.live_parts(query_ids):
+    for part, ids in parts:
         total += step.kernel.key_gradient(queries[part], live, everyone_lse[part], ids)
     return total * step.scale

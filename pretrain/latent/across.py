@@ -33,18 +33,29 @@ def sum_over_ranks(x: Tensor) -> Tensor:
     return summed
 
 
-def log1p_sum_exp(padded: Float[Tensor, "v m"]) -> tuple[Float[Tensor, " v"], Float[Tensor, "v _"]]:
+def log1p_sum_exp(padded: Float[Tensor, "v m"]) -> Float[Tensor, " v"]:
     r""":math:`\log(1 + \sum_i e^{x_{vi}})` over the columns of all ranks (each may hold another number, or none).
 
     Args:
         padded: x behind a column of zeros, whose exponential is the 1.
-
-    Returns:
-        The logarithms, and their gradient :math:`e^{x_{vi} - \log(\cdot)_v}` at each x of this rank.
     """
-    if distributed.world_size() == 1:  # two kernels: exp alone takes ten times as long wherever it underflows
-        return -torch.log_softmax(padded, 1)[:, 0], torch.softmax(padded, 1)[:, 1:]
+    if distributed.world_size() == 1:
+        return -torch.log_softmax(padded, 1)[:, 0]  # one kernel
+    _, highest, total = _sum_exp(padded)
+    return highest + torch.log(total)
+
+
+def shares_of_sum_exp(padded: Float[Tensor, "v m"], out: Float[Tensor, "v m"]) -> None:
+    r"""The gradient of :func:`log1p_sum_exp`, :math:`e^{x_{vi}} / (1 + \sum_i e^{x_{vi}})`; no sense in column 0."""
+    if distributed.world_size() == 1:  # exp alone takes ten times as long wherever it underflows
+        torch.softmax(padded, 1, out=out)
+        return
+    weights, _, total = _sum_exp(padded)
+    torch.div(weights, total[:, None], out=out[:, 1:])
+
+
+def _sum_exp(padded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """:math:`e^{x - h}`, the highest x (or 0) of all ranks h, and the sum of all ranks."""
     highest = distributed.all_reduce_max(padded.amax(1))
     weights = torch.exp(padded[:, 1:] - highest[:, None])  # of x itself: beside a large log, fp32 holds no log of a sum
-    total = distributed.all_reduce_sum(weights.sum(1)) + torch.exp(-highest)
-    return highest + torch.log(total), weights / total[:, None]
+    return weights, highest, distributed.all_reduce_sum(weights.sum(1)) + torch.exp(-highest)

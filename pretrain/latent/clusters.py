@@ -28,9 +28,12 @@ def _elu_layers(*widths: int) -> list[nn.Module]:
 class ClusterEncoder(nn.Module):
     """``[x; noise]`` through three hidden layers to z (LeakyReLU); or x to a Gaussian's parameters (ELU)."""
 
+    one_hot: Tensor
+
     def __init__(self, classes: int, section: ModelSection) -> None:
         super().__init__()
         self.classes = classes
+        self.register_buffer("one_hot", torch.eye(classes), persistent=False)
         hidden = [section.hidden] * 3
         self.head = GaussianHead(section.hidden, section.latent) if section.posterior == "gaussian" else None
         self.layers = (
@@ -41,7 +44,7 @@ class ClusterEncoder(nn.Module):
 
     def forward(self, tokens: Int[Tensor, "n 1"], eps: Float[Tensor, "n e"], keep: Tensor | None = None) -> Encoded:
         """Encode class numbers; ``h`` is the one-hot vector itself, which f sees."""
-        x = F.one_hot(tokens[:, 0], self.classes).float()
+        x = F.embedding(tokens[:, 0], self.one_hot)
         if self.head is not None:
             z, _, density = self.head(self.layers(x), eps)
             return Encoded(z, x, density)
@@ -51,9 +54,11 @@ class ClusterEncoder(nn.Module):
 class ClusterDecoder(nn.Module):
     """K independent probabilities of z; -log p(x | z) is the binary cross entropy summed over them."""
 
+    one_hot: Tensor
+
     def __init__(self, classes: int, section: ModelSection) -> None:
         super().__init__()
-        self.classes = classes
+        self.register_buffer("one_hot", torch.eye(classes), persistent=False)
         widths = [section.latent, *[section.hidden] * 3]
         self.layers = (
             nn.Sequential(*_elu_layers(*widths), nn.Linear(section.hidden, classes))
@@ -73,7 +78,7 @@ class ClusterDecoder(nn.Module):
         return -self._cross_entropy(z, tokens, reduction="none").sum(1)
 
     def _cross_entropy(self, z: Tensor, tokens: Tensor, **how: Any) -> Tensor:
-        x = F.one_hot(tokens[:, 0], self.classes).float()
+        x = F.embedding(tokens[:, 0], self.one_hot)
         return F.binary_cross_entropy_with_logits(self.layers(z), x, **how)
 
 

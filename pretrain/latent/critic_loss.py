@@ -20,109 +20,126 @@ A critic is small, and autograd's fifteen nodes for such a loss would take as lo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
 from pretrain.engine import distributed
-from pretrain.latent.across import log1p_sum_exp, sum_over_ranks
+from pretrain.latent.across import log1p_sum_exp, shares_of_sum_exp, sum_over_ranks
 from pretrain.latent.config import CriticSection
 
 
-@dataclass(frozen=True)
+class _Workspace:
+    """What every update of a step writes again; made once, because each view of a tensor costs as much as a sum."""
+
+    def __init__(self, values: Tensor, views: int, counted: int) -> None:
+        self.gradient = torch.zeros_like(values)
+        self.slopes = _rows(self.gradient, views, counted)
+        self.d_q, self.d_p = self.slopes.unbind()
+        self.padded = values.new_zeros(2 * views, counted + 1)
+        self.shares = torch.empty_like(self.padded)
+        self.of_q, self.of_p = self.padded[:, 1:].chunk(2)
+        self.share_q, self.share_p = self.shares[:, 1:].chunk(2)
+
+
+def _rows(values: Tensor, views: int, counted: int) -> Tensor:
+    """``(m, 1)`` as ``(2, views, counted)``: of posterior and prior, without the rows that do not count."""
+    return values.view(2, views, -1).narrow(2, 0, counted)
+
+
 class CriticLoss:
-    """The loss of one step's batch, summed over the views.
+    """The loss of one critic in one step, summed over the views.
+
+    Critic values come as ``(m, 1)``: at this rank's draws of the posteriors, row by row of each view, and then at those
+    of the prior.
 
     Args:
         section: the ``critic`` section.
         views: 1 or 2.
         counted: rows of this rank that count, the first of each view.
         total: rows of all ranks that count.
+        squared: L_SQ joins the loss, over the draws that it names.
     """
 
-    section: CriticSection
-    views: int
-    counted: int
-    total: int
+    def __init__(self, section: CriticSection, views: int, counted: int, total: int, squared: str = "none") -> None:
+        self._section = section
+        self._views, self._counted, self._total = views, counted, total
+        self._sums_outside = section.loss == "circle" and section.circle in ("code", "single_exp")
+        self._share = 1 / total if section.loss == "dual" or section.circle == "mean_inside" else 1.0
+        self._squared = {"none": 0, "posterior": 1, "all": 2}[squared]
+        self._workspace: _Workspace | None = None
 
-    def of_f(self, values: Float[Tensor, "m 1"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The loss of f.
+    def value(self, values: Float[Tensor, "m 1"]) -> Float[Tensor, ""]:
+        """The loss of the rows of all ranks, the same on each."""
+        rows, at = self._of_batch(values)
+        q, p = rows.unbind()
+        if self._sums_outside:
+            loss = log1p_sum_exp(self._exponents(q, p, at)).sum()
+        elif self._section.loss == "dual":
+            loss = sum_over_ranks(self._raised(p).sum() - q.sum()) * self._share
+        else:
+            loss = F.softplus(self._means(q, self._raised(p))).sum()
+        kinds = rows[: self._squared]
+        return loss + sum_over_ranks((kinds[:, 0] - kinds[:, 1]).square().sum()) if self._squared else loss
 
-        Args:
-            values: f at this rank's draws of the posteriors, row by row of each view, and then at those of the prior.
+    def gradient(self, values: Float[Tensor, "m 1"]) -> Float[Tensor, "m 1"]:
+        """That of :meth:`value` on this rank's values; it lies where the next call writes.
 
-        Returns:
-            Its gradient ``(m, 1)``, the values of posterior and prior ``(2, m / 2)``, the loss, and how many values on
-            this rank were cut at ``critic.clamp``. The loss is that of all ranks' rows, equal on all of them; the
-            gradient is of the sum of the ranks' losses, so that its average over the ranks, which the engine takes,
-            is the gradient of the one loss.
+        It is of the sum of the ranks' losses, so that its average over the ranks, which the engine takes, is the
+        gradient of the one loss.
         """
-        return self._of(values, squared=False)
-
-    def of_g(self, values: Float[Tensor, "m 1"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The same of g, with its ``critic.squared``."""
-        return self._of(values, squared=self.section.squared != "none")
-
-    def _of(self, values: Tensor, *, squared: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        gradient = torch.zeros_like(values)
-        rows, slopes = (part.view(2, self.views, -1).narrow(2, 0, self.counted) for part in (values, gradient))
-        (q, p), (d_q, d_p) = rows.unbind(), slopes.unbind()
-        above = p > self.section.clamp
-        if self.section.loss == "dual":
-            loss = self._dual(q, p, d_q, d_p)
-        elif self.section.circle in ("code", "single_exp"):
-            loss = self._circle_of_sums(q, p, d_q, d_p)
+        rows, at = self._of_batch(values)
+        q, p = rows.unbind()
+        if self._sums_outside:  # each row has its share of the sum
+            shares_of_sum_exp(self._exponents(q, p, at), out=at.shares)
+            torch.neg(at.share_q, out=at.d_q)
+            if self._section.circle == "code":
+                torch.mul(at.share_p, at.of_p, out=at.d_p)
+            else:
+                at.d_p.copy_(at.share_p)
+        elif self._section.loss == "dual":
+            at.d_q.fill_(-self._share)
+            torch.mul(self._raised(p), self._share, out=at.d_p)
         else:
-            loss = self._circle_of_means(q, p, d_q, d_p)
-        d_p.masked_fill_(above, 0.0)
-        if squared:
-            loss = loss + self._squared(rows, slopes)
+            raised = self._raised(p)
+            rise_q, rise_p = (torch.sigmoid(self._means(q, raised))[:, :, None] * self._share).unbind()
+            at.d_q.copy_(-rise_q)
+            torch.mul(rise_p, raised, out=at.d_p)
+        at.d_p.masked_fill_(p > self._section.clamp, 0.0)
+        if self._squared:
+            kinds, slopes = rows[: self._squared], at.slopes[: self._squared]
+            twice = (kinds[:, 0] - kinds[:, 1]).mul_(2)
+            slopes[:, 0] += twice
+            slopes[:, 1] -= twice
         if distributed.world_size() > 1:
-            gradient *= distributed.world_size()
-        return gradient, values.view(2, -1), loss, above.sum()
+            at.gradient *= distributed.world_size()
+        return at.gradient
 
-    def _dual(self, q: Tensor, p: Tensor, d_q: Tensor, d_p: Tensor) -> Tensor:
-        raised = p.clamp(max=self.section.clamp).exp_()
-        d_q.fill_(-1 / self.total)
-        d_p.copy_(raised / self.total)
-        return sum_over_ranks(raised.sum() - q.sum()) / self.total
+    def clamped(self, values: list[Tensor]) -> Tensor:
+        """How many of this rank's values, ``(m, 1)`` of each update, were cut at ``critic.clamp``."""
+        p = torch.stack(values).view(len(values), 2, self._views, -1)[:, 1, :, : self._counted]
+        return (p > self._section.clamp).sum()
 
-    def _circle_of_sums(self, q: Tensor, p: Tensor, d_q: Tensor, d_p: Tensor) -> Tensor:
-        """The sums stand outside the exponentials."""
-        padded = q.new_zeros(2 * self.views, self.counted + 1)
-        of_q, of_p = padded[:, 1:].chunk(2)
-        torch.neg(q, out=of_q)
-        torch.clamp(p, max=self.section.clamp, out=of_p)
-        if self.section.circle == "code":
-            of_p.exp_()
-        logs, shares = log1p_sum_exp(padded)
-        share_q, share_p = shares.chunk(2)
-        torch.neg(share_q, out=d_q)
-        if self.section.circle == "code":
-            torch.mul(share_p, of_p, out=d_p)
-        else:
-            d_p.copy_(share_p)
-        return logs.sum()
+    def _of_batch(self, values: Tensor) -> tuple[Tensor, _Workspace]:
+        if self._workspace is None:
+            self._workspace = _Workspace(values, self._views, self._counted)
+        return _rows(values, self._views, self._counted), self._workspace
 
-    def _circle_of_means(self, q: Tensor, p: Tensor, d_q: Tensor, d_p: Tensor) -> Tensor:
-        """Means or sums inside the exponentials."""
-        share = 1 / self.total if self.section.circle == "mean_inside" else 1.0
-        raised = p.clamp(max=self.section.clamp).exp_()
-        sums = sum_over_ranks(torch.stack([-q.sum(1), raised.sum(1)])) * share
-        rise_q, rise_p = (torch.sigmoid(sums)[:, :, None] * share).unbind()
-        d_q.copy_(-rise_q)
-        torch.mul(rise_p, raised, out=d_p)
-        return F.softplus(sums).sum()
+    def _exponents(self, q: Tensor, p: Tensor, at: _Workspace) -> Tensor:
+        """What is raised where the sums stand outside: a row for q and one for p of each view, behind a 0."""
+        torch.neg(q, out=at.of_q)
+        torch.clamp(p, max=self._section.clamp, out=at.of_p)
+        if self._section.circle == "code":
+            at.of_p.exp_()
+        return at.padded
 
-    def _squared(self, rows: Tensor, slopes: Tensor) -> Tensor:
-        kinds = 1 if self.section.squared == "posterior" else 2
-        difference = rows[:kinds, 0] - rows[:kinds, 1]
-        slopes[:kinds, 0] += 2 * difference
-        slopes[:kinds, 1] -= 2 * difference
-        return sum_over_ranks(difference.square().sum())
+    def _raised(self, p: Tensor) -> Tensor:
+        return p.clamp(max=self._section.clamp).exp_()
+
+    def _means(self, q: Tensor, raised: Tensor) -> Tensor:
+        r"""What stands inside the exponentials, :math:`-\overline q` and :math:`\overline{e^p}` of each view."""
+        return sum_over_ranks(torch.stack([-q.sum(1), raised.sum(1)])) * self._share
 
 
 def squared_difference(g: Float[Tensor, " n"], counted: int) -> Float[Tensor, ""]:

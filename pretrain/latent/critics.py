@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -31,19 +30,21 @@ class Rows(NamedTuple):
 
 def rows_of(z: Float[Tensor, "n d"], h: Float[Tensor, "n k"], priors: Float[Tensor, "n_u d"]) -> list[Rows]:
     """Of u updates, put together at once: ``z`` and ``h`` are the same in all, each has n draws of the ``priors``."""
-    updates = len(priors) // len(z)
-    both = torch.cat([z.expand(updates, -1, -1), priors.view(updates, *z.shape)], dim=1)
-    beside_x = torch.cat([both, h.repeat(2, 1).expand(updates, -1, -1)], dim=2)
-    return [Rows(*pair) for pair in zip(both, beside_x, strict=True)]
+    updates, (n, latent) = len(priors) // len(z), z.shape
+    beside_x = z.new_empty(updates, 2, n, latent + h.shape[1])
+    beside_x[:, 0, :, :latent] = z
+    beside_x[:, 1, :, :latent] = priors.view(updates, n, latent)
+    beside_x[..., latent:] = h
+    rows = beside_x.view(updates, 2 * n, -1)
+    return [Rows(of_g, of_f) for of_g, of_f in zip(rows[..., :latent], rows, strict=True)]
 
 
 class Trained(NamedTuple):
-    """What a pass of training found: ``gradients`` of the ``parameters()``, ``clamped`` values on this rank."""
+    """What a pass of training found: ``gradients`` of the ``parameters()``, and the values that they came from."""
 
-    loss: Float[Tensor, ""]
-    clamped: Tensor
     gradients: list[Tensor]
-    values: Values
+    f: Float[Tensor, "m 1"]
+    g: Float[Tensor, "m 1"] | None
 
 
 class Critics(nn.Module):
@@ -55,15 +56,13 @@ class Critics(nn.Module):
         self.f = LeakyMLP(latent + representation, *hidden, 1)
         self.g = LeakyMLP(latent, *hidden, 1) if section.trained == "both" else None
 
-    def forward(self, rows: Rows, loss: CriticLoss) -> Trained:
-        """What both minimise on ``rows``, with the gradients of their weights, which are found without autograd."""
-        both, beside_x = rows
-        gradients, (of_f, value, clamped) = self.f.trained_on(loss.of_f, beside_x)
+    def forward(self, rows: Rows, of_f: CriticLoss, of_g: CriticLoss) -> Trained:
+        """Both at ``rows``, with the gradients of what they minimise, which are found without autograd."""
+        gradients, f = self.f.trained_on(of_f.gradient, rows.beside_x)
         if self.g is None:
-            return Trained(value, clamped, gradients, Values(of_f[0], of_f[1], None, None))
-        more, (of_g, also, as_well) = self.g.trained_on(loss.of_g, both)
-        values = Values(of_f[0], of_f[1], of_g[0], of_g[1])
-        return Trained(value + also, clamped + as_well, gradients + more, values)
+            return Trained(gradients, f, None)
+        more, g = self.g.trained_on(of_g.gradient, rows.both)
+        return Trained(gradients + more, f, g)
 
     def values(self, z: Float[Tensor, "n d"], h: Float[Tensor, "n k"], prior: Float[Tensor, "n d"]) -> Values:
         """Both critics at the posterior's and the prior's draws, the latter beside the same x."""

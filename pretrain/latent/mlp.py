@@ -23,9 +23,6 @@ _SLOPE = 0.01
 _leaky_relu_backward = torch.ops.aten.leaky_relu_backward.grad_input  # by its overload: to find it costs as much as it
 
 
-ClosedForm = Callable[[Tensor], tuple[Tensor, ...]]
-
-
 class LeakyMLP(nn.Sequential):
     """``widths[0]`` inputs through hidden layers to ``widths[-1]`` outputs; LeakyReLU (slope 0.01) between layers.
 
@@ -47,27 +44,28 @@ class LeakyMLP(nn.Sequential):
 
     def _in_order(self) -> list[Tensor]:
         """The same as ``parameters()``, which takes as long as a layer to find them."""
-        return [p for layer in self if isinstance(layer, nn.Linear) for p in (layer.weight, layer.bias)]
+        return [p for layer in self._modules.values() if layer for p in layer._parameters.values() if p is not None]
 
     @torch.no_grad()
-    def trained_on(self, closed_form: ClosedForm, x: Float[Tensor, "n i"]) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    def trained_on(
+        self, gradient: Callable[[Tensor], Tensor], x: Float[Tensor, "n i"]
+    ) -> tuple[list[Tensor], Float[Tensor, "n o"]]:
         """The gradients of a loss of the outputs for ``x``, whose gradient is known in closed form: without a graph.
 
         Args:
-            closed_form: of the float32 (or float64) outputs ``(n, o)``: the loss's gradient ``(n, o)``, and anything
-                else about them.
+            gradient: of the loss ``(n, o)``, from the float32 (or float64) outputs ``(n, o)``.
             x: the inputs.
 
         Returns:
-            The gradient of each of the ``parameters()``, and what else ``closed_form`` told.
+            The gradient of each of the ``parameters()``, and the outputs.
         """
         parameters = self._in_order()
         (x, *used), autocast = _precision(x, parameters)
         with autocast:
             inputs, out = _forward(x, used)
-            gradient, *others = closed_form(out if out.dtype == torch.float64 else out.float())
-            found = _backward(gradient.to(out.dtype), inputs, used[::2], [False] + [True] * len(used))
-        return [g.to(p.dtype) for g, p in zip(found[1:], parameters, strict=True) if g is not None], tuple(others)
+            values = out if out.dtype == torch.float64 else out.float()
+            found = _backward(gradient(values).to(out.dtype), inputs, used[::2], [False] + [True] * len(used))
+        return [g.to(p.dtype) for g, p in zip(found[1:], parameters, strict=True) if g is not None], values
 
 
 def _precision(x: Tensor, parameters: Sequence[Tensor]) -> tuple[list[Tensor], AbstractContextManager[None]]:

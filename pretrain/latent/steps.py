@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -91,22 +92,28 @@ def _train_critics(
     section, views = job.critic, job.objective.views
     z, h = encoded.z.detach(), encoded.h.detach()
     critics.set_learning_rate(section.lr)
-    clamped = torch.zeros((), dtype=torch.int64, device=z.device)
-    of_batch = CriticLoss(section, views, batch.counted, batch.total)
+    of_f = CriticLoss(section, views, batch.counted, batch.total)
+    of_g = CriticLoss(section, views, batch.counted, batch.total, section.squared)
+    updates: list[Trained] = []
     for rows in rows_of(z, h, noise.normal(section.updates * views, z.shape[1])):
-        trained: Trained = critics(rows, of_batch)
-        clamped += trained.clamped
-        critics.take_gradients(trained.gradients)
+        updates.append(critics(rows, of_f, of_g))
+        critics.take_gradients(updates[-1].gradients)
         critics.step()
     if not math.isfinite(critics.gradient_norm()):
         raise CriticDivergedError(
             "the critics' gradient is no longer a number: exp(f) has run away; resume from the last checkpoint with a "
             "lower critic.lr or critic.clamp"
         )
-    dual = (trained.values.f_q - trained.values.f_p.clamp(max=section.clamp).exp()) * counted
+    last = updates[-1]
+    f_q, f_p = last.f.view(2, -1)
+    dual = (f_q - f_p.clamp(max=section.clamp).exp()) * counted
+    loss, clamped = of_f.value(last.f), of_f.clamped([update.f for update in updates])
+    if last.g is not None:
+        loss = loss + of_g.value(last.g)
+        clamped = clamped + of_g.clamped([update.g for update in updates if update.g is not None])
     return {
         "kl_dual": 1 + dual.sum() * distributed.world_size() / (views * batch.total),
-        "critic/loss": trained.loss,
+        "critic/loss": loss,
         "critic/clamped": clamped * distributed.world_size(),  # a mean over the ranks is taken of every figure
         "critic/grad_norm": critics.gradient_norm(),
     }
@@ -150,19 +157,18 @@ def contrast_loss(
     """InfoNCE (Eq. 10, minimised) between the two views' z or h, cosine similarity, negatives of all ranks."""
     section = job.contrast
     rank, world = distributed.rank(), distributed.world_size()
-    first, second = (view[: batch.counted] for view in (encoded.z if section.over == "z" else encoded.h).chunk(2))
+    views = (encoded.z if section.over == "z" else encoded.h).unflatten(0, (2, -1))[:, : batch.counted]
     pairs = batch.total
     if section.mean_pair:
         pairs += 1
-        means = sum_over_ranks(torch.stack([first.sum(0), second.sum(0)])) / batch.total
-        own = slice(0, 1 if rank == 0 else 0)
-        first, second = torch.cat([means[:1][own], first]), torch.cat([means[1:][own], second])
-    ids = _identities(batch, len(first)) if section.mask_duplicates else None
+        means = sum_over_ranks(views.sum(1)) / batch.total
+        views = torch.cat([means[:, None] if rank == 0 else means[:, None][:, :0], views], dim=1)
+    ids = _identities(batch, views.shape[1]) if section.mask_duplicates else None
     negatives = None
     if section.prior_negatives:
-        drawn = noise.shared(section.prior_negatives * pairs, first.shape[1], rank, world)
+        drawn = noise.shared(section.prior_negatives * pairs, views.shape[2], rank, world)
         negatives = F.normalize(drawn, dim=-1)
-    anchors, positives = F.normalize(torch.cat([first, second]), dim=-1).chunk(2)
+    anchors, positives = F.normalize(views, dim=-1).unbind()
     loss: Tensor = info_nce(
         anchors,
         positives,
@@ -180,7 +186,10 @@ def contrast_loss(
 def _identities(batch: Batch, rows: int) -> Tensor:
     """A number for each pair, the same for equal sentences (a linear hash modulo 2^64); the mean pair is -1."""
     tokens = batch.tokens[: batch.counted]
-    generator = torch.Generator().manual_seed(tokens.shape[1])
-    factors = torch.randint(1 << 62, (tokens.shape[1],), generator=generator).to(tokens.device)
-    ids = (tokens * factors).sum(1)
-    return torch.cat([ids.new_full((rows - len(ids),), -1), ids])
+    ids = (tokens * _hash_factors(tokens.shape[1]).to(tokens.device)).sum(1)
+    return ids if rows == len(ids) else torch.cat([ids.new_full((rows - len(ids),), -1), ids])
+
+
+@cache
+def _hash_factors(length: int) -> Tensor:
+    return torch.randint(1 << 62, (length,), generator=torch.Generator().manual_seed(length))

@@ -103,8 +103,8 @@ def _critic_losses(rows: np.ndarray) -> list[np.ndarray]:
     for form in ("code", "single_exp", "mean_inside"):
         section = CriticSection.model_validate({"loss": "circle", "circle": form})
         loss = CriticLoss(section, 1, mine.shape[1], rows.shape[1])
-        gradient, _, value, _ = loss.of_f(mine.float().reshape(-1, 1))
-        found += [value.numpy(), gradient.view(2, -1).numpy()]
+        values = mine.float().reshape(-1, 1)
+        found += [loss.value(values).numpy(), loss.gradient(values).view(2, -1).numpy()]
     return found
 
 

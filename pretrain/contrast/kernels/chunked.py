@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pretrain.contrast.kernels.protocol import Ids, Sums, hide_own
+from pretrain.contrast.kernels.protocol import Ids, Sums, probabilities
 
 # Anchors by keys of the largest block. Wider blocks make better matrix products, up to what these sizes give; on a CPU
 # the logits (4 MB in fp32) should stay in cache between the two products, on a GPU a block must fill the device.
@@ -49,32 +49,28 @@ def _logits(workspace: Tensor, q: Tensor, keys: Tensor) -> Tensor:
     return block
 
 
-def _of(ids: Ids, rows: slice, columns: slice) -> Ids:
-    return None if ids is None else (ids[0][rows], ids[1][columns])
-
-
 def _workspace(q: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
     rows, columns = next(_blocks(q, keys), (slice(0, 0), slice(0, 0)))  # the first block is the largest
     return q.new_empty(rows.stop * columns.stop, dtype=dtype)
 
 
-def accumulate(sums: Sums, q: Tensor, keys: Tensor, ids: Ids) -> None:
+def accumulate(sums: Sums, q: Tensor, keys: Tensor, ids: Ids | None) -> None:
     """See :class:`~pretrain.contrast.kernels.protocol.Kernel`."""
     workspace = _workspace(q, keys, sums.normaliser.dtype)
     for rows, columns in _blocks(q, keys):
         k, block = keys[columns].to(q.dtype), sums[rows]
-        weights = block.exponentials(_logits(workspace, q[rows], k), _of(ids, rows, columns))
+        weights = block.exponentials(_logits(workspace, q[rows], k), ids and ids.of(rows, columns))
         block.normaliser.add_(weights.sum(1))
         if block.weighted is not None:
             _multiply(block.weighted, weights.to(q.dtype), k, add=True)
 
 
-def key_gradient(q: Tensor, keys: Tensor, lse: Tensor, ids: Ids) -> Tensor:
+def key_gradient(q: Tensor, keys: Tensor, lse: Tensor, ids: Ids | None) -> Tensor:
     """See :class:`~pretrain.contrast.kernels.protocol.Kernel`."""
     out = keys.new_zeros(keys.shape, dtype=lse.dtype)
     workspace = _workspace(q, keys, lse.dtype)
     for rows, columns in _blocks(q, keys):
-        weights = _logits(workspace, q[rows], keys[columns].to(q.dtype)).sub_(lse[rows, None]).exp_()
-        hide_own(weights, _of(ids, rows, columns), 0.0)
+        logits = _logits(workspace, q[rows], keys[columns].to(q.dtype))
+        weights = probabilities(logits, lse[rows], ids and ids.of(rows, columns))
         _multiply(out[columns], weights.T.to(q.dtype), q[rows], add=True)
     return out

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pretrain.contrast.kernels.protocol import Ids, Sums, hide_own
+from pretrain.contrast.kernels.protocol import Ids, Sums, probabilities
 
 
 def _logits(q: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
     return (q @ keys.to(q.dtype).T).to(dtype)
 
 
-def accumulate(sums: Sums, q: Tensor, keys: Tensor, ids: Ids) -> None:
+def accumulate(sums: Sums, q: Tensor, keys: Tensor, ids: Ids | None) -> None:
     """See :class:`~pretrain.contrast.kernels.protocol.Kernel`."""
     if not len(q) or not len(keys):
         return
@@ -22,7 +22,6 @@ def accumulate(sums: Sums, q: Tensor, keys: Tensor, ids: Ids) -> None:
         sums.weighted.add_(weights @ keys.to(weights.dtype))
 
 
-def key_gradient(q: Tensor, keys: Tensor, lse: Tensor, ids: Ids) -> Tensor:
+def key_gradient(q: Tensor, keys: Tensor, lse: Tensor, ids: Ids | None) -> Tensor:
     """See :class:`~pretrain.contrast.kernels.protocol.Kernel`."""
-    weights = _logits(q, keys, lse.dtype).sub_(lse[:, None]).exp_()
-    return hide_own(weights, ids, 0.0).T @ q.to(lse.dtype)
+    return probabilities(_logits(q, keys, lse.dtype), lse, ids).T @ q.to(lse.dtype)

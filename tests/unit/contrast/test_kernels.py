@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pretrain.contrast.kernels import KERNELS, chunked
-from pretrain.contrast.kernels.protocol import Sums
+from pretrain.contrast.kernels.protocol import Ids, Sums
 from tests.unit.contrast.support import relative, unit
 
 SHAPES = [(1, 1, 3), (5, 127, 123), (300, 7, 9), (259, 2100, 17), (3, 0, 4), (0, 5, 4)]
@@ -22,8 +22,8 @@ def _sums(n: int, d: int, value: float, reference: float | None) -> Sums:
     return Sums(full[:, 0].clone(), full[:, 1:].clone(), at)
 
 
-def _ids(n: int, c: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.arange(n) % 11, torch.arange(c) % 7
+def _ids(n: int, c: int) -> Ids:
+    return Ids(torch.arange(n) % 11, torch.arange(c) % 7)
 
 
 @pytest.mark.parametrize(("n", "c", "d"), SHAPES)
@@ -48,6 +48,17 @@ def test_key_gradients_are_equal(n: int, c: int, d: int, masked: bool) -> None:
     ids = _ids(n, c) if masked else None
     actual, expected = (KERNELS[name].key_gradient(q, keys, lse, ids) for name in ("chunked", "dense"))
     torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_an_own_key_far_above_all_negatives_is_no_number_too_large(name: str) -> None:
+    """Its logit is not in lse: in fp32, exp of the difference would be infinite, and 0 times that is not a number."""
+    q, keys = torch.tensor([[120.0, 0.0]]), torch.tensor([[1.0, 0.0], [-0.9, 0.1], [0.0, 1.0]])
+    lse = (q @ keys[1:].T).logsumexp(1)
+    found = KERNELS[name].key_gradient(q, keys, lse, Ids(torch.tensor([7]), torch.tensor([7, 8, 9])))
+    expected = (q @ keys.T - lse[:, None]).exp()[:, 1:].T @ q
+    assert torch.equal(found[0], torch.zeros(2))
+    torch.testing.assert_close(found[1:], expected)
 
 
 def test_a_zero_anchor_asks_nothing_of_the_keys() -> None:
@@ -94,7 +105,7 @@ def test_the_tensor_core_path_asks_only_for_what_torch_has() -> None:
     """bfloat16 operands into float32 sums exist on a GPU only; the meta device checks calls, shapes and dtypes."""
     q, keys = (torch.empty(n, 32, dtype=torch.bfloat16, device="meta") for n in (64, 500))
     weighted, lse = torch.empty(64, 32, device="meta"), torch.empty(64, device="meta")
-    ids = tuple(torch.empty(n, dtype=torch.int64, device="meta") for n in (64, 500))
+    ids = Ids(*(torch.empty(n, dtype=torch.int64, device="meta") for n in (64, 500)))
     for reference in (None, lse):
-        chunked.accumulate(Sums(lse, weighted, reference), q, keys, (ids[0], ids[1]))
-    assert chunked.key_gradient(q, keys, lse, (ids[0], ids[1])).dtype == torch.float32
+        chunked.accumulate(Sums(lse, weighted, reference), q, keys, ids)
+    assert chunked.key_gradient(q, keys, lse, ids).dtype == torch.float32

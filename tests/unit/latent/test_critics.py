@@ -20,14 +20,19 @@ def _values(seed: int = 0, scale: float = 1.0) -> Values:
     return Values(*(scale * torch.randn(2 * N, generator=generator, dtype=torch.float64) for _ in range(4)))
 
 
-def _both(values: Values, loss: CriticLoss) -> tuple[Tensor, int, list[Tensor]]:
+def _losses(section: CriticSection, counted: int, total: int) -> tuple[CriticLoss, CriticLoss]:
+    return CriticLoss(section, 2, counted, total), CriticLoss(section, 2, counted, total, section.squared)
+
+
+def _both(values: Values, section: CriticSection, counted: int = N) -> tuple[Tensor, int, list[Tensor]]:
     """Loss, cut values and gradients of f and g together."""
     assert values.g_q is not None
     assert values.g_p is not None
-    d_f, of_f, value, cut = loss.of_f(torch.cat([values.f_q, values.f_p])[:, None])
-    d_g, of_g, more, also_cut = loss.of_g(torch.cat([values.g_q, values.g_p])[:, None])
-    torch.testing.assert_close(torch.cat([of_f, of_g]), torch.stack(list(values)))  # type: ignore[arg-type]
-    return value + more, int(cut + also_cut), [*d_f.view(2, -1), *d_g.view(2, -1)]
+    of_f, of_g = _losses(section, counted, max(counted, 1))
+    f, g = torch.cat([values.f_q, values.f_p])[:, None], torch.cat([values.g_q, values.g_p])[:, None]
+    value, cut = of_f.value(f) + of_g.value(g), of_f.clamped([f]) + of_g.clamped([g])
+    assert of_f.clamped([f, g]) == cut
+    return value, int(cut), [*of_f.gradient(f).view(2, -1), *of_g.gradient(g).view(2, -1)]
 
 
 def _by_the_equation(section: CriticSection, q: Tensor, p: Tensor) -> float:
@@ -56,7 +61,7 @@ def test_losses_are_the_equations_summed_over_views_and_critics(section: CriticS
         for view in range(2):
             rows = slice(view * N, view * N + counted)
             expected += _by_the_equation(section, q[rows], p[rows])
-    loss, clamped, _ = _both(values, CriticLoss(section, 2, counted, counted))
+    loss, clamped, _ = _both(values, section, counted)
     assert float(loss) == pytest.approx(expected, rel=1e-9)
     assert clamped == 0
 
@@ -79,7 +84,7 @@ def test_gradients_are_those_of_the_equations(section: CriticSection, counted: i
     section = section.model_copy(update={"clamp": 1.0})  # some of the values are above
     leaves = [value.requires_grad_() for value in _values(seed=3)]
     with torch.no_grad():
-        _, clamped, ours = _both(Values(*leaves), CriticLoss(section, 2, counted, max(counted, 1)))
+        _, clamped, ours = _both(Values(*leaves), section, counted)
     expected = torch.zeros((), dtype=torch.float64)
     for q, p in (leaves[:2], leaves[2:]):
         for view in range(2):
@@ -101,8 +106,8 @@ def test_the_squared_loss_is_on_g_alone(squared: str) -> None:
     assert values.g_p is not None
     section = CriticSection.model_validate({"squared": squared})
     with torch.no_grad():
-        plain, _, without = _both(values, CriticLoss(CriticSection(), 2, N, N))
-        loss, _, found = _both(values, CriticLoss(section, 2, N, N))
+        plain, _, without = _both(values, CriticSection())
+        loss, _, found = _both(values, section)
     expected = (values.g_q[:N] - values.g_q[N:]).square().sum()
     if squared == "all":
         expected = expected + (values.g_p[:N] - values.g_p[N:]).square().sum()
@@ -119,7 +124,7 @@ def test_the_squared_loss_is_on_g_alone(squared: str) -> None:
 @pytest.mark.parametrize("value", [50.0, -50.0, 1e4])
 def test_extreme_values_are_cut_and_counted(section: CriticSection, value: float) -> None:
     values = Values(*(torch.full((2 * N,), value) for _ in range(4)))
-    loss, clamped, gradients = _both(values, CriticLoss(section, 2, N, N))
+    loss, clamped, gradients = _both(values, section)
     assert math.isfinite(float(loss))
     assert all(bool(gradient.isfinite().all()) for gradient in gradients)
     assert clamped == (4 * N if value > 0 else 0)
@@ -128,7 +133,7 @@ def test_extreme_values_are_cut_and_counted(section: CriticSection, value: float
 def test_the_dual_loss_is_least_at_the_log_ratio() -> None:
     """Its gradient vanishes where exp(f) at the prior's draws weighs as much as the posterior's draws."""
     f = torch.zeros(2 * N, dtype=torch.float64)
-    _, _, (d_q, d_p, *_) = _both(Values(f, f, f, f), CriticLoss(CriticSection(), 2, N, N))
+    _, _, (d_q, d_p, *_) = _both(Values(f, f, f, f), CriticSection())
     torch.testing.assert_close(d_q + d_p, torch.zeros_like(f))
 
 
@@ -155,17 +160,30 @@ def test_gradients_of_the_weights_are_those_of_autograd(trained: str) -> None:
     z, h, priors = torch.randn(8, 3).double(), torch.randn(8, 5).double(), torch.randn(16, 3).double()
     prior = priors[8:]  # that of the second update
     _, rows = rows_of(z, h, priors)
-    found = critics(rows, CriticLoss(section, 2, 3, 3))  # of each view the fourth row does not count
+    of_f, of_g = _losses(section, 3, 3)  # of each view the fourth row does not count
+    found = critics(rows, of_f, of_g)
     f = [critics.f(torch.cat([draws, h], 1))[:, 0] for draws in (z, prior)]
     g = [] if critics.g is None else [critics.g(draws)[:, 0] for draws in (z, prior)]
     expected = torch.stack([squared_difference(values, 3) for values in g]).sum() if g else torch.zeros(())
     for q, p in filter(None, (f, g)):
         expected = expected + sum(_literal(section, q[rows], p[rows]) for rows in (slice(3), slice(4, 7)))
-    assert float(found.loss) == pytest.approx(float(expected.detach()), rel=1e-12)
+    loss = of_f.value(found.f) + (of_g.value(found.g) if found.g is not None else 0.0)
+    assert float(loss) == pytest.approx(float(expected.detach()), rel=1e-12)
     for a, b in zip(found.gradients, torch.autograd.grad(expected, list(critics.parameters())), strict=True):
         torch.testing.assert_close(a, b)
-    assert not found.loss.requires_grad
-    torch.testing.assert_close(found.values.f_q, f[0].detach())
+    assert not loss.requires_grad
+    torch.testing.assert_close(found.f.view(2, -1)[0], f[0].detach())
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda s: s.loss if s.loss == "dual" else s.circle)
+def test_the_next_update_sees_nothing_of_the_last(section: CriticSection) -> None:
+    """Gradients are written where those of the update before lie."""
+    section = section.model_copy(update={"squared": "posterior", "clamp": 1.0})
+    first, second = (torch.randn(4 * N, 1, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    used = CriticLoss(section, 2, 4, 4, "posterior")
+    used.gradient(first)
+    used.value(first)
+    assert torch.equal(used.gradient(second), CriticLoss(section, 2, 4, 4, "posterior").gradient(second))
 
 
 def test_a_frozen_critic_has_no_gradient_of_its_own() -> None:

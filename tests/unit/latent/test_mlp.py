@@ -64,11 +64,10 @@ def test_a_closed_form_brings_the_gradients_of_autograd(precision: torch.dtype) 
     ours, _, x = _pair(torch.float64 if precision == torch.float64 else torch.float32)
     weights = [parameter.detach().clone() for parameter in ours.parameters()]
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
-        found, (out, loss) = ours.trained_on(lambda out: (out.cos(), out, out.sin().sum()), x)
+        found, out = ours.trained_on(torch.cos, x)
         outputs = ours(x)
         expected = torch.autograd.grad(outputs.to(x.dtype).sin().sum(), list(ours.parameters()))
     torch.testing.assert_close(out, outputs.detach().to(x.dtype))
-    assert float(loss) == pytest.approx(float(out.sin().sum()))
     for a, b in zip(found, expected, strict=True):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b)
