@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import deepspeed
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.deepspeed_config import deepspeed_config
-from pretrain.engine.optimizers import build_optimizer, update
+from pretrain.engine.optimizers import FusedUpdate, build_optimizer
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class Engine:
         self._measures_late = False
         self._update: Callable[[], Any] = optimizer.step
         if self._plain and isinstance(optimizer, torch.optim.AdamW):
-            self._measures_late, self._update = True, partial(update, optimizer)
+            self._measures_late, self._update = True, FusedUpdate(optimizer)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass, under the engine's precision."""
@@ -114,8 +113,11 @@ class Engine:
     def take_gradients(self, gradients: Sequence[Tensor]) -> None:
         """The same as ``backward`` where the gradients are known: one for each of the module's ``parameters()``.
 
-        Not under ZeRO 3, whose parameters are elsewhere.
+        Not under ZeRO 3, whose parameters are elsewhere. Gradients found in inference mode are copied where something
+        will be done to them that such tensors refuse.
         """
+        if not self._plain or self.job.optimizer.clip:
+            gradients = [g.clone() if g.is_inference() else g for g in gradients]
         pairs = list(zip(self._parameters, gradients, strict=True))
         if not self._plain or self._accumulation > 1:
             assert self.zero_stage < 3

@@ -91,5 +91,5 @@ def cluster_batches(job: LatentJob, step: int, rank: int, world: int) -> Iterato
     while True:
         generator = torch.Generator().manual_seed(derive(job.run.seed, "clusters", step))
         drawn = torch.randint(0, classes, (classes,), generator=generator).repeat_interleave(repeats)
-        yield Batch(drawn[rows, None], rows, len(rows), total)
+        yield Batch(drawn[rank::world, None], rows, len(rows), total)
         step += 1

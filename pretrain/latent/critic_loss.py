@@ -68,6 +68,7 @@ class CriticLoss:
         self._sums_outside = section.loss == "circle" and section.circle in ("code", "single_exp")
         self._share = 1 / total if section.loss == "dual" or section.circle == "mean_inside" else 1.0
         self._squared = {"none": 0, "posterior": 1, "all": 2}[squared]
+        self._world = distributed.world_size()
         self._workspace: _Workspace | None = None
 
     def value(self, values: Float[Tensor, "m 1"]) -> Float[Tensor, ""]:
@@ -112,8 +113,8 @@ class CriticLoss:
             twice = (kinds[:, 0] - kinds[:, 1]).mul_(2)
             slopes[:, 0] += twice
             slopes[:, 1] -= twice
-        if distributed.world_size() > 1:
-            at.gradient *= distributed.world_size()
+        if self._world > 1:
+            at.gradient *= self._world
         return at.gradient
 
     def clamped(self, values: list[Tensor]) -> Tensor:
@@ -123,7 +124,8 @@ class CriticLoss:
 
     def _of_batch(self, values: Tensor) -> tuple[Tensor, _Workspace]:
         if self._workspace is None:
-            self._workspace = _Workspace(values, self._views, self._counted)
+            with torch.inference_mode(False):  # it is written outside of that mode as well
+                self._workspace = _Workspace(values, self._views, self._counted)
         return _rows(values, self._views, self._counted), self._workspace
 
     def _exponents(self, q: Tensor, p: Tensor, at: _Workspace) -> Tensor:

@@ -139,7 +139,7 @@ def encoder_terms(
         else:
             assert critics.g is not None
             value = frozen(critics.g, encoded.z).squeeze(1)
-        extra = extra + beta * (value * inputs.counted).sum() * share
+        extra = extra + (value * (inputs.counted * (beta * share))).sum()
         if job.critic.squared_in_encoder:
             extra = extra + beta * squared_difference(value, batch.counted)
     if job.objective.regularizer != "none" and not job.objective.svi_steps:

@@ -7,19 +7,18 @@ the temperature, so that a logit is the plain dot product :math:`s_{ij} = q_i \\
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
 class Ids:
     """Instances of anchors ``(N,)`` and of keys ``(c,)``: where they are equal, the key is not a negative."""
 
-    anchors: Tensor
-    keys: Tensor
+    def __init__(self, anchors: Tensor, keys: Tensor) -> None:
+        self.anchors, self.keys = anchors, keys
+        self._negatives: Tensor | None = None
 
     def of(self, rows: slice, columns: slice) -> Ids:
         """Those of a block."""
@@ -29,15 +28,17 @@ class Ids:
         """``(N, c)``, true where the key is of the anchor's own instance."""
         return self.anchors[:, None] == self.keys[None, :]
 
-    @cached_property
+    @property
     def negatives(self) -> Tensor:
         """``(N, c)``, 1 where the key is a negative and 0 elsewhere: a factor of exponentials.
 
         In fp32 on a CPU, which multiplies numbers ten times as fast as it fills by a mask, and in bytes on a GPU.
         """
-        dtype = torch.float32 if self.anchors.is_cpu else torch.bool
-        factor = torch.empty(len(self.anchors), len(self.keys), dtype=dtype, device=self.anchors.device)
-        return torch.ne(self.anchors[:, None], self.keys[None, :], out=factor)
+        if self._negatives is None:
+            dtype = torch.float32 if self.anchors.is_cpu else torch.bool
+            factor = torch.empty(len(self.anchors), len(self.keys), dtype=dtype, device=self.anchors.device)
+            self._negatives = torch.ne(self.anchors[:, None], self.keys[None, :], out=factor)
+        return self._negatives
 
 
 @dataclass(frozen=True)

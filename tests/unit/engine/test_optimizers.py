@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pretrain.config import load_job
-from pretrain.engine.optimizers import Lamb, apex_available, build_optimizer, parameter_groups, update
+from pretrain.engine.optimizers import FusedUpdate, Lamb, apex_available, build_optimizer, parameter_groups
 from pretrain.engine.schedule import learning_rate
 from tokenizer.errors import ConfigError
 
@@ -56,6 +56,7 @@ def test_the_short_way_to_the_fused_kernel_is_torchs_step() -> None:
     modules[1].load_state_dict(modules[0].state_dict())
     ours = torch.optim.AdamW(parameter_groups(modules[0], 0.1), fused=True, lr=0.1)
     theirs = torch.optim.AdamW(parameter_groups(modules[1], 0.1), fused=True, lr=0.1)
+    update = FusedUpdate(ours)
     for step in range(6):
         if step == 4:
             ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
@@ -66,7 +67,7 @@ def test_the_short_way_to_the_fused_kernel_is_torchs_step() -> None:
             layers = module if step >= 2 else module[:1]
             torch.manual_seed(step)
             layers(torch.randn(4, 7)).square().sum().backward()
-        update(ours)
+        update()
         theirs.step()
         for a, b in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
             assert torch.equal(a, b)
