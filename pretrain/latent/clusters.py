@@ -90,6 +90,6 @@ def cluster_batches(job: LatentJob, step: int, rank: int, world: int) -> Iterato
     rows = torch.arange(rank, total, world)
     while True:
         generator = torch.Generator().manual_seed(derive(job.run.seed, "clusters", step))
-        drawn = torch.randint(0, classes, (classes,), generator=generator).repeat_interleave(repeats)
-        yield Batch(drawn[rank::world, None], rows, len(rows), total)
+        drawn = torch.randint(0, classes, (classes, 1), generator=generator).expand(-1, repeats).reshape(-1, 1)
+        yield Batch(drawn[rank::world], rows, len(rows), total)
         step += 1

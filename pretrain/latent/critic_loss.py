@@ -144,7 +144,16 @@ class CriticLoss:
         return sum_over_ranks(torch.stack([-q.sum(1), raised.sum(1)])) * self._share
 
 
-def squared_difference(g: Float[Tensor, " n"], counted: int) -> Float[Tensor, ""]:
+def squared_difference(g: Float[Tensor, "n *"], counted: int) -> Float[Tensor, ""]:
     r"""L_SQ (Eq. 17, squared): :math:`\sum_i (g(z_i) - g(z_i^+))^2` over the rows of all ranks."""
     first, second = g.chunk(2)
     return sum_over_ranks((first[:counted] - second[:counted]).square().sum())
+
+
+def squared_slopes(g: Float[Tensor, "n *"], counted: int) -> Float[Tensor, "n *"]:
+    """The gradient of :func:`squared_difference` on this rank's rows, of the sum of the ranks' losses."""
+    slopes = torch.zeros_like(g)
+    (first, second), (d_first, d_second) = g.chunk(2), slopes.chunk(2)
+    torch.sub(first[:counted], second[:counted], out=d_first[:counted]).mul_(2 * distributed.world_size())
+    d_second[:counted] = -d_first[:counted]
+    return slopes

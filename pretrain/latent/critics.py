@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -31,10 +32,8 @@ class Rows(NamedTuple):
 def rows_of(z: Float[Tensor, "n d"], h: Float[Tensor, "n k"], priors: Float[Tensor, "n_u d"]) -> list[Rows]:
     """Of u updates, put together at once: ``z`` and ``h`` are the same in all, each has n draws of the ``priors``."""
     updates, (n, latent) = len(priors) // len(z), z.shape
-    beside_x = z.new_empty(updates, 2, n, latent + h.shape[1])
-    beside_x[:, 0, :, :latent] = z
+    beside_x = torch.cat([z, h], dim=1).expand(updates, 2, -1, -1).contiguous()
     beside_x[:, 1, :, :latent] = priors.view(updates, n, latent)
-    beside_x[..., latent:] = h
     rows = beside_x.view(updates, 2 * n, -1)
     return [Rows(of_g, of_f) for of_g, of_f in zip(rows[..., :latent], rows, strict=True)]
 

@@ -59,16 +59,28 @@ class LeakyMLP(nn.Sequential):
         Returns:
             The gradient of each of the ``parameters()``, and the outputs.
         """
+        return self._in_closed_form(gradient, x, of_weights=True)
+
+    def pulled_back(
+        self, gradient: Callable[[Tensor], Tensor], x: Float[Tensor, "n i"]
+    ) -> tuple[Float[Tensor, "n i"], Float[Tensor, "n o"]]:
+        """The same, but the gradient of ``x`` instead of those of the weights."""
+        (of_x,), values = self._in_closed_form(gradient, x, of_weights=False)
+        return of_x, values
+
+    def _in_closed_form(
+        self, gradient: Callable[[Tensor], Tensor], x: Tensor, *, of_weights: bool
+    ) -> tuple[list[Tensor], Tensor]:
         parameters = self._in_order()
 
-        def train(x: Tensor, *used: Tensor) -> tuple[list[Tensor | None], Tensor]:
+        def both_ways(x: Tensor, *used: Tensor) -> tuple[list[Tensor | None], Tensor]:
             inputs, out = _forward(x, used)
             values = out if out.dtype == torch.float64 else out.float()
-            needed = [False] + [True] * len(used)
-            return _backward(gradient(values).to(out.dtype), inputs, used[::2], needed)[1:], values
+            needed = [not of_weights] + [of_weights] * len(used)
+            return _backward(gradient(values).to(out.dtype), inputs, used[::2], needed), values
 
         with torch.inference_mode():
-            found, values = _without_autocast(train, x, parameters)
+            found, values = _without_autocast(both_ways, x, parameters)
             gradients = [g for g in found if g is not None]
             if gradients[0].dtype != parameters[0].dtype:
                 gradients = [g.to(parameters[0].dtype) for g in gradients]

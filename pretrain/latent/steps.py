@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pretrain.contrast import ShardedQueue, info_nce
@@ -27,8 +27,8 @@ from pretrain.engine.task import Report
 from pretrain.latent.across import sum_over_ranks
 from pretrain.latent.batches import Batch
 from pretrain.latent.config import LatentJob
-from pretrain.latent.critic_loss import CriticLoss, squared_difference
-from pretrain.latent.critics import Critics, Trained, frozen, rows_of
+from pretrain.latent.critic_loss import CriticLoss, squared_difference, squared_slopes
+from pretrain.latent.critics import Critics, Trained, rows_of
 from pretrain.latent.inputs import Inputs, inputs_of
 from pretrain.latent.noise import StepNoise
 from pretrain.latent.posterior import Encoded
@@ -130,25 +130,38 @@ def encoder_terms(
         kl = (encoded.density.kl() * inputs.counted).sum() * share
         report["kl"] = kl.detach() / job.objective.views
         if job.objective.regularizer == "exact" and not job.objective.svi_steps:
-            extra = extra + beta * kl
+            extra = beta * kl
+            report["loss/reg"] = extra.detach()
     if job.objective.regularizer in ("f", "g"):
-        critics = engines["critics"].module
-        assert isinstance(critics, Critics)
-        if job.objective.regularizer == "f":
-            value = frozen(critics.f, torch.cat([encoded.z, encoded.h.detach()], dim=1)).squeeze(1)
-        else:
-            assert critics.g is not None
-            value = frozen(critics.g, encoded.z).squeeze(1)
-        extra = extra + (value * (inputs.counted * (beta * share))).sum()
-        if job.critic.squared_in_encoder:
-            extra = extra + beta * squared_difference(value, batch.counted)
-    if job.objective.regularizer != "none" and not job.objective.svi_steps:
-        report["loss/reg"] = extra.detach()
+        report["loss/reg"], of_z = _critic_term(job, engines["critics"].module, encoded, inputs, batch, share, beta)
+        extra = (encoded.z * of_z).sum()
     if job.contrast.weight > 0:
         contrast = contrast_loss(job, encoded, batch, noise, queue)
         report["loss/contrast"] = contrast.detach()
         extra = extra + job.contrast.weight * contrast
     return extra, report
+
+
+def _critic_term(
+    job: LatentJob, critics: nn.Module, encoded: Encoded, inputs: Inputs, batch: Batch, share: float, beta: float
+) -> tuple[Tensor, Tensor]:
+    """Beta times the critic at the posterior's draws, with its L_SQ, and the gradient of that by z."""
+    assert isinstance(critics, Critics)
+    if job.objective.regularizer == "f":
+        critic, seen = critics.f, torch.cat([encoded.z, encoded.h], dim=1).detach()
+    else:
+        assert critics.g is not None
+        critic, seen = critics.g, encoded.z.detach()
+    weights = (inputs.counted * (beta * share))[:, None]
+
+    def slopes(values: Tensor) -> Tensor:
+        return weights + beta * squared_slopes(values, batch.counted) if job.critic.squared_in_encoder else weights
+
+    of_seen, values = critic.pulled_back(slopes, seen)
+    term = (values * weights).sum()
+    if job.critic.squared_in_encoder:
+        term = term + beta * squared_difference(values, batch.counted)
+    return term, of_seen[:, : encoded.z.shape[1]].clone()
 
 
 def contrast_loss(

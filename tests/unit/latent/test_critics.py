@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pretrain.latent.config import CriticSection
-from pretrain.latent.critic_loss import CriticLoss, squared_difference
+from pretrain.latent.critic_loss import CriticLoss, squared_difference, squared_slopes
 from pretrain.latent.critics import Critics, Values, frozen, rows_of
 
 N = 6
@@ -115,9 +115,10 @@ def test_the_squared_loss_is_on_g_alone(squared: str) -> None:
     gradients = torch.autograd.grad(expected, list(values), materialize_grads=True)  # type: ignore[arg-type]
     for a, b, c in zip(found, without, gradients, strict=True):
         torch.testing.assert_close(a - b, c)
-    assert float(squared_difference(values.g_q, 3).detach()) == pytest.approx(
-        float((values.g_q[:3] - values.g_q[N : N + 3]).detach().square().sum())
-    )
+    few = squared_difference(values.g_q, 3)
+    assert float(few.detach()) == pytest.approx(float((values.g_q[:3] - values.g_q[N : N + 3]).detach().square().sum()))
+    with torch.no_grad():
+        torch.testing.assert_close(squared_slopes(values.g_q, 3), torch.autograd.grad(few, values.g_q)[0])
 
 
 @pytest.mark.parametrize("section", SECTIONS[:3], ids=["dual", "code", "single_exp"])

@@ -74,6 +74,15 @@ def test_a_closed_form_brings_the_gradients_of_autograd(precision: torch.dtype) 
     assert all(torch.equal(a, b) for a, b in zip(weights, ours.parameters(), strict=True))
 
 
+def test_a_closed_form_brings_the_gradient_of_the_inputs() -> None:
+    ours, _, x = _pair()
+    found, out = ours.pulled_back(torch.cos, x)
+    leaf = x.clone().requires_grad_()
+    expected = torch.autograd.grad(ours(leaf).sin().sum(), leaf)[0]
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(out, ours(x).detach())
+
+
 @pytest.mark.parametrize("wants", [True, False])
 def test_frozen_weights_get_no_gradient_and_inputs_do(wants: bool) -> None:
     ours, theirs, x = _pair()
