@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -12,8 +12,16 @@ from torch import Tensor, nn
 from pretrain.config.schema import Job
 from pretrain.engine.engines import Engine
 
-Report = dict[str, Tensor | float]
-"""Named scalars of a step. The MEAN OVER RANKS of a value is its global value."""
+Figure = Tensor | float | Callable[[], Tensor | float]
+"""A scalar; or, where it costs something, how to find it: called in steps that are logged, on all ranks alike."""
+
+Report = dict[str, Figure]
+"""Named figures of a step. The MEAN OVER RANKS of a value is its global value."""
+
+
+def number(figure: Figure) -> float:
+    """The figure's value on this rank."""
+    return float(figure() if callable(figure) else figure)
 
 
 @dataclass

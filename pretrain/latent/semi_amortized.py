@@ -22,7 +22,6 @@ from torch import Tensor
 
 from pretrain.engine import distributed
 from pretrain.engine.engines import Engine
-from pretrain.engine.task import Report
 from pretrain.latent.bounds import Normal
 from pretrain.latent.config import LatentJob, ObjectiveSection
 from pretrain.latent.critics import frozen
@@ -113,7 +112,7 @@ def refined_density(
 
 def refine(
     job: LatentJob, decoder: Engine, encoded: Encoded, inputs: Inputs, noise: StepNoise, share: float, beta: float
-) -> tuple[Tensor, Tensor, Report]:
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Descend, update the decoder at the end, and give back what the encoder is to minimise.
 
     Returns:
@@ -147,5 +146,4 @@ def refine(
         adjoint = adjoint * _clip(adjoint, section.svi_clip)
         velocity = section.svi_momentum * velocity
     decoder.step()
-    report: Report = {"kl_refined": kl * share, "loss/reg": beta * kl * share}
-    return rec * share, (start * adjoint).sum(), report
+    return rec * share, (start * adjoint).sum(), {"kl_refined": kl * share, "loss/reg": beta * kl * share}

@@ -57,9 +57,9 @@ def train_step(
     if job.has_critics:
         report |= _train_critics(job, engines["critics"], encoded, inputs.counted, batch, noise)
     at = encoded.z.detach().requires_grad_()
+    refined: dict[str, Tensor] = {}
     if job.objective.svi_steps:
-        rec, through, after = refine(job, engines["decoder"], encoded, inputs, noise, share, beta)
-        report |= after
+        rec, through, refined = refine(job, engines["decoder"], encoded, inputs, noise, share, beta)
     else:
         rec = engines["decoder"](at, inputs.written, inputs.counted, inputs.decoder_keep) * share
         engines["decoder"].backward(rec)
@@ -70,8 +70,9 @@ def train_step(
     if not decoder_alone:
         encoder.backward(through + extra)
         encoder.step()
-    report |= parts | {"loss/rec": rec.detach()}
-    report["loss"] = rec.detach() + report.get("loss/reg", 0.0) + job.contrast.weight * report.get("loss/contrast", 0.0)
+    parts |= refined | {"loss/rec": rec.detach()}
+    loss = parts["loss/rec"] + parts.get("loss/reg", 0.0) + job.contrast.weight * parts.get("loss/contrast", 0.0)
+    report |= parts | {"loss": loss}
     norms = [engines["decoder"].gradient_norm()] + ([] if decoder_alone else [encoder.gradient_norm()])
     report["grad_norm"] = math.hypot(*norms)
     return report
@@ -105,15 +106,18 @@ def _train_critics(
             "lower critic.lr or critic.clamp"
         )
     last = updates[-1]
-    f_q, f_p = last.f.view(2, -1)
-    dual = (f_q - f_p.clamp(max=section.clamp).exp()) * counted
-    loss, clamped = of_f.value(last.f), of_f.clamped([update.f for update in updates])
+    clamped = of_f.clamped([update.f for update in updates])
     if last.g is not None:
-        loss = loss + of_g.value(last.g)
         clamped = clamped + of_g.clamped([update.g for update in updates if update.g is not None])
+
+    def dual() -> Tensor:
+        f_q, f_p = last.f.view(2, -1)
+        of_rows: Tensor = (f_q - f_p.clamp(max=section.clamp).exp()) * counted
+        return 1 + of_rows.sum() * distributed.world_size() / (views * batch.total)
+
     return {
-        "kl_dual": 1 + dual.sum() * distributed.world_size() / (views * batch.total),
-        "critic/loss": loss,
+        "kl_dual": dual,
+        "critic/loss": lambda: of_f.value(last.f) + (0.0 if last.g is None else of_g.value(last.g)),
         "critic/clamped": clamped * distributed.world_size(),  # a mean over the ranks is taken of every figure
         "critic/grad_norm": critics.gradient_norm(),
     }
@@ -122,10 +126,10 @@ def _train_critics(
 def encoder_terms(
     job: LatentJob, engines: Mapping[str, Engine], encoded: Encoded, inputs: Inputs, batch: Batch, noise: StepNoise,
     share: float, beta: float, queue: ShardedQueue | None,
-) -> tuple[Tensor, Report]:  # fmt: skip
+) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
     """What the encoder minimises beside the reconstruction: the regulariser with its weight, and InfoNCE."""
     extra = encoded.z.new_zeros(())
-    report: Report = {}
+    report: dict[str, Tensor] = {}
     if encoded.density is not None:
         kl = (encoded.density.kl() * inputs.counted).sum() * share
         report["kl"] = kl.detach() / job.objective.views

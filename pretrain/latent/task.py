@@ -16,7 +16,7 @@ from pretrain.engine import distributed
 from pretrain.engine.engines import Engine
 from pretrain.engine.safe_files import sync_file
 from pretrain.engine.seeding import derive
-from pretrain.engine.task import Progress, Report
+from pretrain.engine.task import Progress, Report, number
 from pretrain.latent.batches import Batch, Batches
 from pretrain.latent.cluster_measure import cluster_figures, save_codes
 from pretrain.latent.clusters import cluster_batches
@@ -128,7 +128,7 @@ class LatentTask:
             self.job, engines, batch.to(device), noise, weight, self.queue, decoder_alone=self._aggressive
         )
         if "critic/clamped" in report:
-            self._clamped += float(report["critic/clamped"])
+            self._clamped += number(report["critic/clamped"])
             report["critic/clamped_so_far"] = self._clamped
         progress.samples += batch.total
         progress.tokens += batch.scored if self._train is not None else 0

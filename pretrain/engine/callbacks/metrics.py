@@ -8,20 +8,19 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 import torch
-from torch import Tensor
 
 from pretrain.engine import distributed
 from pretrain.engine.loop import Callback, Run
-from pretrain.engine.task import Report
+from pretrain.engine.task import Figure, Report, number
 
 logger = logging.getLogger(__name__)
 METRICS = "metrics.jsonl"
 
 
-def global_means(report: Mapping[str, Tensor | float]) -> dict[str, float]:
+def global_means(report: Mapping[str, Figure]) -> dict[str, float]:
     """Mean over ranks of every scalar of a report, in one collective (the names are the same on all ranks)."""
     names = sorted(report)
-    values = torch.tensor([float(report[name]) for name in names], dtype=torch.float64)
+    values = torch.tensor([number(report[name]) for name in names], dtype=torch.float64)
     if distributed.world_size() > 1:
         values = distributed.all_reduce_sum(values.to(distributed.device())).cpu() / distributed.world_size()
     return dict(zip(names, values.tolist(), strict=True))

@@ -6,7 +6,7 @@ import math
 
 from pretrain.engine import distributed
 from pretrain.engine.loop import Callback, Run
-from pretrain.engine.task import Report
+from pretrain.engine.task import Report, number
 
 
 class TrainingDivergedError(RuntimeError):
@@ -22,7 +22,7 @@ class Stability(Callback):
     def after_step(self, run: Run, report: Report) -> None:
         if any(engine.update_was_skipped() for engine in run.engines.values()):
             return
-        bad = [f"{name} is {float(report[name])}" for name in ("loss", "grad_norm") if not _finite(report, name)]
+        bad = [f"{name} is {number(report[name])}" for name in ("loss", "grad_norm") if not _finite(report, name)]
         if distributed.highest_over_ranks(len(bad)):
             run.diverged = True
             raise TrainingDivergedError(
@@ -33,4 +33,4 @@ class Stability(Callback):
 
 
 def _finite(report: Report, name: str) -> bool:
-    return name not in report or math.isfinite(float(report[name]))
+    return name not in report or math.isfinite(number(report[name]))

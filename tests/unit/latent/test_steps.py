@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from pretrain.engine import distributed
 from pretrain.engine.engines import Engine, build_engines
 from pretrain.engine.quiet import quiet_libraries
+from pretrain.engine.task import number
 from pretrain.latent.batches import Batch
 from pretrain.latent.bounds import Normal
 from pretrain.latent.config import LatentJob
@@ -71,7 +72,7 @@ def _both(preset: str, more: tuple[str, ...], folder: Path) -> dict[str, Any]:
         theirs = dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
     report = train_step(job, engines, batch, noise(), BETA)
     pairs = {f"{part}.{name}": (ours[part][name], theirs[part, name].numpy()) for part, name in parameters}
-    return {"pairs": pairs, "loss": float(report["loss"]), "reference": float(loss.detach())}
+    return {"pairs": pairs, "loss": number(report["loss"]), "reference": float(loss.detach())}
 
 
 def _loss(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tensor:
@@ -174,7 +175,7 @@ def _in_bf16(folder: Path) -> list[float]:
         report = train_step(job, engines, batch, StepNoise(1, ("step", 0), None, N, torch.device("cpu")), BETA)
         encoded = engines["encoder"](batch.tokens, torch.zeros(N, 4), None)
         assert encoded.z.dtype == encoded.h.dtype == encoded.density.mean.dtype == torch.float32
-        losses.append(float(report["loss"]))
+        losses.append(number(report["loss"]))
     return losses
 
 
