@@ -55,10 +55,10 @@ class Critics(nn.Module):
         self.f = LeakyMLP(latent + representation, *hidden, 1)
         self.g = LeakyMLP(latent, *hidden, 1) if section.trained == "both" else None
 
-    def forward(self, rows: Rows, of_f: CriticLoss, of_g: CriticLoss) -> Trained:
+    def forward(self, rows: Rows, of_f: CriticLoss, of_g: CriticLoss | None) -> Trained:
         """Both at ``rows``, with the gradients of what they minimise, which are found without autograd."""
         gradients, f = self.f.trained_on(of_f.gradient, rows.beside_x)
-        if self.g is None:
+        if self.g is None or of_g is None:
             return Trained(gradients, f, None)
         more, g = self.g.trained_on(of_g.gradient, rows.both)
         return Trained(gradients + more, f, g)

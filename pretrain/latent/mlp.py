@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 T = TypeVar("T")
 _SLOPE = 0.01
-_leaky_relu_backward = torch.ops.aten.leaky_relu_backward.grad_input  # by its overload: to find it costs as much as it
+_leaky_relu_backward = torch.ops.aten.leaky_relu_backward.grad_input._op  # to find it costs as much as to run it
 
 
 class LeakyMLP(nn.Sequential):

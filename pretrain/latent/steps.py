@@ -93,11 +93,12 @@ def _train_critics(
     section, views = job.critic, job.objective.views
     z, h = encoded.z.detach(), encoded.h.detach()
     critics.set_learning_rate(section.lr)
-    of_f = CriticLoss(section, views, batch.counted, batch.total)
-    of_g = CriticLoss(section, views, batch.counted, batch.total, section.squared)
+    rows = (views, batch.counted, batch.total)
+    of_f = CriticLoss(section, *rows)
+    of_g = CriticLoss(section, *rows, section.squared) if section.trained == "both" else None
     updates: list[Trained] = []
-    for rows in rows_of(z, h, noise.normal(section.updates * views, z.shape[1])):
-        updates.append(critics(rows, of_f, of_g))
+    for read in rows_of(z, h, noise.normal(section.updates * views, z.shape[1])):
+        updates.append(critics(read, of_f, of_g))
         critics.take_gradients(updates[-1].gradients)
         critics.step()
     if not math.isfinite(critics.gradient_norm()):
@@ -105,20 +106,20 @@ def _train_critics(
             "the critics' gradient is no longer a number: exp(f) has run away; resume from the last checkpoint with a "
             "lower critic.lr or critic.clamp"
         )
-    last = updates[-1]
-    clamped = of_f.clamped([update.f for update in updates])
-    if last.g is not None:
-        clamped = clamped + of_g.clamped([update.g for update in updates if update.g is not None])
+    trained = [(of_f, [update.f for update in updates])]
+    if of_g is not None:
+        trained.append((of_g, [update.g for update in updates if update.g is not None]))
 
     def dual() -> Tensor:
-        f_q, f_p = last.f.view(2, -1)
+        f_q, f_p = updates[-1].f.view(2, -1)
         of_rows: Tensor = (f_q - f_p.clamp(max=section.clamp).exp()) * counted
         return 1 + of_rows.sum() * distributed.world_size() / (views * batch.total)
 
     return {
         "kl_dual": dual,
-        "critic/loss": lambda: of_f.value(last.f) + (0.0 if last.g is None else of_g.value(last.g)),
-        "critic/clamped": clamped * distributed.world_size(),  # a mean over the ranks is taken of every figure
+        "critic/loss": lambda: sum(loss.value(values[-1]) for loss, values in trained),
+        # a mean over the ranks is taken of every figure
+        "critic/clamped": sum(loss.clamped(values) for loss, values in trained) * distributed.world_size(),
         "critic/grad_norm": critics.gradient_norm(),
     }
 
