@@ -116,10 +116,11 @@ class Engine:
         Not under ZeRO 3, whose parameters are elsewhere. Gradients found in inference mode are copied where something
         will be done to them that such tensors refuse.
         """
-        if not self._plain or self.job.optimizer.clip:
+        direct = self._plain and self._accumulation == 1
+        if not direct or self.job.optimizer.clip:
             gradients = [g.clone() if g.is_inference() else g for g in gradients]
         pairs = list(zip(self._parameters, gradients, strict=True))
-        if not self._plain or self._accumulation > 1:
+        if not direct:
             assert self.zero_stage < 3
             self.backward(torch.stack([(p * g).sum() for p, g in pairs]).sum())
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -13,11 +14,11 @@ from pretrain.engine.quiet import quiet_libraries
 from tests.support import run_ranks
 
 
-def _trained(hand_over: bool, stage: int, micro: int) -> tuple[list[np.ndarray], list[float]]:
+def _trained(hand_over: bool, stage: int, micro: int, clip: float) -> tuple[list[np.ndarray], list[float]]:
     """Weights and gradient norms of three updates of batches of 8 rows, of which each rank sees its share."""
     quiet_libraries(debug=False)
     distributed.initialize(1)
-    settings = ["batch.global=8", f"batch.micro={micro}", f"engine.zero_stage={stage}", "optimizer.clip=0.5"]
+    settings = ["batch.global=8", f"batch.micro={micro}", f"engine.zero_stage={stage}", f"optimizer.clip={clip}"]
     job = load_job("capt_tiny", ["engine.precision=fp32", *settings])
     torch.manual_seed(0)
     module = nn.Linear(5, 3)
@@ -29,7 +30,9 @@ def _trained(hand_over: bool, stage: int, micro: int) -> tuple[list[np.ndarray],
             if hand_over:
                 with torch.no_grad():
                     slope = 2 * engine(batch[part]) / len(part)
-                engine.take_gradients([slope.T @ batch[part], slope.sum(0)])
+                with torch.inference_mode():  # as critics find theirs
+                    gradients = [slope.T @ batch[part], slope.sum(0)]
+                engine.take_gradients(gradients)
             else:
                 engine.backward(engine(batch[part]).square().sum(1).mean())
             engine.step()
@@ -37,14 +40,15 @@ def _trained(hand_over: bool, stage: int, micro: int) -> tuple[list[np.ndarray],
     return [parameter.detach().numpy().copy() for parameter in module.parameters()], norms
 
 
-def _both_ways(stage: int, micro: int) -> list[tuple[list[np.ndarray], list[float]]]:
-    return [_trained(False, stage, micro), _trained(True, stage, micro)]
+def _both_ways(stage: int, micro: int, clip: float) -> list[tuple[list[np.ndarray], list[float]]]:
+    return [_trained(False, stage, micro, clip), _trained(True, stage, micro, clip)]
 
 
-def test_alone_and_shared_with_and_without_accumulation() -> None:
+@pytest.mark.parametrize("clip", [0.5, 0.0])
+def test_alone_and_shared_with_and_without_accumulation(clip: float) -> None:
     reference: list[np.ndarray] = []
     for world, stage, micro in ((1, 0, 8), (1, 0, 4), (2, 0, 4), (2, 1, 2)):
-        for (found, found_norms), (handed, handed_norms) in run_ranks(_both_ways, world, stage, micro):
+        for (found, found_norms), (handed, handed_norms) in run_ranks(_both_ways, world, stage, micro, clip):
             reference = reference or found
             np.testing.assert_allclose(handed_norms, found_norms, rtol=1e-6)
             for ours, theirs, first in zip(handed, found, reference, strict=True):
