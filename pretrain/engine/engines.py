@@ -113,8 +113,8 @@ class Engine:
     def take_gradients(self, gradients: Sequence[Tensor]) -> None:
         """The same as ``backward`` where the gradients are known: one for each of the module's ``parameters()``.
 
-        Not under ZeRO 3, whose parameters are elsewhere. Gradients found in inference mode are copied where something
-        will be done to them that such tensors refuse.
+        Not under ZeRO 3, whose parameters are elsewhere, and not beside ``backward`` in one update. Gradients found in
+        inference mode are copied where something will be done to them that such tensors refuse.
         """
         direct = self._plain and self._accumulation == 1
         if not direct or self.job.optimizer.clip:

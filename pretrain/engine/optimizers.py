@@ -113,7 +113,8 @@ class FusedUpdate:
     def __call__(self) -> None:
         """One update."""
         optimizer = self._optimizer
-        if not self._groups or any(group.replaced(optimizer) for group in self._groups):
+        kept, now = self._groups, optimizer.param_groups
+        if len(kept) != len(now) or any(g.replaced(optimizer, options) for g, options in zip(kept, now, strict=True)):
             self._groups = _moments(optimizer)
         gradients: list[list[Any]] = [[p.grad for p in group.parameters] for group in self._groups]
         lacking = not gradients or any(gradient is None for rows in gradients for gradient in rows)
@@ -152,10 +153,11 @@ class _Moments:
     steps: list[Tensor]
     count: Tensor
 
-    def replaced(self, optimizer: torch.optim.AdamW) -> bool:
-        """True when a checkpoint has brought another state (then it has for all parameters)."""
+    def replaced(self, optimizer: torch.optim.AdamW, options: dict[str, Any]) -> bool:
+        """True when another state has been loaded (then it has for all parameters), or other options have."""
         state = optimizer.state.get(self.parameters[0], {})
-        return state.get("step") is not self.steps[0] or state.get("exp_avg") is not self.averages[0]
+        other = state.get("step") is not self.steps[0] or state.get("exp_avg") is not self.averages[0]
+        return other or options is not self.options
 
 
 def _moments(optimizer: torch.optim.AdamW) -> list[_Moments]:

@@ -13,7 +13,10 @@ from pretrain.config.schema import Job
 from pretrain.engine.engines import Engine
 
 Figure = Tensor | float | Callable[[], Tensor | float]
-"""A scalar; or, where it costs something, how to find it: called in steps that are logged, on all ranks alike."""
+"""A scalar; or, where it costs something, how to find it: called in steps that are logged, on all ranks alike.
+
+``loss`` and ``grad_norm``, which are looked at in every step, are scalars.
+"""
 
 Report = dict[str, Figure]
 """Named figures of a step. The MEAN OVER RANKS of a value is its global value."""

@@ -96,30 +96,32 @@ def _train_critics(
     rows = (views, batch.counted, batch.total)
     of_f = CriticLoss(section, *rows)
     of_g = CriticLoss(section, *rows, section.squared) if section.trained == "both" else None
-    updates: list[Trained] = []
+    f: list[Tensor] = []
+    g: list[Tensor] = []
     for read in rows_of(z, h, noise.normal(section.updates * views, z.shape[1])):
-        updates.append(critics(read, of_f, of_g))
-        critics.take_gradients(updates[-1].gradients)
+        trained: Trained = critics(read, of_f, of_g)
+        critics.take_gradients(trained.gradients)
         critics.step()
+        f.append(trained.f)
+        if trained.g is not None:
+            g.append(trained.g)
     if not math.isfinite(critics.gradient_norm()):
         raise CriticDivergedError(
             "the critics' gradient is no longer a number: exp(f) has run away; resume from the last checkpoint with a "
             "lower critic.lr or critic.clamp"
         )
-    trained = [(of_f, [update.f for update in updates])]
-    if of_g is not None:
-        trained.append((of_g, [update.g for update in updates if update.g is not None]))
+    losses = [(of_f, f)] if of_g is None else [(of_f, f), (of_g, g)]
 
     def dual() -> Tensor:
-        f_q, f_p = updates[-1].f.view(2, -1)
+        f_q, f_p = f[-1].view(2, -1)
         of_rows: Tensor = (f_q - f_p.clamp(max=section.clamp).exp()) * counted
         return 1 + of_rows.sum() * distributed.world_size() / (views * batch.total)
 
     return {
         "kl_dual": dual,
-        "critic/loss": lambda: sum(loss.value(values[-1]) for loss, values in trained),
+        "critic/loss": lambda: sum(loss.value(values[-1]) for loss, values in losses),
         # a mean over the ranks is taken of every figure
-        "critic/clamped": sum(loss.clamped(values) for loss, values in trained) * distributed.world_size(),
+        "critic/clamped": sum(loss.clamped(values) for loss, values in losses) * distributed.world_size(),
         "critic/grad_norm": critics.gradient_norm(),
     }
 

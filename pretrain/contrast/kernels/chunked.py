@@ -1,4 +1,4 @@
-"""The kernel in plain torch, block by block: two matrix products a block and no tensor larger than a workspace.
+"""The kernel in plain torch, block by block: two matrix products a block and no tensor but of a block's size.
 
 A block of logits is exponentiated where it lies and multiplied with the same keys while both are in cache, so that the
 forward pass already holds the gradient: 4 N c d floating-point operations, where recomputing designs need 6.

@@ -18,7 +18,7 @@ METRICS = "metrics.jsonl"
 
 
 def global_means(report: Mapping[str, Figure]) -> dict[str, float]:
-    """Mean over ranks of every scalar of a report, in one collective (the names are the same on all ranks)."""
+    """Mean over ranks of every figure of a report, in one collective (the names are the same on all ranks)."""
     names = sorted(report)
     values = torch.tensor([number(report[name]) for name in names], dtype=torch.float64)
     if distributed.world_size() > 1:

@@ -22,7 +22,8 @@ class Stability(Callback):
     def after_step(self, run: Run, report: Report) -> None:
         if any(engine.update_was_skipped() for engine in run.engines.values()):
             return
-        bad = [f"{name} is {number(report[name])}" for name in ("loss", "grad_norm") if not _finite(report, name)]
+        found = {name: number(report[name]) for name in ("loss", "grad_norm") if name in report}
+        bad = [f"{name} is {value}" for name, value in found.items() if not math.isfinite(value)]
         if distributed.highest_over_ranks(len(bad)):
             run.diverged = True
             raise TrainingDivergedError(
@@ -30,7 +31,3 @@ class Stability(Callback):
                 "resume from the last checkpoint with a lower optimizer.lr, a longer schedule.warmup_steps or "
                 "optimizer.clip=1.0"
             )
-
-
-def _finite(report: Report, name: str) -> bool:
-    return name not in report or math.isfinite(number(report[name]))
