@@ -218,8 +218,10 @@ class LatentJob(Job):
             self._clusters_fit()
         if self.critic.trained == "f" and (objective.regularizer == "g" or self.critic.squared != "none"):
             raise ValueError("critic.trained f leaves no g for objective.regularizer or critic.squared")
-        if (self.critic.squared != "none" or self.critic.squared_in_encoder) and objective.views != 2:
-            raise ValueError("critic.squared and critic.squared_in_encoder compare two views: set objective.views=2")
+        if self.critic.squared != "none" and objective.views != 2:
+            raise ValueError("critic.squared compares two views: set objective.views=2")
+        if self.critic.squared_in_encoder and objective.views != 2:
+            raise ValueError("critic.squared_in_encoder compares two views: set objective.views=2")
         return self
 
     def _clusters_fit(self) -> None:

@@ -68,6 +68,7 @@ def test_rows_of_the_table_differ_in_what_they_are_named_for() -> None:
         ("clvae", "objective.views=1", r"set objective\.views=2"),
         ("ivae", "objective.svi_steps=3", r"set model\.posterior=gaussian"),
         ("ivae", "critic.squared=all", r"critic\.squared compares two views"),
+        ("ivae", "critic.squared_in_encoder=true", r"critic\.squared_in_encoder compares two views"),
         ("clvae_plus", "contrast.over=h", r"vectors of z: set contrast\.over=z"),
         ("vae", "engine.zero_stage=1", r"engine\.zero_stage"),
         ("vae", "data.clusters=1", r"data\.clusters"),
