@@ -35,8 +35,7 @@ class _Workspace:
 
     def __init__(self, values: Tensor, views: int, counted: int) -> None:
         self.gradient = torch.zeros_like(values)
-        self.slopes = _rows(self.gradient, views, counted)
-        self.d_q, self.d_p = self.slopes.unbind()
+        self.d_q, self.d_p = _rows(self.gradient, views, counted).unbind()
         self.padded = values.new_zeros(2 * views, counted + 1)
         self.shares = torch.empty_like(self.padded)
         self.of_q, self.of_p = self.padded[:, 1:].chunk(2)
@@ -64,25 +63,25 @@ class CriticLoss:
 
     def __init__(self, section: CriticSection, views: int, counted: int, total: int, squared: str = "none") -> None:
         self._section = section
-        self._views, self._counted, self._total = views, counted, total
+        self._views, self._counted = views, counted
         self._sums_outside = section.loss == "circle" and section.circle in ("code", "single_exp")
         self._share = 1 / total if section.loss == "dual" or section.circle == "mean_inside" else 1.0
-        self._squared = {"none": 0, "posterior": 1, "all": 2}[squared]
+        self._squared = {"none": 0, "posterior": 1, "all": 2}[squared]  # halves of the values
         self._world = distributed.world_size()
         self._workspace: _Workspace | None = None
 
     def value(self, values: Float[Tensor, "m 1"]) -> Float[Tensor, ""]:
         """The loss of the rows of all ranks, the same on each."""
-        rows, at = self._of_batch(values)
-        q, p = rows.unbind()
+        q, p, at = self._of_batch(values)
         if self._sums_outside:
             loss = log1p_sum_exp(self._exponents(q, p, at)).sum()
         elif self._section.loss == "dual":
             loss = sum_over_ranks(self._raised(p).sum() - q.sum()) * self._share
         else:
             loss = F.softplus(self._means(q, self._raised(p))).sum()
-        kinds = rows[: self._squared]
-        return loss + sum_over_ranks((kinds[:, 0] - kinds[:, 1]).square().sum()) if self._squared else loss
+        for half in values.chunk(2)[: self._squared]:
+            loss = loss + squared_difference(half, self._counted)
+        return loss
 
     def gradient(self, values: Float[Tensor, "m 1"]) -> Float[Tensor, "m 1"]:
         """That of :meth:`value` on this rank's values; it lies where the next call writes.
@@ -90,8 +89,7 @@ class CriticLoss:
         It is of the sum of the ranks' losses, so that its average over the ranks, which the engine takes, is the
         gradient of the one loss.
         """
-        rows, at = self._of_batch(values)
-        q, p = rows.unbind()
+        q, p, at = self._of_batch(values)
         if self._sums_outside:  # each row has its share of the sum
             shares_of_sum_exp(self._exponents(q, p, at), out=at.shares)
             torch.neg(at.share_q, out=at.d_q)
@@ -108,13 +106,10 @@ class CriticLoss:
             at.d_q.copy_(-rise_q)
             torch.mul(rise_p, raised, out=at.d_p)
         at.d_p.masked_fill_(p > self._section.clamp, 0.0)
-        if self._squared:
-            kinds, slopes = rows[: self._squared], at.slopes[: self._squared]
-            twice = (kinds[:, 0] - kinds[:, 1]).mul_(2)
-            slopes[:, 0] += twice
-            slopes[:, 1] -= twice
         if self._world > 1:
             at.gradient *= self._world
+        for half, slopes in zip(values.chunk(2)[: self._squared], at.gradient.chunk(2), strict=False):
+            slopes += squared_slopes(half, self._counted)
         return at.gradient
 
     def clamped(self, values: list[Tensor]) -> Tensor:
@@ -122,11 +117,12 @@ class CriticLoss:
         p = torch.stack(values).view(len(values), 2, self._views, -1)[:, 1, :, : self._counted]
         return (p > self._section.clamp).sum()
 
-    def _of_batch(self, values: Tensor) -> tuple[Tensor, _Workspace]:
+    def _of_batch(self, values: Tensor) -> tuple[Tensor, Tensor, _Workspace]:
         if self._workspace is None:
             with torch.inference_mode(False):  # it is written outside of that mode as well
                 self._workspace = _Workspace(values, self._views, self._counted)
-        return _rows(values, self._views, self._counted), self._workspace
+        q, p = _rows(values, self._views, self._counted).unbind()
+        return q, p, self._workspace
 
     def _exponents(self, q: Tensor, p: Tensor, at: _Workspace) -> Tensor:
         """What is raised where the sums stand outside: a row for q and one for p of each view, behind a 0."""

@@ -42,7 +42,13 @@ class LeakyMLP(nn.Sequential):
 
     def _in_order(self) -> list[Tensor]:
         """The same as ``parameters()``, which takes as long as a layer to find them."""
-        return [p for layer in self._modules.values() if layer for p in layer._parameters.values() if p is not None]
+        return [
+            p
+            for layer in self._modules.values()
+            if layer is not None
+            for p in layer._parameters.values()
+            if p is not None
+        ]
 
     def trained_on(
         self, gradient: Callable[[Tensor], Tensor], x: Float[Tensor, "n i"]

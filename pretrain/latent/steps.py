@@ -182,7 +182,7 @@ def contrast_loss(
     if section.mean_pair:
         pairs += 1
         means = sum_over_ranks(views.sum(1)) / batch.total
-        views = torch.cat([means[:, None] if rank == 0 else means[:, None][:, :0], views], dim=1)
+        views = torch.cat([means[:, None][:, : int(rank == 0)], views], dim=1)
     ids = _identities(batch, views.shape[1]) if section.mask_duplicates else None
     negatives = None
     if section.prior_negatives:
