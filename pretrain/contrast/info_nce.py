@@ -72,11 +72,11 @@ def info_nce(
         stats: filled with diagnostics of this rank's anchors.
 
     Raises:
-        ConfigError: a temperature that is not positive, rows without unit norm (on a GPU this is looked at only when
-            ``stats`` are asked for), or arguments that do not fit each other.
+        ConfigError: a temperature that is not positive, rows without unit norm (on a GPU, and in compiled code, this is looked
+            at only when ``stats`` are asked for), or arguments that do not fit each other.
     """
     _check_options(temperature, in_batch, reduction, grad_reduction, impl)
-    _check_rows(anchors, positives, negatives, ids, look_at_values=not anchors.is_cuda or stats is not None)
+    _check_rows(anchors, positives, negatives, ids, look_at_values=stats is not None or _may_look(anchors))
     _check_queue(anchors, queue, negatives, in_batch, group)
 
     dtype = torch.float64 if torch.float64 in (anchors.dtype, positives.dtype) else torch.float32
@@ -106,7 +106,8 @@ def info_nce(
             scale=scale,
             stats=stats,
         )
-        tensors = (_joined(rows).to(dtype) for rows in (q, k, [*live, *extra]))
+        tensors = [_joined(rows).to(dtype) for rows in (q, k, [*live, *extra])]
+        tensors[2] = tensors[2].view_as(tensors[2])  # the positives may be the live keys: a compiler wants them apart
         with torch.autocast(anchors.device.type, enabled=False):
             losses.append(ShardedSoftmax.apply(*tensors, temperature, step))
     return functools.reduce(torch.add, losses)
@@ -161,6 +162,11 @@ def _check_rows(
     if _off_one(torch.cat(list(lengths.values()))):
         name = next(name for name, values in lengths.items() if _off_one(values))
         raise ConfigError(f"{name} must have unit norm: apply torch.nn.functional.normalize(rows, dim=-1) first")
+
+
+def _may_look(rows: Tensor) -> bool:
+    """Whether a number can be read without waiting for a stream, or breaking a compiled graph."""
+    return not rows.is_cuda and not torch.compiler.is_compiling()
 
 
 def _lengths(rows: Tensor) -> Tensor:

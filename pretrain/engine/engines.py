@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.deepspeed_config import deepspeed_config
-from pretrain.engine.optimizers import FusedUpdate, build_optimizer
+from pretrain.engine.optimizers import FusedUpdate, Moments, build_optimizer
 
 logger = logging.getLogger(__name__)
 
@@ -102,25 +102,30 @@ class Engine:
         optimizer: torch.optim.Optimizer = getattr(self.zero_optimizer, "optimizer", self.zero_optimizer)
         return optimizer
 
-    def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradient of ``loss`` (one micro-batch; divided by the accumulation, scaled for fp16)."""
+    def moments(self) -> list[Moments]:
+        """The state of plain torch's AdamW, which a compiled step updates itself; empty elsewhere, and before any update."""
+        return self._update.groups() if isinstance(self._update, FusedUpdate) else []
+
+    def backward(self, loss: Tensor, leaf: Tensor | None = None) -> Tensor | None:
+        """Accumulate the gradient of ``loss`` (one micro-batch; divided by the accumulation, scaled for fp16).
+
+        Returns:
+            The gradient that ``leaf`` has now, an input of the pass, where one is named.
+        """
         if self._plain:
             self._forget_used()
             (loss / self._accumulation if self._accumulation > 1 else loss).backward()
         else:
             self.deepspeed.backward(loss)
+        return None if leaf is None else leaf.grad
 
     def take_gradients(self, gradients: Sequence[Tensor]) -> None:
         """The same as ``backward`` where the gradients are known: one for each of the module's ``parameters()``.
 
-        Not under ZeRO 3, whose parameters are elsewhere, and not beside ``backward`` in one update. Gradients found in
-        inference mode are copied where something will be done to them that such tensors refuse.
+        Not under ZeRO 3, whose parameters are elsewhere, and not beside ``backward`` in one update.
         """
-        direct = self._plain and self._accumulation == 1
-        if not direct or self.job.optimizer.clip:
-            gradients = [g.clone() if g.is_inference() else g for g in gradients]
         pairs = list(zip(self._parameters, gradients, strict=True))
-        if not direct:
+        if not self._plain or self._accumulation > 1:
             assert self.zero_stage < 3
             self.backward(torch.stack([(p * g).sum() for p, g in pairs]).sum())
             return
@@ -151,6 +156,11 @@ class Engine:
         """Learning rate of the next update, for every parameter group."""
         for group in self.zero_optimizer.param_groups:
             group["lr"] = value
+
+    def learning_rate(self) -> float:
+        """That of the next update."""
+        rate: float = self.zero_optimizer.param_groups[0]["lr"]
+        return rate
 
     def gradient_norm(self) -> float:
         """Global gradient norm of the last update, before clipping."""

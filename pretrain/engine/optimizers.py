@@ -108,21 +108,27 @@ class FusedUpdate:
 
     def __init__(self, optimizer: torch.optim.AdamW) -> None:
         self._optimizer = optimizer
-        self._groups: list[_Moments] = []
+        self._groups: list[Moments] = []
+
+    def groups(self) -> list[Moments]:
+        """The optimizer's state as lists; empty before its first update."""
+        optimizer, kept = self._optimizer, self._groups
+        now = optimizer.param_groups
+        if len(kept) != len(now) or any(g.replaced(optimizer, options) for g, options in zip(kept, now, strict=True)):
+            self._groups = moments_of(optimizer)
+        return self._groups
 
     def __call__(self) -> None:
         """One update."""
         optimizer = self._optimizer
-        kept, now = self._groups, optimizer.param_groups
-        if len(kept) != len(now) or any(g.replaced(optimizer, options) for g, options in zip(kept, now, strict=True)):
-            self._groups = _moments(optimizer)
-        gradients: list[list[Any]] = [[p.grad for p in group.parameters] for group in self._groups]
+        groups = self.groups()
+        gradients: list[list[Any]] = [[p.grad for p in group.parameters] for group in groups]
         lacking = not gradients or any(gradient is None for rows in gradients for gradient in rows)
         if lacking or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             optimizer.step()  # which makes the moments
             return
         with torch.set_grad_enabled(False):
-            for group, rows in zip(self._groups, gradients, strict=True):
+            for group, rows in zip(groups, gradients, strict=True):
                 options = group.options
                 group.count.add_(1)
                 torch._fused_adamw_(
@@ -143,7 +149,7 @@ class FusedUpdate:
 
 
 @dataclass(frozen=True)
-class _Moments:
+class Moments:
     """The lists of one parameter group. ``steps`` are views of ``count``: on a CPU each addition takes 5 us."""
 
     options: dict[str, Any]
@@ -160,7 +166,7 @@ class _Moments:
         return other or options is not self.options
 
 
-def _moments(optimizer: torch.optim.AdamW) -> list[_Moments]:
+def moments_of(optimizer: torch.optim.AdamW) -> list[Moments]:
     """Of all groups; none before the first ``step()``."""
     found = []
     for group in optimizer.param_groups:
@@ -173,7 +179,7 @@ def _moments(optimizer: torch.optim.AdamW) -> list[_Moments]:
         for state, step in zip(made, steps, strict=True):
             state["step"] = step
         averages, squares = ([state[name] for state in made] for name in ("exp_avg", "exp_avg_sq"))
-        found.append(_Moments(group, list(group["params"]), averages, squares, steps, count))
+        found.append(Moments(group, list(group["params"]), averages, squares, steps, count))
     return found
 
 

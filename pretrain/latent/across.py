@@ -45,13 +45,12 @@ def log1p_sum_exp(padded: Float[Tensor, "v m"]) -> Float[Tensor, " v"]:
     return highest + torch.log(total)
 
 
-def shares_of_sum_exp(padded: Float[Tensor, "v m"], out: Float[Tensor, "v m"]) -> None:
-    r"""The gradient of :func:`log1p_sum_exp`, :math:`e^{x_{vi}} / (1 + \sum_i e^{x_{vi}})`; no sense in column 0."""
+def shares_of_sum_exp(padded: Float[Tensor, "v m"]) -> Float[Tensor, "v n"]:
+    r"""The gradient of :func:`log1p_sum_exp`, :math:`e^{x_{vi}} / (1 + \sum_i e^{x_{vi}})`, without the column of zeros."""
     if distributed.world_size() == 1:  # exp alone takes ten times as long wherever it underflows
-        torch.softmax(padded, 1, out=out)
-        return
+        return torch.softmax(padded, 1)[:, 1:]
     weights, _, total = _sum_exp(padded)
-    torch.div(weights, total[:, None], out=out[:, 1:])
+    return weights / total[:, None]
 
 
 def _sum_exp(padded: Tensor) -> tuple[Tensor, Tensor, Tensor]:

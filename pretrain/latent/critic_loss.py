@@ -30,18 +30,6 @@ from pretrain.latent.across import log1p_sum_exp, shares_of_sum_exp, sum_over_ra
 from pretrain.latent.config import CriticSection
 
 
-class _Workspace:
-    """What every update of a step writes again; made once, because each view of a tensor costs as much as a sum."""
-
-    def __init__(self, values: Tensor, views: int, counted: int) -> None:
-        self.gradient = torch.zeros_like(values)
-        self.d_q, self.d_p = _rows(self.gradient, views, counted).unbind()
-        self.padded = values.new_zeros(2 * views, counted + 1)
-        self.shares = torch.empty_like(self.padded)
-        self.of_q, self.of_p = self.padded[:, 1:].chunk(2)
-        self.share_q, self.share_p = self.shares[:, 1:].chunk(2)
-
-
 def _rows(values: Tensor, views: int, counted: int) -> Tensor:
     """``(m, 1)`` as ``(2, views, counted)``: of posterior and prior, without the rows that do not count."""
     return values.view(2, views, -1).narrow(2, 0, counted)
@@ -68,13 +56,12 @@ class CriticLoss:
         self._share = 1 / total if section.loss == "dual" or section.circle == "mean_inside" else 1.0
         self._squared = {"none": 0, "posterior": 1, "all": 2}[squared]  # halves of the values
         self._world = distributed.world_size()
-        self._workspace: _Workspace | None = None
 
     def value(self, values: Float[Tensor, "m 1"]) -> Float[Tensor, ""]:
         """The loss of the rows of all ranks, the same on each."""
-        q, p, at = self._of_batch(values)
+        q, p = self._of_batch(values)
         if self._sums_outside:
-            loss = log1p_sum_exp(self._exponents(q, p, at)).sum()
+            loss = log1p_sum_exp(self._exponents(q, p)).sum()
         elif self._section.loss == "dual":
             loss = sum_over_ranks(self._raised(p).sum() - q.sum()) * self._share
         else:
@@ -84,56 +71,45 @@ class CriticLoss:
         return loss
 
     def gradient(self, values: Float[Tensor, "m 1"]) -> Float[Tensor, "m 1"]:
-        """That of :meth:`value` on this rank's values; it lies where the next call writes.
+        """That of :meth:`value` on this rank's values.
 
         It is of the sum of the ranks' losses, so that its average over the ranks, which the engine takes, is the
         gradient of the one loss.
         """
-        q, p, at = self._of_batch(values)
+        q, p = self._of_batch(values)
+        raised = self._raised(p)
         if self._sums_outside:  # each row has its share of the sum
-            shares_of_sum_exp(self._exponents(q, p, at), out=at.shares)
-            torch.neg(at.share_q, out=at.d_q)
-            if self._section.circle == "code":
-                torch.mul(at.share_p, at.of_p, out=at.d_p)
-            else:
-                at.d_p.copy_(at.share_p)
+            rise_q, rise_p = shares_of_sum_exp(self._exponents(q, p)).view(2, self._views, -1).unbind()
+            if self._section.circle == "single_exp":
+                raised = torch.ones_like(p)
         elif self._section.loss == "dual":
-            at.d_q.fill_(-self._share)
-            torch.mul(self._raised(p), self._share, out=at.d_p)
+            rise_q = rise_p = torch.full_like(p, self._share)
         else:
-            raised = self._raised(p)
-            rise_q, rise_p = (torch.sigmoid(self._means(q, raised))[:, :, None] * self._share).unbind()
-            at.d_q.copy_(-rise_q)
-            torch.mul(rise_p, raised, out=at.d_p)
-        at.d_p.masked_fill_(p > self._section.clamp, 0.0)
-        if self._world > 1:
-            at.gradient *= self._world
-        for half, slopes in zip(values.chunk(2)[: self._squared], at.gradient.chunk(2), strict=False):
-            slopes += squared_slopes(half, self._counted)
-        return at.gradient
+            rise_q, rise_p = torch.sigmoid(self._means(q, raised))[:, :, None] * self._share
+        slopes = torch.stack([-rise_q.expand_as(q), (rise_p * raised).masked_fill(p > self._section.clamp, 0.0)])
+        gradient = F.pad(slopes * self._world, (0, values.shape[0] // (2 * self._views) - self._counted)).view_as(values)
+        if self._squared:
+            halves = gradient.chunk(2)
+            extra = [squared_slopes(half, self._counted) for half in values.chunk(2)[: self._squared]]
+            gradient = torch.cat([half + more for half, more in zip(halves, extra)] + list(halves[len(extra):]))
+        return gradient
 
     def clamped(self, values: list[Tensor]) -> Tensor:
         """How many of this rank's values, ``(m, 1)`` of each update, were cut at ``critic.clamp``."""
         p = torch.stack(values).view(len(values), 2, self._views, -1)[:, 1, :, : self._counted]
         return (p > self._section.clamp).sum()
 
-    def _of_batch(self, values: Tensor) -> tuple[Tensor, Tensor, _Workspace]:
-        if self._workspace is None:
-            with torch.inference_mode(False):  # it is written outside of that mode as well
-                self._workspace = _Workspace(values, self._views, self._counted)
+    def _of_batch(self, values: Tensor) -> tuple[Tensor, Tensor]:
         q, p = _rows(values, self._views, self._counted).unbind()
-        return q, p, self._workspace
+        return q, p
 
-    def _exponents(self, q: Tensor, p: Tensor, at: _Workspace) -> Tensor:
+    def _exponents(self, q: Tensor, p: Tensor) -> Tensor:
         """What is raised where the sums stand outside: a row for q and one for p of each view, behind a 0."""
-        torch.neg(q, out=at.of_q)
-        torch.clamp(p, max=self._section.clamp, out=at.of_p)
-        if self._section.circle == "code":
-            at.of_p.exp_()
-        return at.padded
+        of_p = self._raised(p) if self._section.circle == "code" else p.clamp(max=self._section.clamp)
+        return F.pad(torch.cat([-q, of_p]), (1, 0))
 
     def _raised(self, p: Tensor) -> Tensor:
-        return p.clamp(max=self._section.clamp).exp_()
+        return p.clamp(max=self._section.clamp).exp()
 
     def _means(self, q: Tensor, raised: Tensor) -> Tensor:
         r"""What stands inside the exponentials, :math:`-\overline q` and :math:`\overline{e^p}` of each view."""

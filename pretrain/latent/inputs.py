@@ -1,33 +1,48 @@
-"""What a step feeds to encoder and decoder: the batch once a view, with all its noise."""
+"""What a step feeds on: the batch once a view, with all that is drawn for it beforehand."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pretrain.engine import distributed
 from pretrain.latent.batches import Batch
 from pretrain.latent.config import LatentJob
 from pretrain.latent.noise import StepNoise
 from pretrain.latent.swap import swapped
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """What a step feeds to the modules, view by view: ``V n`` rows of which ``counted`` marks those that count."""
+class Inputs(NamedTuple):
+    """View by view: ``V n`` rows, of which ``counted`` marks those that count, the first ``rows`` of each view.
+
+    ``total`` rows of all ranks count. ``priors``: draws of the prior for each update of the critics. ``ids``: a number
+    for each pair of the contrast, the same for equal sentences; ``negatives``: more draws of the prior, for the contrast.
+    """
 
     read: Tensor
     written: Tensor
     counted: Tensor
+    rows: int
+    total: int
     eps: Tensor
     encoder_keep: Tensor | None
     decoder_keep: tuple[Tensor | None, Tensor | None]
+    priors: Tensor | None
+    ids: Tensor | None
+    negatives: Tensor | None
+
+    @property
+    def share(self) -> float:
+        """A factor of sums over this rank's rows: the engine averages over ranks, this makes a mean over the batch."""
+        return distributed.world_size() / self.total
 
 
 def inputs_of(job: LatentJob, batch: Batch, noise: StepNoise) -> Inputs:
     """Draw a step's noise and double the batch where there are two views."""
-    views, model = job.objective.views, job.model
+    views, model, contrast = job.objective.views, job.model, job.contrast
     length = batch.tokens.shape[1]
     written = batch.tokens.repeat(views, 1)
     read = written
@@ -42,4 +57,25 @@ def inputs_of(job: LatentJob, batch: Batch, noise: StepNoise) -> Inputs:
         noise.keep(model.dropout, views, length - 1, model.hidden),
     )
     counted = (torch.arange(len(batch.tokens), device=written.device) < batch.counted).repeat(views)
-    return Inputs(read, written, counted, eps, encoder_keep, decoder_keep)
+    priors = noise.normal(job.critic.updates * views, model.latent) if job.has_critics else None
+    ids = negatives = None
+    if contrast.weight > 0 and contrast.mask_duplicates:
+        ids = _identities(batch, contrast.mean_pair and distributed.rank() == 0)
+    if contrast.weight > 0 and contrast.prior_negatives:
+        number = contrast.prior_negatives * (batch.total + int(contrast.mean_pair))
+        negatives = noise.shared(number, model.latent, distributed.rank(), distributed.world_size())
+    return Inputs(
+        read, written, counted, batch.counted, batch.total, eps, encoder_keep, decoder_keep, priors, ids, negatives
+    )
+
+
+def _identities(batch: Batch, mean_pair: bool) -> Tensor:
+    """A number for each pair, the same for equal sentences (a linear hash modulo 2^64); the mean pair is -1."""
+    tokens = batch.tokens[: batch.counted]
+    ids = (tokens * _hash_factors(tokens.shape[1]).to(tokens.device)).sum(1)
+    return torch.cat([ids.new_full((1,), -1), ids]) if mean_pair else ids
+
+
+@cache
+def _hash_factors(length: int) -> Tensor:
+    return torch.randint(1 << 62, (length,), generator=torch.Generator().manual_seed(length))

@@ -34,7 +34,7 @@ def catch_up(
         assert encoded.density is not None
         rec = frozen(decoder, encoded.z, inputs.written, inputs.counted, inputs.decoder_keep)
         loss = rec + beta * (encoded.density.kl() * inputs.counted).sum()
-        encoder.backward(loss * distributed.world_size() / batch.total)
+        encoder.backward(loss * inputs.share)
         encoder.step()
         losses += float(distributed.all_reduce_sum(loss))
         words += batch.scored * job.objective.views

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 T = TypeVar("T")
 _SLOPE = 0.01
-_leaky_relu_backward = torch.ops.aten.leaky_relu_backward.grad_input._op  # to find it costs as much as to run it
+_leaky_relu_backward = torch.ops.aten.leaky_relu_backward.grad_input
 
 
 class LeakyMLP(nn.Sequential):
@@ -55,9 +55,6 @@ class LeakyMLP(nn.Sequential):
     ) -> tuple[list[Tensor], Float[Tensor, "n o"]]:
         """The gradients of a loss of the outputs for ``x``, whose gradient is known in closed form: without a graph.
 
-        In inference mode, which spares small layers a tenth of their time: what is returned can be read everywhere, and
-        changed in place, or saved for a backward pass, only as a copy.
-
         Args:
             gradient: of the loss ``(n, o)``, from the float32 (or float64) outputs ``(n, o)``.
             x: the inputs.
@@ -85,7 +82,7 @@ class LeakyMLP(nn.Sequential):
             needed = [not of_weights] + [of_weights] * len(used)
             return _backward(gradient(values).to(out.dtype), inputs, used[::2], needed), values
 
-        with torch.inference_mode():
+        with torch.no_grad():
             found, values = _without_autocast(both_ways, x, parameters)
             gradients = [g for g in found if g is not None]
             if gradients[0].dtype != parameters[0].dtype:

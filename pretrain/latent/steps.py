@@ -13,8 +13,8 @@ backward pass continues, so each engine averages its own gradients over the rank
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from pretrain.contrast import ShardedQueue, info_nce
 from pretrain.engine import distributed
 from pretrain.engine.engines import Engine
 from pretrain.engine.task import Report
+from pretrain.engine.traced import Trainable
 from pretrain.latent.across import sum_over_ranks
 from pretrain.latent.batches import Batch
 from pretrain.latent.config import LatentJob
@@ -39,118 +40,162 @@ class CriticDivergedError(RuntimeError):
     """The critics' gradient is no longer a number."""
 
 
+class CriticUpdates(NamedTuple):
+    """What the updates of f and g leave: the values of the last, how many of all were cut, the last gradient's norm."""
+
+    f: Tensor
+    g: Tensor | None
+    clamped: Tensor
+    norm: Tensor | float
+
+
+class Updates(NamedTuple):
+    """What a step's updates leave: ``parts`` of the loss, and the norms of the decoder's and encoder's gradients."""
+
+    parts: dict[str, Tensor]
+    critics: CriticUpdates | None
+    norms: list[Tensor | float]
+
+
+Update = Callable[[LatentJob, Mapping[str, Engine], Inputs, float], Updates]
+"""One update of every module on what has been drawn."""
+
+
 def train_step(
     job: LatentJob, engines: Mapping[str, Engine], batch: Batch, noise: StepNoise, beta: float,
-    queue: ShardedQueue | None = None, *, decoder_alone: bool = False,
+    queue: ShardedQueue | None = None, *, decoder_alone: bool = False, compiled: Update | None = None,
 ) -> Report:  # fmt: skip
     """One update of every module on a batch (``critic.updates`` of the critics); the figures of the step.
 
     With ``decoder_alone`` the encoder stays as it is (LagVAE, whose encoder has had its updates before).
     """
     inputs = inputs_of(job, batch, noise)
-    share = distributed.world_size() / batch.total  # the engine averages over ranks; this makes a mean over the batch
-    if job.model.posterior == "none":
-        return _language_model_step(engines["decoder"], job, inputs, share)
-    encoder = engines["encoder"]
-    encoded: Encoded = encoder(inputs.read, inputs.eps, inputs.encoder_keep)
-    report: Report = {} if job.objective.regularizer == "none" else {"beta": beta}
-    if job.has_critics:
-        report |= _train_critics(job, engines["critics"], encoded, inputs.counted, batch, noise)
-    at = encoded.z.detach().requires_grad_()
-    refined: dict[str, Tensor] = {}
-    if job.objective.svi_steps:
-        rec, through, refined = refine(job, engines["decoder"], encoded, inputs, noise, share, beta)
+    if compiled is None:
+        done = update(job, engines, inputs, beta, noise, queue, decoder_alone=decoder_alone)
     else:
-        rec = engines["decoder"](at, inputs.written, inputs.counted, inputs.decoder_keep) * share
-        engines["decoder"].backward(rec)
-        engines["decoder"].step()
-        assert at.grad is not None
-        through = (encoded.z * at.grad).sum()
-    extra, parts = encoder_terms(job, engines, encoded, inputs, batch, noise, share, beta, queue)
-    if not decoder_alone:
-        encoder.backward(through + extra)
-        encoder.step()
-    parts |= refined | {"loss/rec": rec.detach()}
-    loss = parts["loss/rec"] + parts.get("loss/reg", 0.0) + job.contrast.weight * parts.get("loss/contrast", 0.0)
-    report |= parts | {"loss": loss}
-    norms = [engines["decoder"].gradient_norm()] + ([] if decoder_alone else [encoder.gradient_norm()])
-    report["grad_norm"] = math.hypot(*norms)
+        done = compiled(job, engines, inputs, beta)
+    parts = done.parts
+    report: Report = {**parts}
+    if "encoder" in engines and job.objective.regularizer != "none":
+        report["beta"] = beta
+    if done.critics is not None:
+        report |= _critic_figures(job, inputs, done.critics)
+    report["loss"] = sum(
+        (weight * parts[name] for name, weight in (("loss/reg", 1.0), ("loss/contrast", job.contrast.weight))
+         if name in parts), parts["loss/rec"],
+    )  # fmt: skip
+    report["grad_norm"] = math.hypot(*map(float, done.norms))
     return report
 
 
-def _language_model_step(decoder: Engine, job: LatentJob, inputs: Inputs, share: float) -> Report:
-    z = inputs.eps.new_zeros(len(inputs.written), job.model.latent)
-    rec = decoder(z, inputs.written, inputs.counted, inputs.decoder_keep) * share
-    decoder.backward(rec)
+def update(
+    job: LatentJob, engines: Mapping[str, Trainable], inputs: Inputs, beta: float | Tensor,
+    noise: StepNoise | None = None, queue: ShardedQueue | None = None, *, decoder_alone: bool = False,
+) -> Updates:  # fmt: skip
+    """The updates of a step. ``noise`` is for SVI steps, which draw as they go."""
+    decoder = engines["decoder"]
+    if job.model.posterior == "none":
+        z = inputs.eps.new_zeros(len(inputs.written), job.model.latent)
+        rec, _ = _update_decoder(decoder, z, inputs)
+        return Updates({"loss/rec": rec}, None, [decoder.gradient_norm()])
+    encoder = engines["encoder"]
+    encoded: Encoded = encoder(inputs.read, inputs.eps, inputs.encoder_keep)
+    critics = _update_critics(job, engines["critics"], encoded, inputs) if job.has_critics else None
+    refined: dict[str, Tensor] = {}
+    if job.objective.svi_steps:
+        assert noise is not None
+        assert isinstance(decoder, Engine)
+        rec, through, refined = refine(job, decoder, encoded, inputs, noise, inputs.share, float(beta))
+    else:
+        rec, of_z = _update_decoder(decoder, encoded.z.detach().requires_grad_(), inputs)
+        through = (encoded.z * of_z).sum()
+    extra, parts = encoder_terms(job, engines, encoded, inputs, beta, queue)
+    if not decoder_alone:
+        encoder.backward(through + extra)
+        encoder.step()
+    norms = [decoder.gradient_norm()] + ([] if decoder_alone else [encoder.gradient_norm()])
+    return Updates(parts | refined | {"loss/rec": rec}, critics, norms)
+
+
+def _update_decoder(decoder: Trainable, z: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    """The reconstruction loss, and its gradient by z where that is a leaf."""
+    rec = decoder(z, inputs.written, inputs.counted, inputs.decoder_keep) * inputs.share
+    of_z = decoder.backward(rec, z if z.requires_grad else None)
     decoder.step()
-    return {"loss": rec.detach(), "loss/rec": rec.detach(), "grad_norm": decoder.gradient_norm()}
+    return rec.detach(), of_z
 
 
-def _train_critics(
-    job: LatentJob, critics: Engine, encoded: Encoded, counted: Tensor, batch: Batch, noise: StepNoise
-) -> Report:
+def _update_critics(job: LatentJob, critics: Trainable, encoded: Encoded, inputs: Inputs) -> CriticUpdates:
     """``critic.updates`` updates of f and g on the same posterior draws and fresh prior draws."""
-    section, views = job.critic, job.objective.views
-    z, h = encoded.z.detach(), encoded.h.detach()
-    critics.set_learning_rate(section.lr)
-    rows = (views, batch.counted, batch.total)
-    of_f = CriticLoss(section, *rows)
-    of_g = CriticLoss(section, *rows, section.squared) if section.trained == "both" else None
-    f: list[Tensor] = []
-    g: list[Tensor] = []
-    for read in rows_of(z, h, noise.normal(section.updates * views, z.shape[1])):
+    assert inputs.priors is not None
+    critics.set_learning_rate(job.critic.lr)
+    of_f, of_g = _critic_losses(job, inputs)
+    values: list[Tensor] = []
+    for read in rows_of(encoded.z.detach(), encoded.h.detach(), inputs.priors):
         trained: Trained = critics(read, of_f, of_g)
         critics.take_gradients(trained.gradients)
         critics.step()
-        f.append(trained.f)
-        if trained.g is not None:
-            g.append(trained.g)
-    if not math.isfinite(critics.gradient_norm()):
+        values += [trained.f] if trained.g is None else [trained.f, trained.g]
+    return CriticUpdates(trained.f, trained.g, of_f.clamped(values), critics.gradient_norm())
+
+
+def _critic_losses(job: LatentJob, inputs: Inputs) -> tuple[CriticLoss, CriticLoss | None]:
+    section, rows = job.critic, (job.objective.views, inputs.rows, inputs.total)
+    of_g = CriticLoss(section, *rows, section.squared) if section.trained == "both" else None
+    return CriticLoss(section, *rows), of_g
+
+
+def _critic_figures(job: LatentJob, inputs: Inputs, done: CriticUpdates) -> Report:
+    if not math.isfinite(done.norm):
         raise CriticDivergedError(
             "the critics' gradient is no longer a number: exp(f) has run away; resume from the last checkpoint with a "
             "lower critic.lr or critic.clamp"
         )
-    losses = [(of_f, f)] if of_g is None else [(of_f, f), (of_g, g)]
 
     def dual() -> Tensor:
-        f_q, f_p = f[-1].view(2, -1)
-        of_rows: Tensor = (f_q - f_p.clamp(max=section.clamp).exp()) * counted
-        return 1 + of_rows.sum() * distributed.world_size() / (views * batch.total)
+        f_q, f_p = done.f.view(2, -1)
+        of_rows: Tensor = (f_q - f_p.clamp(max=job.critic.clamp).exp()) * inputs.counted
+        return 1 + of_rows.sum() * inputs.share / job.objective.views
+
+    def loss() -> Tensor:
+        of_f, of_g = _critic_losses(job, inputs)
+        value = of_f.value(done.f)
+        return value if of_g is None or done.g is None else value + of_g.value(done.g)
 
     return {
         "kl_dual": dual,
-        "critic/loss": lambda: sum(loss.value(values[-1]) for loss, values in losses),
+        "critic/loss": loss,
         # a mean over the ranks is taken of every figure
-        "critic/clamped": sum(loss.clamped(values) for loss, values in losses) * distributed.world_size(),
-        "critic/grad_norm": critics.gradient_norm(),
+        "critic/clamped": done.clamped * distributed.world_size(),
+        "critic/grad_norm": float(done.norm),
     }
 
 
 def encoder_terms(
-    job: LatentJob, engines: Mapping[str, Engine], encoded: Encoded, inputs: Inputs, batch: Batch, noise: StepNoise,
-    share: float, beta: float, queue: ShardedQueue | None,
+    job: LatentJob, engines: Mapping[str, Trainable], encoded: Encoded, inputs: Inputs, beta: float | Tensor,
+    queue: ShardedQueue | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
     """What the encoder minimises beside the reconstruction: the regulariser with its weight, and InfoNCE."""
     extra = encoded.z.new_zeros(())
     report: dict[str, Tensor] = {}
     if encoded.density is not None:
-        kl = (encoded.density.kl() * inputs.counted).sum() * share
+        kl = (encoded.density.kl() * inputs.counted).sum() * inputs.share
         report["kl"] = kl.detach() / job.objective.views
         if job.objective.regularizer == "exact" and not job.objective.svi_steps:
             extra = beta * kl
             report["loss/reg"] = extra.detach()
     if job.objective.regularizer in ("f", "g"):
-        report["loss/reg"], of_z = _critic_term(job, engines["critics"].module, encoded, inputs, batch, share, beta)
+        report["loss/reg"], of_z = _critic_term(job, engines["critics"].module, encoded, inputs, beta)
         extra = (encoded.z * of_z).sum()
     if job.contrast.weight > 0:
-        contrast = contrast_loss(job, encoded, batch, noise, queue)
+        contrast = contrast_loss(job, encoded, inputs, queue)
         report["loss/contrast"] = contrast.detach()
         extra = extra + job.contrast.weight * contrast
     return extra, report
 
 
 def _critic_term(
-    job: LatentJob, critics: nn.Module, encoded: Encoded, inputs: Inputs, batch: Batch, share: float, beta: float
+    job: LatentJob, critics: nn.Module, encoded: Encoded, inputs: Inputs, beta: float | Tensor
 ) -> tuple[Tensor, Tensor]:
     """Beta times the critic at the posterior's draws, with its L_SQ, and the gradient of that by z."""
     assert isinstance(critics, Critics)
@@ -159,57 +204,35 @@ def _critic_term(
     else:
         assert critics.g is not None
         critic, seen = critics.g, encoded.z.detach()
-    weights = (inputs.counted * (beta * share))[:, None]
+    weights = (inputs.counted * (beta * inputs.share))[:, None]
 
     def slopes(values: Tensor) -> Tensor:
-        return weights + beta * squared_slopes(values, batch.counted) if job.critic.squared_in_encoder else weights
+        return weights + beta * squared_slopes(values, inputs.rows) if job.critic.squared_in_encoder else weights
 
     of_seen, values = critic.pulled_back(slopes, seen)
     term = (values * weights).sum()
     if job.critic.squared_in_encoder:
-        term = term + beta * squared_difference(values, batch.counted)
-    return term, of_seen[:, : encoded.z.shape[1]].clone()
+        term = term + beta * squared_difference(values, inputs.rows)
+    return term, of_seen[:, : encoded.z.shape[1]]
 
 
-def contrast_loss(
-    job: LatentJob, encoded: Encoded, batch: Batch, noise: StepNoise, queue: ShardedQueue | None
-) -> Tensor:
+def contrast_loss(job: LatentJob, encoded: Encoded, inputs: Inputs, queue: ShardedQueue | None) -> Tensor:
     """InfoNCE (Eq. 10, minimised) between the two views' z or h, cosine similarity, negatives of all ranks."""
     section = job.contrast
-    rank, world = distributed.rank(), distributed.world_size()
-    views = (encoded.z if section.over == "z" else encoded.h).unflatten(0, (2, -1))[:, : batch.counted]
-    pairs = batch.total
+    views = (encoded.z if section.over == "z" else encoded.h).unflatten(0, (2, -1))[:, : inputs.rows]
     if section.mean_pair:
-        pairs += 1
-        means = sum_over_ranks(views.sum(1)) / batch.total
-        views = torch.cat([means[:, None][:, : int(rank == 0)], views], dim=1)
-    ids = _identities(batch, views.shape[1]) if section.mask_duplicates else None
-    negatives = None
-    if section.prior_negatives:
-        drawn = noise.shared(section.prior_negatives * pairs, views.shape[2], rank, world)
-        negatives = F.normalize(drawn, dim=-1)
+        means = sum_over_ranks(views.sum(1)) / inputs.total
+        views = torch.cat([means[:, None][:, : int(distributed.rank() == 0)], views], dim=1)
     anchors, positives = F.normalize(views, dim=-1).unbind()
     loss: Tensor = info_nce(
         anchors,
         positives,
         temperature=section.temperature,
         queue=queue,
-        negatives=negatives,
-        ids=ids,
+        negatives=None if inputs.negatives is None else F.normalize(inputs.negatives, dim=-1),
+        ids=inputs.ids,
         impl="chunked" if queue is not None else "dense",  # a batch's logits are few: one pass over them all
     )
     if queue is not None:
-        queue.enqueue(positives.detach(), ids=ids)
+        queue.enqueue(positives.detach(), ids=inputs.ids)
     return loss
-
-
-def _identities(batch: Batch, rows: int) -> Tensor:
-    """A number for each pair, the same for equal sentences (a linear hash modulo 2^64); the mean pair is -1."""
-    tokens = batch.tokens[: batch.counted]
-    ids = (tokens * _hash_factors(tokens.shape[1]).to(tokens.device)).sum(1)
-    return ids if rows == len(ids) else torch.cat([ids.new_full((rows - len(ids),), -1), ids])
-
-
-@cache
-def _hash_factors(length: int) -> Tensor:
-    return torch.randint(1 << 62, (length,), generator=torch.Generator().manual_seed(length))

@@ -20,6 +20,7 @@ from pretrain.engine.task import Progress, Report, number
 from pretrain.latent.batches import Batch, Batches
 from pretrain.latent.cluster_measure import cluster_figures, save_codes
 from pretrain.latent.clusters import cluster_batches
+from pretrain.latent.compiled import CompiledUpdate
 from pretrain.latent.config import LatentJob
 from pretrain.latent.corpus import Sentences, build_vocabulary, load_sentences
 from pretrain.latent.lagging import catch_up
@@ -73,6 +74,7 @@ class LatentTask:
         self._unclipped = self.job.model_copy(update=unclipped)  # f and g: an engine clips as its job says
         self._aggressive = job.objective.aggressive_updates > 0
         self._last_information = -1.0
+        self._compiled: CompiledUpdate | None = None
         self._clamped = 0.0
         self.status = ""
 
@@ -98,6 +100,8 @@ class LatentTask:
                 f"batch.micro {self.job.batch.micro}: the losses of a latent job are over the whole batch in one pass; "
                 f"with {world} ranks set batch.micro={self.job.batch.global_ // world}"
             )
+        if self.job.model.compile:
+            self._compiled = CompiledUpdate()
         torch.manual_seed(derive(self.job.run.seed, "init"))
         section = self.job.contrast
         if section.weight > 0 and section.queue:
@@ -125,8 +129,9 @@ class LatentTask:
             )
         noise = StepNoise(self.job.run.seed, ("step", progress.step), batch.rows, batch.total, device)
         report = train_step(
-            self.job, engines, batch.to(device), noise, weight, self.queue, decoder_alone=self._aggressive
-        )
+            self.job, engines, batch.to(device), noise, weight, self.queue, decoder_alone=self._aggressive,
+            compiled=self._compiled,
+        )  # fmt: skip
         if "critic/clamped" in report:
             self._clamped += number(report["critic/clamped"])
             report["critic/clamped_so_far"] = self._clamped

@@ -80,7 +80,8 @@ def _loss(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tenso
     z, h, density = modules["encoder"](inputs.read, inputs.eps, inputs.encoder_keep)
     loss = _reconstruction(modules["decoder"], z, inputs.written, inputs.decoder_keep)
     if job.has_critics:
-        *_, prior = noise.normal(job.critic.updates * job.objective.views, z.shape[1]).chunk(job.critic.updates)
+        assert inputs.priors is not None
+        *_, prior = inputs.priors.chunk(job.critic.updates)
         values = modules["critics"].values(z, h.detach(), prior)
         loss = loss + BETA * (values.f_q if job.objective.regularizer == "f" else values.g_q).sum() / N
         if job.critic.squared_in_encoder:
@@ -94,8 +95,9 @@ def _loss(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tenso
             second = torch.cat([second.mean(0, keepdim=True), second])
         keys = second
         if job.contrast.prior_negatives:
-            drawn = torch.randn(job.contrast.prior_negatives * (N + 1), z.shape[1], generator=noise.generator)
-            keys = torch.cat([second, drawn])
+            assert inputs.negatives is not None
+            assert inputs.negatives.shape == (job.contrast.prior_negatives * (N + 1), z.shape[1])
+            keys = torch.cat([second, inputs.negatives])
         logits = F.cosine_similarity(first[:, None], keys[None], dim=-1) / 0.05
         if job.contrast.mask_duplicates:  # sentences 0 and 3 are equal; with the mean pair in front they are 1 and 4
             mean = int(job.contrast.mean_pair)
