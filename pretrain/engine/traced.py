@@ -6,6 +6,7 @@ A step that is written on :class:`Trainable` can be traced with these in the pla
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -90,8 +91,11 @@ def _adam(moments: Moments, gradients: Sequence[Tensor], rate: Tensor | float) -
         w \leftarrow w - \frac{\eta}{1-\beta_1^t} \, m \Big/ \Big(\sqrt{\frac{v}{1-\beta_2^t}} + \epsilon\Big)
     """
     beta1, beta2 = moments.options["betas"]
-    updates = moments.count.add_(1)[0].double()
-    size, root = rate / (1 - beta1**updates), (1 - beta2**updates).sqrt()
+    updates = moments.count.add_(1)[0]
+    bias1, bias2 = (  # 1 - beta^t, with all its digits
+        -torch.expm1(updates * (math.log(beta) if beta else -math.inf)) for beta in (beta1, beta2)
+    )
+    size, root = rate / bias1, bias2.sqrt()
     of_each = zip(moments.parameters, gradients, moments.averages, moments.squares, strict=True)
     for parameter, gradient, average, square in of_each:
         average.lerp_(gradient, 1 - beta1)

@@ -7,6 +7,7 @@ halves a step.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -68,8 +69,10 @@ class CompiledUpdate:
             states[name] = _State(engine.module, moments, torch.tensor(engine.learning_rate()))
         if not self._compiled:
             logger.info("compiling the step, which takes about a minute (model.compile=false leaves it as it is)")
-            self._compiled = True
         done: Updates = self._run(job, states, inputs, torch.tensor(beta))
+        if not self._compiled:
+            gc.freeze()  # the compiler leaves a million objects, which each full collection would walk through
+            self._compiled = True
         return done
 
 
