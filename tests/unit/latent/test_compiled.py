@@ -15,6 +15,7 @@ from pretrain.engine import distributed
 from pretrain.engine.engines import build_engines
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
+from pretrain.latent.compiled import CompiledUpdate
 from pretrain.latent.config import LatentJob
 from pretrain.latent.task import LatentTask
 from tests.latent import PTB, plain
@@ -23,9 +24,10 @@ from tests.support import run_ranks
 compile_ = torch.compile
 
 
-def _traced(function: Any, *, fullgraph: bool, dynamic: bool, **_: Any) -> Any:
+def _traced(function: Any, *, options: dict[str, Any], **how: Any) -> Any:
     """Dynamo and AOT autograd without code generation, which takes a minute and is torch's business."""
-    return compile_(function, backend="aot_eager", fullgraph=fullgraph, dynamic=dynamic)
+    kept = {"guard_filter_fn": options["guard_filter_fn"]}
+    return compile_(function, backend="aot_eager", options=kept, **how)
 
 
 def _train(preset: str, folder: Path, steps: int, *more: str) -> tuple[list[dict[str, float]], dict[str, Any]]:
@@ -81,3 +83,26 @@ def test_traced_steps_equal_plain_ones(preset: str, tmp_path: Path) -> None:
 def test_compiled_steps_equal_plain_ones(tmp_path: Path) -> None:
     (results,) = run_ranks(_both, 1, "clusters_k4", tmp_path, 4, timeout=280)
     _assert_equal(results, 1e-4)
+
+
+def _another_job(folder: Path) -> Any:
+    """Two jobs in one process: a graph of the first must not serve the second."""
+    quiet_libraries(debug=False)
+    distributed.initialize(1)
+    with mock.patch.object(torch, "compile", _traced):
+        small = ("model.hidden=8", "critic.hidden=8")
+        _train("clusters_k4", folder, 3, *small)
+        changed = (*small, "contrast.temperature=0.5", "critic.clamp=3")
+        return [_train("clusters_k4", folder, 3, *changed, f"model.compile={on}") for on in ("false", "true")]
+
+
+def test_another_job_has_a_graph_of_its_own(tmp_path: Path) -> None:
+    (results,) = run_ranks(_another_job, 1, tmp_path)
+    _assert_equal(results, 1e-5)
+
+
+def test_without_a_compiler_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"no-such-compiler.*model\.compile=false"):
+        CompiledUpdate()
