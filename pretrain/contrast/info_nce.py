@@ -72,8 +72,8 @@ def info_nce(
         stats: filled with diagnostics of this rank's anchors.
 
     Raises:
-        ConfigError: a temperature that is not positive, rows without unit norm (on a GPU, and in compiled code, this is looked
-            at only when ``stats`` are asked for), or arguments that do not fit each other.
+        ConfigError: a temperature that is not positive, rows without unit norm (on a GPU, and in compiled code, this
+            is looked at only when ``stats`` are asked for), or arguments that do not fit each other.
     """
     _check_options(temperature, in_batch, reduction, grad_reduction, impl)
     _check_rows(anchors, positives, negatives, ids, look_at_values=stats is not None or _may_look(anchors))

@@ -103,7 +103,7 @@ class Engine:
         return optimizer
 
     def moments(self) -> list[Moments]:
-        """The state of plain torch's AdamW, which a compiled step updates itself; empty elsewhere, and before any update."""
+        """The state of plain torch's AdamW, which a compiled step updates; empty elsewhere, and before any update."""
         return self._update.groups() if isinstance(self._update, FusedUpdate) else []
 
     def backward(self, loss: Tensor, leaf: Tensor | None = None) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""An engine inside a compiled step: the same calls on tensors alone, so that one graph holds its passes and its updates.
+"""An engine inside a compiled step: the same calls on tensors alone, so that one graph holds passes and updates.
 
 Where modules are as small as a critic, Python and torch's dispatch of each operator take more time than the operators.
 A step that is written on :class:`Trainable` can be traced with these in the place of its engines.
@@ -21,19 +21,26 @@ class Trainable(Protocol):
     """The calls of an engine that a step is written on; ``pretrain.engine.engines.Engine`` describes them."""
 
     @property
-    def module(self) -> nn.Module: ...
+    def module(self) -> nn.Module:
+        """For reading."""
 
-    def __call__(self, *args: Any) -> Any: ...
+    def __call__(self, *args: Any) -> Any:
+        """The module's forward pass."""
 
-    def backward(self, loss: Tensor, leaf: Tensor | None = None) -> Tensor | None: ...
+    def backward(self, loss: Tensor, leaf: Tensor | None = None) -> Tensor | None:
+        """Gradients of the parameters; returns that of ``leaf``, an input of the pass, where one is named."""
 
-    def take_gradients(self, gradients: Sequence[Tensor]) -> None: ...
+    def take_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """The same where the gradients are known."""
 
-    def step(self) -> None: ...
+    def step(self) -> None:
+        """Update the parameters."""
 
-    def set_learning_rate(self, value: float) -> None: ...
+    def set_learning_rate(self, value: float) -> None:
+        """Of the next update."""
 
-    def gradient_norm(self) -> Tensor | float: ...
+    def gradient_norm(self) -> Tensor | float:
+        """Of the last update."""
 
 
 class TracedEngine:

@@ -46,7 +46,7 @@ def log1p_sum_exp(padded: Float[Tensor, "v m"]) -> Float[Tensor, " v"]:
 
 
 def shares_of_sum_exp(padded: Float[Tensor, "v m"]) -> Float[Tensor, "v n"]:
-    r"""The gradient of :func:`log1p_sum_exp`, :math:`e^{x_{vi}} / (1 + \sum_i e^{x_{vi}})`, without the column of zeros."""
+    r"""The gradient of :func:`log1p_sum_exp`, :math:`e^{x_{vi}} / (1 + \sum_i e^{x_{vi}})`, of the columns of x."""
     if distributed.world_size() == 1:  # exp alone takes ten times as long wherever it underflows
         return torch.softmax(padded, 1)[:, 1:]
     weights, _, total = _sum_exp(padded)

@@ -11,7 +11,7 @@ import gc
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -54,7 +54,7 @@ class CompiledUpdate:
         from torch._dynamo import config  # seconds to import, and only needed here
 
         config.trace_autograd_ops = True  # backward passes are part of the graph
-        options = {
+        options: dict[str, str | int | bool | Callable[..., Any]] = {
             "cpp_wrapper": True,  # a graph's kernels are not called from Python
             "guard_filter_fn": _guards,
         }

@@ -248,9 +248,9 @@ class LatentJob(Job):
             raise ValueError("model.compile holds no queue: set contrast.queue=0, or model.compile=false")
         optimizer = self.optimizer
         if optimizer.type != "adamw" or optimizer.backend not in ("auto", "torch"):
-            raise ValueError("model.compile updates as torch's AdamW: set optimizer.type=adamw, optimizer.backend=torch")
+            raise ValueError("model.compile has torch's AdamW alone: set optimizer.type=adamw, optimizer.backend=torch")
         if optimizer.clip or optimizer.weight_decay:
-            raise ValueError("model.compile neither clips nor decays: set optimizer.clip=0 and optimizer.weight_decay=0")
+            raise ValueError("model.compile neither clips nor decays: set optimizer.clip=0, optimizer.weight_decay=0")
         if self.engine.deepspeed_extra:
             raise ValueError("model.compile leaves DeepSpeed out: set engine.deepspeed_extra={}")
 

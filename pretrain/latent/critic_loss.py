@@ -86,12 +86,12 @@ class CriticLoss:
             rise_q = rise_p = torch.full_like(p, self._share)
         else:
             rise_q, rise_p = torch.sigmoid(self._means(q, raised))[:, :, None] * self._share
-        slopes = torch.stack([-rise_q.expand_as(q), (rise_p * raised).masked_fill(p > self._section.clamp, 0.0)])
-        gradient = F.pad(slopes * self._world, (0, values.shape[0] // (2 * self._views) - self._counted)).view_as(values)
+        d_q, d_p = -rise_q.expand_as(q), (rise_p * raised).masked_fill(p > self._section.clamp, 0.0)
+        uncounted = len(values) // (2 * self._views) - self._counted
+        gradient = F.pad(torch.stack([d_q, d_p]) * self._world, (0, uncounted)).view_as(values)
         if self._squared:
-            halves = gradient.chunk(2)
-            extra = [squared_slopes(half, self._counted) for half in values.chunk(2)[: self._squared]]
-            gradient = torch.cat([half + more for half, more in zip(halves, extra)] + list(halves[len(extra):]))
+            squared = [squared_slopes(half, self._counted) for half in values.chunk(2)[: self._squared]]
+            gradient = gradient + F.pad(torch.cat(squared), (0, 0, 0, len(values) - sum(map(len, squared))))
         return gradient
 
     def clamped(self, values: list[Tensor]) -> Tensor:

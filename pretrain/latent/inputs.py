@@ -19,7 +19,7 @@ class Inputs(NamedTuple):
     """View by view: ``V n`` rows, of which ``counted`` marks those that count, the first ``rows`` of each view.
 
     ``total`` rows of all ranks count. ``priors``: draws of the prior for each update of the critics. ``ids``: a number
-    for each pair of the contrast, the same for equal sentences; ``negatives``: more draws of the prior, for the contrast.
+    for each pair of the contrast, the same for equal sentences; ``negatives``: draws of the prior for the contrast.
     """
 
     read: Tensor

@@ -108,6 +108,7 @@ def update(
         rec, through, refined = refine(job, decoder, encoded, inputs, noise, inputs.share, float(beta))
     else:
         rec, of_z = _update_decoder(decoder, encoded.z.detach().requires_grad_(), inputs)
+        assert of_z is not None
         through = (encoded.z * of_z).sum()
     extra, parts = encoder_terms(job, engines, encoded, inputs, beta, queue)
     if not decoder_alone:

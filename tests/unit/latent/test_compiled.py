@@ -20,6 +20,7 @@ from pretrain.latent.config import LatentJob
 from pretrain.latent.task import LatentTask
 from tests.latent import PTB, plain
 from tests.support import run_ranks
+from tokenizer.errors import ConfigError
 
 compile_ = torch.compile
 
