@@ -30,7 +30,7 @@ def _trained(hand_over: bool, stage: int, micro: int, clip: float) -> tuple[list
             if hand_over:
                 with torch.no_grad():
                     slope = 2 * engine(batch[part]) / len(part)
-                with torch.inference_mode():  # as critics find theirs
+                with torch.no_grad():  # as critics find theirs
                     gradients = [slope.T @ batch[part], slope.sum(0)]
                 engine.take_gradients(gradients)
             else:
