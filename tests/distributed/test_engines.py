@@ -28,9 +28,8 @@ def _trained(hand_over: bool, stage: int, micro: int, clip: float) -> tuple[list
     for batch in rows:
         for part in mine:
             if hand_over:
-                with torch.no_grad():
-                    slope = 2 * engine(batch[part]) / len(part)
                 with torch.no_grad():  # as critics find theirs
+                    slope = 2 * engine(batch[part]) / len(part)
                     gradients = [slope.T @ batch[part], slope.sum(0)]
                 engine.take_gradients(gradients)
             else:
