@@ -4,12 +4,39 @@ from __future__ import annotations
 
 import os
 import re
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
 from pretrain.config.base import Section
+from tokenizer.errors import ConfigError
+
+CORRUPTIONS = {
+    "mask_tokens": "pretrain.data.corruption:MaskTokens",
+    "mask_spans": "pretrain.data.corruption:MaskSpans",
+    "shuffle": "pretrain.data.corruption:Shuffle",
+    "replace": "pretrain.data.corruption:Replace",
+}
+"""Where the corruptions of ``corruption.type`` are; other packages add theirs as entry points, ``capt.corruptions``."""
+
+
+def corruption_entry(name: str) -> EntryPoint:
+    """Where the corruption called ``name`` is: one of ``CORRUPTIONS``, or an entry point of another package.
+
+    Nothing is imported. Raises ``ConfigError`` with the nearest known name.
+    """
+    if name in CORRUPTIONS:
+        return EntryPoint(name, CORRUPTIONS[name], "capt.corruptions")
+    plugins = entry_points(group="capt.corruptions")
+    if name in plugins.names:
+        return plugins[name]
+    known = sorted({*CORRUPTIONS, *plugins.names})
+    near = get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    raise ConfigError(f"corruption.type: there is no corruption {name!r}; {hint}")
 
 
 def default_cache() -> Path:
@@ -107,12 +134,10 @@ class CorruptionConfig(Section):
 
     @model_validator(mode="after")
     def _known_and_whole(self) -> CorruptionConfig:
-        from pretrain.data.corruption import find_corruption  # that module needs this class
-
         if not self.names:
             raise ValueError("corruption.type is empty: name at least one corruption, for example mask_tokens")
         for name in self.names:
-            find_corruption(name)
+            corruption_entry(name)
         if self.mask_fraction + self.random_fraction > 1.0:
             total = self.mask_fraction + self.random_fraction
             raise ValueError(f"corruption.mask_fraction + corruption.random_fraction is {total}; at most 1 is possible")

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from importlib.metadata import entry_points
 from typing import Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float, Int32, Int64
 
-from pretrain.data.config import CorruptionConfig
-from tokenizer.errors import ConfigError
+from pretrain.data.config import CorruptionConfig, corruption_entry
 
 IGNORE = -100
 """Label of an unused slot."""
@@ -146,29 +143,10 @@ class Shuffle:
         return noisy, _choose(noisy != tokens, count, score)
 
 
-CORRUPTIONS: dict[str, Callable[[CorruptionConfig, Vocabulary], Corruption]] = {
-    "mask_tokens": MaskTokens,
-    "mask_spans": MaskSpans,
-    "shuffle": Shuffle,
-    "replace": Replace,
-}
-
-
 def find_corruption(name: str) -> Callable[[CorruptionConfig, Vocabulary], Corruption]:
-    """The corruption called ``name``: one of ``CORRUPTIONS``, or another package's entry point in ``capt.corruptions``.
-
-    Raises ``ConfigError`` with the nearest known name.
-    """
-    if name in CORRUPTIONS:
-        return CORRUPTIONS[name]
-    plugins = entry_points(group="capt.corruptions")
-    if name in plugins.names:
-        factory: Callable[[CorruptionConfig, Vocabulary], Corruption] = plugins[name].load()
-        return factory
-    known = sorted({*CORRUPTIONS, *plugins.names})
-    near = get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-    raise ConfigError(f"corruption.type: there is no corruption {name!r}; {hint}")
+    """What makes the corruption called ``name``. Raises ``ConfigError`` as ``corruption_entry`` does."""
+    factory: Callable[[CorruptionConfig, Vocabulary], Corruption] = corruption_entry(name).load()
+    return factory
 
 
 class Corruptor:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pretrain.data import corruption as module
+from pretrain.data import config as module
 from pretrain.data.config import CorruptionConfig
 from pretrain.data.corruption import IGNORE, Corrupted, Corruptor, MaskSpans, Replace, Vocabulary, find_corruption
 from pretrain.data.randomness import generator_for

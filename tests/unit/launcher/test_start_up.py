@@ -18,12 +18,15 @@ def test_the_command_line_imports_nothing_heavy() -> None:
     assert out.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("verb", [["pretrain", "capt_tiny", "--nproc", "2", "--dry-run"], ["config", "schema"]])
-def test_planning_a_whole_job_imports_no_torch(verb: list[str]) -> None:
+@pytest.mark.parametrize(
+    "verb",
+    [["pretrain", "capt_tiny", "--nproc", "2", "--dry-run"], ["config", "validate", "capt_tiny"], ["config", "schema"]],
+)
+def test_planning_a_whole_job_imports_no_torch_and_no_numpy(verb: list[str]) -> None:
     code = (
         "import sys\nfrom launcher.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n"
         "    assert end.code == 0\n"
-        "found = [n for n in ('torch', 'deepspeed', 'ray', 'transformers') if n in sys.modules]\n"
+        "found = [n for n in ('torch', 'deepspeed', 'ray', 'transformers', 'numpy') if n in sys.modules]\n"
         "print(found, file=sys.stderr)"
     )
     out = subprocess.run([sys.executable, "-c", code, *verb], cwd=ROOT, capture_output=True, text=True, check=True)
