@@ -11,8 +11,8 @@ import gc
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +27,7 @@ from pretrain.latent.steps import Updates, update
 from tokenizer.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-
-
-class _State(NamedTuple):
-    module: nn.Module
-    moments: Moments
-    rate: Tensor
+_State: TypeAlias = tuple[nn.Module, Moments]
 
 
 class CompiledUpdate:
@@ -54,11 +49,17 @@ class CompiledUpdate:
         from torch._dynamo import config  # seconds to import, and only needed here
 
         config.trace_autograd_ops = True  # backward passes are part of the graph
-        options: dict[str, str | int | bool | Callable[..., Any]] = {
-            "cpp_wrapper": True,  # a graph's kernels are not called from Python
-            "guard_filter_fn": _guards,
+        how: dict[str, Any] = {
+            "fullgraph": True,
+            "dynamic": False,
+            "isolate_recompiles": True,  # another job's graph is not this one's
+            "options": {
+                "cpp_wrapper": True,  # a graph's kernels are not called from Python
+                "cpp.vec_isa_ok": True,  # a compiler of C++20 knows this CPU's vectors: not tried for 10 seconds
+                "guard_filter_fn": _guards,
+            },
         }
-        self._run = torch.compile(_update, fullgraph=True, dynamic=False, options=options)
+        self._run = torch.compile(_update, **how)
         self._compiled = False
 
     def __call__(self, job: LatentJob, engines: Mapping[str, Engine], inputs: Inputs, beta: float) -> Updates:
@@ -69,10 +70,12 @@ class CompiledUpdate:
             if not groups:
                 return update(job, engines, inputs, beta)
             (moments,) = groups
-            states[name] = _State(engine.module, moments, torch.tensor(engine.learning_rate()))
+            states[name] = engine.module, moments
+        # as numbers they would be constants of the graph
+        numbers = torch.tensor([beta, *(engine.learning_rate() for engine in engines.values())])
         if not self._compiled:
             logger.info("compiling the step, which takes about a minute (model.compile=false leaves it as it is)")
-        done: Updates = self._run(job, states, inputs, torch.tensor(beta))
+        done: Updates = self._run(job, states, inputs, numbers)
         if not self._compiled:
             gc.freeze()  # the compiler leaves a million objects, which each full collection would walk through
             self._compiled = True
@@ -80,12 +83,14 @@ class CompiledUpdate:
 
 
 def _guards(found: Sequence[Any]) -> list[bool]:
-    """What is looked at before each call: the job and all tensors, but not modules and globals, which stay as they are.
+    """What is looked at before each call: the shapes of a batch. A graph serves one job and the modules built for it.
 
-    To look at all that the graph was traced from would take a twentieth of the step.
+    To look at all that the graph was traced from would take a tenth of the step.
     """
-    return [not (guard.name.startswith("G[") or ".module" in guard.name) for guard in found]
+    return [guard.name.startswith("L['inputs']") for guard in found]
 
 
-def _update(job: LatentJob, states: Mapping[str, _State], inputs: Inputs, beta: Tensor) -> Updates:
-    return update(job, {name: TracedEngine(*state) for name, state in states.items()}, inputs, beta)
+def _update(job: LatentJob, states: Mapping[str, _State], inputs: Inputs, numbers: Tensor) -> Updates:
+    beta, *rates = numbers.unbind()
+    engines = {name: TracedEngine(*state, rate) for (name, state), rate in zip(states.items(), rates, strict=True)}
+    return update(job, engines, inputs, beta)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -38,6 +40,34 @@ class Inputs(NamedTuple):
     def share(self) -> float:
         """A factor of sums over this rank's rows: the engine averages over ranks, this makes a mean over the batch."""
         return distributed.world_size() / self.total
+
+
+class Drawn(NamedTuple):
+    """A batch with what has been drawn for it; ``noise`` is for SVI steps, which draw as they go."""
+
+    batch: Batch
+    inputs: Inputs
+    noise: StepNoise
+
+
+def drawn(job: LatentJob, batch: Batch, use: tuple[int | str, ...], device: torch.device) -> Drawn:
+    """A batch with its draws on a device; ``use`` (the number of a step, say) tells them from those of other uses."""
+    noise = StepNoise(job.run.seed, use, batch.rows, batch.total, device)
+    batch = batch.to(device)
+    return Drawn(batch, inputs_of(job, batch, noise), noise)
+
+
+def drawn_ahead(
+    job: LatentJob, batches: Iterable[Batch], step: int, device: torch.device, ahead: int
+) -> Iterator[Drawn]:
+    """The batches of all steps from ``step`` on with their draws, which are made for ``ahead`` steps at a time.
+
+    A step of large matrices leaves nothing in the caches, and the first draws after it take six times as long as those
+    that follow them.
+    """
+    steps = enumerate(batches, step)
+    while some := list(islice(steps, ahead)):
+        yield from [drawn(job, batch, ("step", number), device) for number, batch in some]
 
 
 def inputs_of(job: LatentJob, batch: Batch, noise: StepNoise) -> Inputs:

@@ -7,29 +7,24 @@ from collections.abc import Callable, Mapping
 
 from pretrain.engine import distributed
 from pretrain.engine.engines import Engine
-from pretrain.latent.batches import Batch
 from pretrain.latent.config import LatentJob
 from pretrain.latent.critics import frozen
-from pretrain.latent.inputs import inputs_of
-from pretrain.latent.noise import StepNoise
+from pretrain.latent.inputs import Drawn
 from pretrain.latent.posterior import Encoded
 
 _CHECK_EVERY = 15
 
 
-def catch_up(
-    job: LatentJob, engines: Mapping[str, Engine], draw: Callable[[int], tuple[Batch, StepNoise]], beta: float
-) -> int:
+def catch_up(job: LatentJob, engines: Mapping[str, Engine], draw: Callable[[int], Drawn], beta: float) -> int:
     """Encoder updates on random batches, at most ``objective.aggressive_updates``; returns how many.
 
     Every 15 updates the mean loss a word is compared with that of the 15 before; once it has risen, it is enough.
-    ``draw(i)`` is the i-th random batch with its noise.
+    ``draw(i)`` is the i-th random batch with its draws.
     """
     encoder, decoder = engines["encoder"], engines["decoder"].module
     before, losses, words = math.inf, 0.0, 0
     for done in range(job.objective.aggressive_updates):
-        batch, noise = draw(done)
-        inputs = inputs_of(job, batch, noise)
+        batch, inputs, _ = draw(done)
         encoded: Encoded = encoder(inputs.read, inputs.eps, inputs.encoder_keep)
         assert encoded.density is not None
         rec = frozen(decoder, encoded.z, inputs.written, inputs.counted, inputs.decoder_keep)

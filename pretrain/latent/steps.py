@@ -26,11 +26,10 @@ from pretrain.engine.engines import Engine
 from pretrain.engine.task import Report
 from pretrain.engine.traced import Trainable
 from pretrain.latent.across import sum_over_ranks
-from pretrain.latent.batches import Batch
 from pretrain.latent.config import LatentJob
 from pretrain.latent.critic_loss import CriticLoss, squared_difference, squared_slopes
 from pretrain.latent.critics import Critics, Trained, rows_of
-from pretrain.latent.inputs import Inputs, inputs_of
+from pretrain.latent.inputs import Inputs
 from pretrain.latent.noise import StepNoise
 from pretrain.latent.posterior import Encoded
 from pretrain.latent.semi_amortized import refine
@@ -62,14 +61,14 @@ Update = Callable[[LatentJob, Mapping[str, Engine], Inputs, float], Updates]
 
 
 def train_step(
-    job: LatentJob, engines: Mapping[str, Engine], batch: Batch, noise: StepNoise, beta: float,
+    job: LatentJob, engines: Mapping[str, Engine], inputs: Inputs, beta: float, noise: StepNoise | None = None,
     queue: ShardedQueue | None = None, *, decoder_alone: bool = False, compiled: Update | None = None,
 ) -> Report:  # fmt: skip
     """One update of every module on a batch (``critic.updates`` of the critics); the figures of the step.
 
-    With ``decoder_alone`` the encoder stays as it is (LagVAE, whose encoder has had its updates before).
+    ``noise`` is for SVI steps, which draw as they go. With ``decoder_alone`` the encoder stays as it is (LagVAE, whose
+    encoder has had its updates before).
     """
-    inputs = inputs_of(job, batch, noise)
     if compiled is None:
         done = update(job, engines, inputs, beta, noise, queue, decoder_alone=decoder_alone)
     else:
@@ -92,7 +91,7 @@ def update(
     job: LatentJob, engines: Mapping[str, Trainable], inputs: Inputs, beta: float | Tensor,
     noise: StepNoise | None = None, queue: ShardedQueue | None = None, *, decoder_alone: bool = False,
 ) -> Updates:  # fmt: skip
-    """The updates of a step. ``noise`` is for SVI steps, which draw as they go."""
+    """The updates of a step."""
     decoder = engines["decoder"]
     if job.model.posterior == "none":
         z = inputs.eps.new_zeros(len(inputs.written), job.model.latent)

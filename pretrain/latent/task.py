@@ -17,16 +17,16 @@ from pretrain.engine.engines import Engine
 from pretrain.engine.safe_files import sync_file
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, Report, number
-from pretrain.latent.batches import Batch, Batches
+from pretrain.latent.batches import Batches
 from pretrain.latent.cluster_measure import cluster_figures, save_codes
 from pretrain.latent.clusters import cluster_batches
 from pretrain.latent.compiled import CompiledUpdate
 from pretrain.latent.config import LatentJob
 from pretrain.latent.corpus import Sentences, build_vocabulary, load_sentences
+from pretrain.latent.inputs import Drawn, drawn, drawn_ahead
 from pretrain.latent.lagging import catch_up
 from pretrain.latent.measure import Modules, measure
 from pretrain.latent.modules import build
-from pretrain.latent.noise import StepNoise
 from pretrain.latent.schedule import beta
 from pretrain.latent.steps import train_step
 from pretrain.latent.vocabulary import Vocabulary
@@ -109,42 +109,41 @@ class LatentTask:
             self.queue = ShardedQueue(section.queue, width, device=distributed.device())
         return build(self.job, len(self.vocabulary) if self.vocabulary is not None else 0)
 
-    def build_batches(self, progress: Progress) -> Iterator[Batch]:
-        """This rank's rows of each coming batch."""
+    def build_batches(self, progress: Progress) -> Iterator[Drawn]:
+        """This rank's rows of each coming batch, with all that its step draws."""
         rank, world = distributed.rank(), distributed.world_size()
         if self._train is None:
-            return cluster_batches(self.job, progress.step, rank, world)
-        return self._train.train(progress.samples, rank, world)
+            batches, ahead = cluster_batches(self.job, progress.step, rank, world), 16
+        else:
+            batches, ahead = self._train.train(progress.samples, rank, world), 1  # dropout takes megabytes
+        return drawn_ahead(self.job, batches, progress.step, distributed.device(), ahead)
 
-    def step(self, engines: Mapping[str, Engine], batch: Batch, progress: Progress) -> Report:
+    def step(self, engines: Mapping[str, Engine], batch: Drawn, progress: Progress) -> Report:
         """One update of each module (``critic.updates`` of the critics)."""
-        device = engines["decoder"].device
         if "critics" in engines:
             engines["critics"].job = self._unclipped
         weight = beta(progress.step, self._batches_an_epoch, self.job.objective)
         inner: Report = {}
         if self._aggressive:
             inner["encoder_updates"] = catch_up(
-                self.job, engines, lambda number: self._random_batch(progress.step, number, device), weight
+                self.job, engines, lambda number: self._random_batch(progress.step, number), weight
             )
-        noise = StepNoise(self.job.run.seed, ("step", progress.step), batch.rows, batch.total, device)
         report = train_step(
-            self.job, engines, batch.to(device), noise, weight, self.queue, decoder_alone=self._aggressive,
+            self.job, engines, batch.inputs, weight, batch.noise, self.queue, decoder_alone=self._aggressive,
             compiled=self._compiled,
         )  # fmt: skip
         if "critic/clamped" in report:
             self._clamped += number(report["critic/clamped"])
             report["critic/clamped_so_far"] = self._clamped
-        progress.samples += batch.total
-        progress.tokens += batch.scored if self._train is not None else 0
+        progress.samples += batch.batch.total
+        progress.tokens += batch.batch.scored if self._train is not None else 0
         return report | inner
 
-    def _random_batch(self, step: int, number: int, device: torch.device) -> tuple[Batch, StepNoise]:
+    def _random_batch(self, step: int, number: int) -> Drawn:
         assert self._train is not None
-        seed = self.job.run.seed
-        chosen = derive(seed, "inner", step, number) % len(self._train)
+        chosen = derive(self.job.run.seed, "inner", step, number) % len(self._train)
         batch = self._train.take(chosen, distributed.rank(), distributed.world_size())
-        return batch.to(device), StepNoise(seed, ("inner", step, number), batch.rows, batch.total, device)
+        return drawn(self.job, batch, ("inner", step, number), distributed.device())
 
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> Report:
         """Bounds, divergences and active units on the held-out sentences, one draw each; or how clusters separate."""

@@ -44,8 +44,8 @@ def ours(pipe: Connection, threads: int, precision: str) -> None:
     from pretrain.engine.quiet import quiet_libraries
     from pretrain.latent.batches import Batch
     from pretrain.latent.config import LatentJob
+    from pretrain.latent.inputs import drawn
     from pretrain.latent.modules import build
-    from pretrain.latent.noise import StepNoise
     from pretrain.latent.steps import train_step
 
     keep_freed_memory()
@@ -57,8 +57,7 @@ def ours(pipe: Connection, threads: int, precision: str) -> None:
 
     def step(turn: int) -> None:
         batch = Batch(sentences(turn), torch.arange(BATCH), BATCH, BATCH)
-        noise = StepNoise(1, ("step", turn), None, BATCH, torch.device("cpu"))
-        train_step(job, engines, batch, noise, beta=0.5)
+        train_step(job, engines, drawn(job, batch, ("step", turn), torch.device("cpu")).inputs, beta=0.5)
 
     answer(pipe, step)
 

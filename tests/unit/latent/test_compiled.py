@@ -93,7 +93,7 @@ def _another_job(folder: Path) -> Any:
     with mock.patch.object(torch, "compile", _traced):
         small = ("model.hidden=8", "critic.hidden=8")
         _train("clusters_k4", folder, 3, *small)
-        changed = (*small, "contrast.temperature=0.5", "critic.clamp=3")
+        changed = ("model.hidden=9", "critic.hidden=7", "contrast.temperature=0.5", "critic.clamp=3")
         return [_train("clusters_k4", folder, 3, *changed, f"model.compile={on}") for on in ("false", "true")]
 
 

@@ -18,7 +18,7 @@ from pretrain.engine.task import number
 from pretrain.latent.batches import Batch
 from pretrain.latent.bounds import Normal
 from pretrain.latent.config import LatentJob
-from pretrain.latent.inputs import inputs_of
+from pretrain.latent.inputs import drawn, inputs_of
 from pretrain.latent.modules import build
 from pretrain.latent.noise import StepNoise
 from pretrain.latent.steps import train_step
@@ -70,7 +70,8 @@ def _both(preset: str, more: tuple[str, ...], folder: Path) -> dict[str, Any]:
         loss = _sa_vae(job, modules, batch, noise()) if job.objective.svi_steps else _loss(job, modules, batch, noise())
         parameters = {(part, name): p for part in ours for name, p in modules[part].named_parameters()}
         theirs = dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
-    report = train_step(job, engines, batch, noise(), BETA)
+    draws = noise()
+    report = train_step(job, engines, inputs_of(job, batch, draws), BETA, draws)
     pairs = {f"{part}.{name}": (ours[part][name], theirs[part, name].numpy()) for part, name in parameters}
     return {"pairs": pairs, "loss": number(report["loss"]), "reference": float(loss.detach())}
 
@@ -174,7 +175,7 @@ def _in_bf16(folder: Path) -> list[float]:
         torch.manual_seed(0)
         engines = build_engines(build(job, WORDS), job)
         batch = Batch(_tokens(), torch.arange(N), N, N)
-        report = train_step(job, engines, batch, StepNoise(1, ("step", 0), None, N, torch.device("cpu")), BETA)
+        report = train_step(job, engines, drawn(job, batch, ("step", 0), torch.device("cpu")).inputs, BETA)
         encoded = engines["encoder"](batch.tokens, torch.zeros(N, 4), None)
         assert encoded.z.dtype == encoded.h.dtype == encoded.density.mean.dtype == torch.float32
         losses.append(number(report["loss"]))
