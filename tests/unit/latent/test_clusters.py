@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from pretrain.config.load import load_job
 from pretrain.latent.cluster_measure import POINTS, cluster_figures, codes, purity, separation
 from pretrain.latent.clusters import ClusterDecoder, ClusterEncoder, cluster_batches
 from pretrain.latent.config import LatentJob
+from pretrain.latent.inputs import Drawn, drawn_ahead
 from pretrain.latent.modules import build
 from tests.latent import PTB
 
@@ -34,6 +37,20 @@ def test_batches_are_k_classes_repeated_and_shared(world: int) -> None:
     next(stream)
     assert torch.equal(next(stream).tokens, whole.tokens), "a batch belongs to its step"
     assert len({tuple(next(stream).tokens[::64, 0].tolist()) for _ in range(8)}) > 4
+
+
+def test_draws_belong_to_their_step_however_many_are_made_at_once() -> None:
+    job, cpu = _job(), torch.device("cpu")
+
+    def steps(first: int, ahead: int) -> list[Drawn]:
+        return list(islice(drawn_ahead(job, cluster_batches(job, first, 0, 1), first, cpu, ahead), 12 - first))
+
+    whole = steps(0, 5)
+    for first, ahead in ((0, 1), (7, 5)):
+        for ours, theirs in zip(steps(first, ahead), whole[first:], strict=True):
+            for name in ("written", "eps", "priors", "ids"):
+                assert torch.equal(getattr(ours.inputs, name), getattr(theirs.inputs, name)), name
+    assert not torch.equal(whole[0].inputs.eps, whole[1].inputs.eps)
 
 
 def test_sizes_of_the_toy() -> None:
