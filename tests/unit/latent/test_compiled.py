@@ -23,6 +23,7 @@ from tests.support import run_ranks
 from tokenizer.errors import ConfigError
 
 compile_ = torch.compile
+SMALL = ("model.hidden=8", "critic.hidden=8", "critic.updates=2")  # each update is traced
 
 
 def _traced(function: Any, *, options: dict[str, Any], **how: Any) -> Any:
@@ -55,8 +56,7 @@ def _train(preset: str, folder: Path, steps: int, *more: str) -> tuple[list[dict
 def _both(preset: str, folder: Path, steps: int) -> Any:
     quiet_libraries(debug=False)
     distributed.initialize(1)
-    small = ("model.hidden=8", "critic.hidden=8")
-    return [_train(preset, folder, steps, f"model.compile={on}", *small) for on in ("false", "true")]
+    return [_train(preset, folder, steps, f"model.compile={on}", *SMALL) for on in ("false", "true")]
 
 
 def _both_traced(preset: str, folder: Path, steps: int) -> Any:
@@ -91,9 +91,8 @@ def _another_job(folder: Path) -> Any:
     quiet_libraries(debug=False)
     distributed.initialize(1)
     with mock.patch.object(torch, "compile", _traced):
-        small = ("model.hidden=8", "critic.hidden=8")
-        _train("clusters_k4", folder, 3, *small)
-        changed = ("model.hidden=9", "critic.hidden=7", "contrast.temperature=0.5", "critic.clamp=3")
+        _train("clusters_k4", folder, 3, *SMALL)
+        changed = (*SMALL, "model.hidden=9", "critic.hidden=7", "contrast.temperature=0.5", "critic.clamp=3")
         return [_train("clusters_k4", folder, 3, *changed, f"model.compile={on}") for on in ("false", "true")]
 
 
