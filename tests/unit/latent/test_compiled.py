@@ -17,6 +17,8 @@ from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
 from pretrain.latent.compiled import CompiledUpdate
 from pretrain.latent.config import LatentJob
+from pretrain.latent.inputs import Inputs
+from pretrain.latent.steps import Updates
 from pretrain.latent.task import LatentTask
 from tests.latent import PTB, plain
 from tests.support import run_ranks
@@ -106,3 +108,15 @@ def test_without_a_compiler_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"no-such-compiler.*model\.compile=false"):
         CompiledUpdate()
+
+
+def test_a_graph_serves_one_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    done, inputs = Updates({}, None, []), mock.Mock(spec=Inputs)
+    monkeypatch.setattr(torch, "compile", lambda function, **how: lambda *args: done)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    job, other = (load_job(PTB.parent / f"clusters_k{k}.yaml") for k in (4, 8))
+    compiled = CompiledUpdate()
+    for _ in range(2):
+        assert compiled(job, {}, inputs, 1.0) is done
+    with pytest.raises(ValueError, match="another job's"):
+        compiled(other, {}, inputs, 1.0)
