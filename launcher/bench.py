@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import datetime
-import difflib
 import json
 import logging
 import subprocess
@@ -21,7 +20,7 @@ from typing import Any
 from launcher import machine
 from launcher.environment import inherited
 from pretrain.engine.provenance import provenance
-from tokenizer.errors import ConfigError
+from tokenizer.errors import ConfigError, instead_of
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +37,7 @@ def find_benchmarks(names: Sequence[str], root: Path = Path(__file__).parents[1]
         raise ConfigError(f"no benchmarks in {folder}: capt bench runs in a source checkout (pip install -e .)")
     for name in names:
         if name not in found:
-            near = difflib.get_close_matches(name, found, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(found)}"
-            raise ConfigError(f"no benchmark {name!r}; {hint}")
+            raise ConfigError(f"no benchmark {name!r}; {instead_of(name, list(found), 'there are:')}")
     return {name: found[name] for name in names or found}
 
 

@@ -7,12 +7,11 @@ satisfies :class:`pretrain.engine.task.Task`). Other distributions add tasks thr
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from importlib.metadata import entry_points
 from typing import Any
 
-from tokenizer.errors import ConfigError
+from tokenizer.errors import ConfigError, instead_of
 
 TASKS = {
     "capt_language": "pretrain.language",
@@ -29,9 +28,7 @@ def task_packages() -> dict[str, str]:
 def _package(type_: str) -> str:
     packages = task_packages()
     if type_ not in packages:
-        near = difflib.get_close_matches(type_, packages, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(packages))}"
-        raise ConfigError(f"task.type: unknown task {type_!r}; {hint}")
+        raise ConfigError(f"task.type: unknown task {type_!r}; {instead_of(type_, sorted(packages))}")
     return packages[type_]
 
 

@@ -4,6 +4,9 @@ The command line prints such an error as one line (no stack trace unless ``--deb
 Its text says what was wrong, where (file, key, line), and what would be right.
 """
 
+from collections.abc import Sequence
+from difflib import get_close_matches
+
 
 class UserError(ValueError):
     """Something the user wrote, passed or pointed at is wrong. Exit code 2."""
@@ -19,3 +22,9 @@ class DataError(UserError):
 
 class CheckpointError(UserError):
     """A checkpoint is damaged, incomplete, or belongs to another model, tokenizer or run."""
+
+
+def instead_of(name: str, known: Sequence[str], otherwise: str = "known:") -> str:
+    """What to write instead of ``name``: the nearest that is known, or ``otherwise`` and all of them."""
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(known)}"

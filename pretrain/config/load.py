@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from pretrain.config.schema import SCHEMA_VERSION, Job
 from pretrain.tasks import job_class
-from tokenizer.errors import ConfigError
+from tokenizer.errors import ConfigError, instead_of
 
 _MAX_BYTES = 1_000_000
 
@@ -206,9 +206,7 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
     key = ".".join(location) or "configuration"
     if problem["type"] == "extra_forbidden":
         valid = _keys_at(cls, location[:-1])
-        near = difflib.get_close_matches(location[-1], valid, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(valid)}"
-        return f"{key}: unknown key; {hint}"
+        return f"{key}: unknown key; {instead_of(location[-1], valid, 'valid:')}"
     message = problem["msg"].removeprefix("Value error, ")
     value = problem.get("input")
     if problem["type"] == "value_error" and not isinstance(value, str | int | float):

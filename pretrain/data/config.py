@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
 from pretrain.config.base import Section
-from tokenizer.errors import ConfigError
+from tokenizer.errors import ConfigError, instead_of
 
 CORRUPTIONS = {
     "mask_tokens": "pretrain.data.corruption:MaskTokens",
@@ -33,9 +32,7 @@ def corruption_entry(name: str) -> EntryPoint:
     plugins = entry_points(group="capt.corruptions")
     if name in plugins.names:
         return plugins[name]
-    known = sorted({*CORRUPTIONS, *plugins.names})
-    near = get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    hint = instead_of(name, sorted({*CORRUPTIONS, *plugins.names}))
     raise ConfigError(f"corruption.type: there is no corruption {name!r}; {hint}")
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 
 import datasets
 
 from pretrain.data.corpus import Corpus, Piece, row_pieces
-from tokenizer.errors import DataError
+from tokenizer.errors import DataError, instead_of
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +26,7 @@ class HubCorpus(Corpus):
         self._where, self._column = f"{name} ({split})", text_column
         self._start = re.compile(document_start) if document_start else None
         if text_column not in self._rows.column_names:
-            near = get_close_matches(text_column, self._rows.column_names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self._rows.column_names)}"
+            hint = instead_of(text_column, self._rows.column_names, "it has")
             raise DataError(f"{self._where} has no column {text_column!r} (data.text_column); {hint}")
         self.size = len(self._rows)
 

@@ -6,11 +6,10 @@ generated, ``engine.deepspeed_extra`` is checked against the keys DeepSpeed read
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from pretrain.config.schema import Job
-from tokenizer.errors import ConfigError
+from tokenizer.errors import ConfigError, instead_of
 
 _EXTRA_KEYS = {
     "activation_checkpointing",
@@ -87,8 +86,7 @@ def _merge(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
         if key in _OURS:
             raise ConfigError(f"engine.deepspeed_extra.{key}: set {_OURS[key]} instead; there is one source for it")
         if key not in _EXTRA_KEYS:
-            near = difflib.get_close_matches(key, _EXTRA_KEYS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(sorted(_EXTRA_KEYS))}"
+            hint = instead_of(key, sorted(_EXTRA_KEYS), "valid:")
             raise ConfigError(f"engine.deepspeed_extra.{key}: DeepSpeed has no such key and would ignore it; {hint}")
     if "stage" in extra.get("zero_optimization", {}):
         raise ConfigError("engine.deepspeed_extra.zero_optimization.stage: set engine.zero_stage instead")

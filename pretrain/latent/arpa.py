@@ -62,8 +62,9 @@ class _Reader:
         self.at = 0
 
     def model(self) -> NGramModel:
-        while self._line() != "\\data\\":
-            pass  # comments may come first
+        line = self._line()
+        while line != "\\data\\":  # comments may come first
+            line = self._line()
         counts = self._counts()
         unigrams = self._section(1, counts[0])
         words = unigrams[0]

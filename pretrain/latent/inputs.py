@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cache, lru_cache
+from functools import cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -74,7 +74,7 @@ def inputs_of(job: LatentJob, batch: Batch, noise: StepNoise) -> Inputs:
     """Draw a step's noise and double the batch where there are two views."""
     views, model, contrast = job.objective.views, job.model, job.contrast
     length = batch.tokens.shape[1]
-    written = torch.cat([batch.tokens] * views)
+    written = batch.tokens.repeat(views, 1)
     read = written
     if job.objective.swap:
         swaps = noise.uniform(1, length) < job.objective.swap
@@ -86,7 +86,7 @@ def inputs_of(job: LatentJob, batch: Batch, noise: StepNoise) -> Inputs:
         noise.keep(model.dropout, views, length - 1, model.embedding),
         noise.keep(model.dropout, views, length - 1, model.hidden),
     )
-    counted = _marks(len(batch.tokens), batch.counted, views, written.device)
+    counted = (torch.arange(len(batch.tokens), device=written.device) < batch.counted).repeat(views)
     priors = noise.normal(job.critic.updates * views, model.latent) if job.has_critics else None
     ids = negatives = None
     if contrast.weight > 0 and contrast.mask_duplicates:
@@ -97,11 +97,6 @@ def inputs_of(job: LatentJob, batch: Batch, noise: StepNoise) -> Inputs:
     return Inputs(
         read, written, counted, batch.counted, batch.total, eps, encoder_keep, decoder_keep, priors, ids, negatives
     )
-
-
-@lru_cache(maxsize=64)
-def _marks(rows: int, counted: int, views: int, device: torch.device) -> Tensor:
-    return (torch.arange(rows, device=device) < counted).repeat(views)
 
 
 def _identities(batch: Batch, mean_pair: bool) -> Tensor:

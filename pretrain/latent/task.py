@@ -128,15 +128,16 @@ class LatentTask:
             inner["encoder_updates"] = catch_up(
                 self.job, engines, lambda number: self._random_batch(progress.step, number), weight
             )
+        sentences, inputs, noise = batch
         report = train_step(
-            self.job, engines, batch.inputs, weight, batch.noise, self.queue, decoder_alone=self._aggressive,
+            self.job, engines, inputs, weight, noise, self.queue, decoder_alone=self._aggressive,
             compiled=self._compiled,
         )  # fmt: skip
         if "critic/clamped" in report:
             self._clamped += number(report["critic/clamped"])
             report["critic/clamped_so_far"] = self._clamped
-        progress.samples += batch.batch.total
-        progress.tokens += batch.batch.scored if self._train is not None else 0
+        progress.samples += sentences.total
+        progress.tokens += sentences.scored if self._train is not None else 0
         return report | inner
 
     def _random_batch(self, step: int, number: int) -> Drawn:

@@ -75,7 +75,7 @@ def _assert_equal(results: Any, tolerance: float) -> None:
             torch.testing.assert_close(torch.as_tensor(ours), torch.as_tensor(theirs), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("preset", ["clusters_k4", "clusters_k4_ivae", "clusters_k4_vae"])
+@pytest.mark.parametrize("preset", ["clusters_k4", "clusters_k4_code", "clusters_k4_ivae", "clusters_k4_vae"])
 def test_traced_steps_equal_plain_ones(preset: str, tmp_path: Path) -> None:
     (results,) = run_ranks(_both_traced, 1, preset, tmp_path, 4)
     _assert_equal(results, 1e-5)
