@@ -4,6 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 RUN    ?= runs/quickstart
 ARGS   ?=
+FUZZ   ?= 10000
 
 # CAPT_DATA may name a folder of the user's own text; without it the docstrings of the installed packages are the corpus.
 TEXT   := $(if $(CAPT_DATA),$(if $(wildcard $(CAPT_DATA)/corpus),$(CAPT_DATA)/corpus,$(CAPT_DATA)))
@@ -12,7 +13,7 @@ comma  := ,
 space  := $(subst ,, )
 DATA   := $(if $(FILES),data.files=[$(subst $(space),$(comma),$(strip $(FILES)))])
 
-.PHONY: install quickstart test test-gpu check format docs bench kenlm clean
+.PHONY: install quickstart test test-gpu fuzz check format docs bench kenlm clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +21,7 @@ help:
 	@echo "make quickstart  the whole job at small size: train on 2 processes, resume, export, query, report"
 	@echo "make test        everything that runs without a GPU"
 	@echo "make test-gpu    what needs a CUDA GPU"
+	@echo "make fuzz        thousands of hostile inputs of every kind (FUZZ=10000), about an hour"
 	@echo "make check       ruff, mypy"
 	@echo "make docs        build the documentation, warnings are errors"
 	@echo "make bench       the benchmarks behind docs/benchmarks"
@@ -50,6 +52,9 @@ test: install
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu
+
+fuzz: install
+	CAPT_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/fuzz -q --timeout 7200
 
 check: install
 	$(BIN)/ruff check .

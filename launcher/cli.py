@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import sys
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from launcher.commands import checkpoints, config, corpora, glue, jobs, latent, sweep, tools
-from tokenizer.errors import UserError
+from tokenizer.errors import user_text
 
 app = typer.Typer(
     help="Contrastive pretraining, from raw text to a Hugging Face encoder, on one laptop or a cluster.",
@@ -26,17 +25,6 @@ for commands in (jobs, sweep, checkpoints, glue, tools):
 _GROUPS = {"tokenizer": corpora.tokenizer_app, "data": corpora.data_app, "config": config.app, "latent": latent.app}
 for name, group in _GROUPS.items():
     app.add_typer(group, name=name)
-
-_USER_ERRNOS = {
-    errno.EACCES,
-    errno.EEXIST,
-    errno.EISDIR,
-    errno.ENOENT,
-    errno.ENOSPC,
-    errno.ENOTDIR,
-    errno.EPERM,
-    errno.EROFS,
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -57,25 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         result = app(
             [word for word in given if word != "--debug"], prog_name="capt", standalone_mode=False, obj={"debug": debug}
         )
-    except (UserError, OSError, typer.TyperException) as error:
-        if debug or not _is_users(error):
-            raise
-        _die(_text(error))
     except typer.Abort:
         sys.exit(130)
+    except Exception as error:
+        text = error.format_message() if isinstance(error, typer.TyperException) else user_text(error)
+        if debug or text is None:
+            raise
+        _die(text)
     sys.exit(result if isinstance(result, int) else 0)
-
-
-def _is_users(error: Exception) -> bool:
-    return not isinstance(error, OSError) or error.errno in _USER_ERRNOS
-
-
-def _text(error: Exception) -> str:
-    if isinstance(error, typer.TyperException):
-        return error.format_message()
-    if isinstance(error, OSError):
-        return f"{error.filename or 'file'}: {error.strerror}"
-    return str(error)
 
 
 def _die(text: str) -> None:

@@ -1,0 +1,142 @@
+"""Opening files that somebody else may have put there: regular files only, bounded, and never through a planted link.
+
+A folder that several people can write to, or that came in an archive, may hold a link where we are about to write, a
+FIFO where we are about to read (opening one waits for ever), or a file of a terabyte of zeros. Every small file of a
+run, a checkpoint, a tokenizer or a cache is read and written by these functions.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+from tokenizer.errors import DataError, UserError
+
+SMALL = 64 << 20
+"""Bytes that a manifest, a status or a configuration may have at most."""
+
+
+@contextmanager
+def open_regular(path: Path, *, error: type[UserError] = DataError) -> Iterator[BinaryIO]:
+    """Open a file for reading if it is a regular file (a link to one counts), without waiting for a FIFO's writer.
+
+    Raises:
+        UserError: of the class ``error``: it is a folder, a FIFO, a socket or a device. ``OSError`` passes.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise error(f"{path}: not a regular file")
+        file = os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    with file:
+        yield file
+
+
+def read_bytes(path: Path, *, limit: int = SMALL, error: type[UserError] = DataError) -> bytes:
+    """The content of a regular file of at most ``limit`` bytes.
+
+    Raises:
+        UserError: of the class ``error``: the file is not regular, or too large. ``OSError`` passes.
+    """
+    with open_regular(path, error=error) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise error(f"{path}: over {limit:,} bytes, which is the most that is read of such a file")
+    return content
+
+
+def read_text(path: Path, *, limit: int = SMALL, error: type[UserError] = DataError) -> str:
+    """``read_bytes`` as UTF-8 text (a byte order mark is dropped). Raises ``error`` naming the first bad byte."""
+    try:
+        return read_bytes(path, limit=limit, error=error).decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise error(f"{path}: not UTF-8 text (byte {problem.start})") from None
+
+
+def read_json(path: Path, *, limit: int = SMALL, error: type[UserError] = DataError) -> Any:
+    """``read_text`` parsed as JSON; ``NaN`` and ``Infinity``, which are no JSON, are refused. Raises ``error``."""
+
+    def refuse(word: str) -> Any:
+        raise ValueError(f"{word} is not JSON")
+
+    text = read_text(path, limit=limit, error=error)
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError) as problem:  # ValueError: a number of thousands of digits, too
+        raise error(f"{path}: not valid JSON: {problem}") from None
+
+
+def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write a whole file: a temporary of random name beside it, fsync, rename. A link at ``path`` is replaced.
+
+    ``private`` files are for their owner alone (0600); others have the permissions that the umask leaves (0644).
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            if not private:
+                os.fchmod(file.fileno(), public_mode())
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
+    """``write_bytes`` of UTF-8 text."""
+    write_bytes(path, text.encode("utf-8"), private=private)
+
+
+def write_json(path: Path, value: Any, *, private: bool = False) -> None:
+    """``write_bytes`` of JSON. Raises ``ValueError`` for a number that is not finite, which JSON cannot hold."""
+    write_text(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n", private=private)
+
+
+def open_for_append(path: Path, *, error: type[UserError] = DataError) -> IO[str]:
+    """Open a UTF-8 text file to append to, making it if need be; never through a link.
+
+    Raises:
+        UserError: of the class ``error``: a link, a FIFO or a folder is in its place.
+    """
+    return os.fdopen(_own(path, os.O_WRONLY | os.O_APPEND, error), "a", encoding="utf-8")
+
+
+def open_lock(path: Path, *, error: type[UserError] = DataError) -> IO[str]:
+    """Open a file to lock it, making it if need be; its content stays as it is. Raises as ``open_for_append``."""
+    return os.fdopen(_own(path, os.O_RDWR, error), "r+", encoding="utf-8")
+
+
+def _own(path: Path, flags: int, error: type[UserError]) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as problem:
+        if problem.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise error(f"{path}: a link, FIFO or folder stands where a file of our own belongs; remove it") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise error(f"{path}: not a regular file; remove it")
+    return descriptor
+
+
+def public_mode() -> int:
+    """The permissions that the umask leaves to a new file."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return 0o666 & ~mask
