@@ -72,7 +72,7 @@ def _report(error: Exception, rank: int, *, debug: bool) -> int:
 def _run(options: argparse.Namespace) -> int:
     job, refusal = None, None
     try:
-        job = load_job(options.config, options.overrides)
+        job = load_job(options.config, options.overrides, resolved=options.resume)
     except (UserError, OSError) as error:
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             raise
