@@ -24,17 +24,10 @@ from pretrain.engine.checkpoint import (
 )
 from pretrain.engine.claim import Claim, claimed
 from pretrain.engine.engines import build_engines
-<<<<<<< HEAD
 from pretrain.engine.loop import Callback, Run, train
+from pretrain.engine.precision import check_precision
 from pretrain.engine.run_folder import DONE, STOPPED
 from pretrain.engine.task import Progress, Task
-=======
-from pretrain.engine.loop import Run, train
-from pretrain.engine.precision import check_precision
-from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED, check_is_free, held
-from pretrain.engine.safe_files import write_json
-from pretrain.engine.task import Progress
->>>>>>> comm
 from pretrain.tasks import task_class
 from tokenizer.errors import ConfigError
 
@@ -53,21 +46,8 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None) ->
             step 0, where it has none yet.
         checkpoint: name of a checkpoint folder under ``checkpoints/`` to resume from.
     """
-<<<<<<< HEAD
-    _set_up_torch(job)
-=======
-    run_dir = job.run.dir
     check_precision(job.engine.precision)
-    if not resume:
-        check_is_free(run_dir)
-    _set_threads(job)
-    if not torch.cuda.is_available():
-        keep_freed_memory()
-    if job.run.deterministic:  # only then: the call alone imports the compiler stack
-        torch.use_deterministic_algorithms(True)
-    task = task_class(job.task.type)(job, run_dir)  # prepares tokenizer and data; ranks wait for each other by lock
-    job = task.job
->>>>>>> comm
+    _set_up_torch(job)
     distributed.initialize(job.engine.timeout_minutes)
     with claimed(job, resume=resume) as claim:
         source = _choose_checkpoint(job.run.dir, checkpoint) if resume else None
