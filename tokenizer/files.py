@@ -43,6 +43,9 @@ def new_folder(out: Path) -> Iterator[Path]:
         _sync(partial)
         os.replace(partial, out)
         _sync(out.parent)
+    except OSError as error:
+        _name(error, out)
+        raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -57,6 +60,9 @@ def new_file(path: Path) -> Iterator[IO[str]]:
             yield file
         _sync(partial)
         os.replace(partial, path)
+    except OSError as error:
+        _name(error, path)
+        raise
     finally:
         partial.unlink(missing_ok=True)
 
@@ -105,6 +111,12 @@ def _with_progress(raw: IO[bytes], packed: bool, progress: Callable[[int], None]
             yield line
         if progress is not None:
             progress(raw.tell() - reported)
+
+
+def _name(error: OSError, path: Path) -> None:
+    """An error of a write names no file: it is the one that was being written."""
+    if error.filename is None and error.errno is not None:
+        error.filename = str(path)
 
 
 def _sync(path: Path) -> None:

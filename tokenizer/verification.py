@@ -230,7 +230,7 @@ def _hash(
     chunk = memoryview(bytearray(_CHUNK))
     with open_regular(path, error=error) as file:
         left = state.size
-        while left >= 0 and (count := file.readinto(chunk)):  # type: ignore[attr-defined]
+        while left >= 0 and (count := file.readinto(chunk)):
             left -= count  # one that grows for ever is not followed
             digest.update(chunk[:count])
             inspect(chunk[:count])

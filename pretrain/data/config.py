@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import LocalPath, Section, refuse_urls
 from tokenizer.errors import ConfigError, instead_of
 from tokenizer.files import default_cache
 
@@ -52,7 +52,7 @@ def _as_word(value: Any) -> Any:
     return {True: "once", False: "never"}[value] if isinstance(value, bool) else value
 
 
-Patterns = Annotated[list[str], BeforeValidator(_as_list)]
+Patterns = Annotated[list[Annotated[str, BeforeValidator(refuse_urls)]], BeforeValidator(_as_list)]
 
 
 class DataConfig(Section):
@@ -82,8 +82,8 @@ class DataConfig(Section):
     cross_document_attention: bool = Field(True, description="false: tokens attend only within their document")
     validation_fraction: float = Field(0.01, ge=0.0, lt=1.0, description="share of the text to hold out; 0 = none")
     workers: PositiveInt | None = Field(None, description="processes that tokenize; without it one a usable core")
-    cache: Path = Field(default_factory=default_cache, description="where prepared shards and docstrings are kept")
-    shards: Path | None = Field(None, description="folder that capt data prepare wrote; nothing else is read then")
+    cache: LocalPath = Field(default_factory=default_cache, description="where prepared shards and docstrings are kept")
+    shards: LocalPath | None = Field(None, description="folder that capt data prepare wrote; nothing else is read then")
     verify: Annotated[Literal["always", "once", "never"], BeforeValidator(_as_word)] = Field(
         "once",
         description="compare every shard's SHA-256 before use: in full at every start (always), not again while a file"

@@ -18,7 +18,12 @@ import pyarrow.parquet
 
 from pretrain.data.corpus import PASSAGE, Corpus, Piece, row_pieces
 from tokenizer.errors import DataError
+from tokenizer.safe_files import open_regular, printable
 from tokenizer.verification import Verifier
+
+_CHUNK = 1 << 20
+_LONGEST_ROW = 1 << 26
+"""Characters that a JSON line may have: it is the one thing of a corpus that is in memory as a whole."""
 
 WIKITEXT_START = re.compile(r"^ = [^=]")
 """An article of WikiText begins with its title, `` = Title = ``; sections have more than one sign."""
@@ -47,7 +52,7 @@ class FileCorpus(Corpus):
         """Lines or rows of all files."""
         before = 0
         for path, reader in self._readers:
-            with path.open("rb") as raw:
+            with open_regular(path) as raw:
                 blank = True
                 for text, begins in reader(self, path, raw):
                     self.position = before + raw.tell()
@@ -101,13 +106,17 @@ class FileCorpus(Corpus):
             at_line_start = piece.endswith("\n")
 
     def _objects(self, path: Path, raw: io.BufferedReader) -> Iterator[str]:
-        for number, line in enumerate(_decoded(path, raw, -1), start=1):
+        for number, line in enumerate(_decoded(path, raw, _LONGEST_ROW), start=1):
             if line.isspace():
                 continue
+            if len(line) == _LONGEST_ROW:
+                raise DataError(f"{path}, line {number}: over {_LONGEST_ROW:,} characters, more than a row may have")
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 raise DataError(f"{path}, line {number}, column {error.colno}: not JSON ({error.msg})") from None
+            except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
+                raise DataError(f"{path}, line {number}: not JSON that can be read ({error})") from None
             if not isinstance(row, dict):
                 raise DataError(f"{path}, line {number}: a JSON object is needed, this is a {type(row).__name__}")
             if self._column not in row:
@@ -124,8 +133,10 @@ class FileCorpus(Corpus):
                 for value in batch.column(0).to_pylist():
                     number += 1
                     yield _string(value, f"{path}, row {number}", self._column)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise DataError(f"{path} is not a readable parquet file: {str(error).splitlines()[0]}") from None
+        except DataError:
+            raise
+        except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, too
+            raise DataError(f"{path} is not a readable parquet file: {printable(str(error))}") from None
 
 
 Reader = Callable[[FileCorpus, Path, io.BufferedReader], Iterator[Piece]]
@@ -178,6 +189,8 @@ def _reader(path: Path) -> Reader:
 def _missing(path: Path) -> str:
     if path.is_dir():
         return f"{path} is a folder; name its files, for example {path}/*.txt"
+    if path.exists():
+        return f"{path} is not a regular file"
     if not path.parent.is_dir():
         return f"{path} does not exist: there is no folder {path.parent}"
     near = get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_file()], n=1)
@@ -195,6 +208,10 @@ def _string(value: object, where: str, column: str) -> str:
         raise DataError(f"{where}: {column!r} must be text, it is {type(value).__name__}")
     if "\0" in value:
         raise DataError(f"{where}: {column!r} is binary, not text: NUL at character {value.index(chr(0))}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: {column!r} is not text: a lone surrogate at character {error.start}") from None
     return value
 
 
@@ -214,16 +231,25 @@ def _decoded(path: Path, raw: io.BufferedReader, limit: int) -> Iterator[str]:
 
 
 def _diagnose(path: Path) -> str:
-    """Find the first byte that is not text, and say where it is."""
-    offset = 0
-    with path.open("rb") as raw:
-        for number, line in enumerate(_open(path, raw), start=1):
+    """Find the first byte that is not text, and say where it is. Constant memory, however long the lines are."""
+    number, offset, rest = 1, 0, b""
+
+    def not_utf8(byte: int, at: int) -> str:
+        where = f"byte 0x{byte:02x} at line {number}, byte {at}"
+        return f"{path} is not UTF-8: {where}; convert it, for example with iconv -f latin1 -t utf-8"
+
+    with open_regular(path) as raw, _open(path, raw) as file:
+        while chunk := file.readline(_CHUNK):
+            piece = rest + chunk
+            whole = len(piece)
             try:
-                line.decode("utf-8")
+                piece.decode("utf-8")
             except UnicodeDecodeError as error:
-                where = f"byte 0x{line[error.start]:02x} at line {number}, byte {offset + error.start}"
-                return f"{path} is not UTF-8: {where}; convert it, for example with iconv -f latin1 -t utf-8"
-            if b"\0" in line:
-                return f"{path} is binary, not text: NUL at line {number}, byte {offset + line.index(0)}"
-            offset += len(line)
-    raise AssertionError(f"{path} was refused, yet every byte of it is text")
+                whole = error.start
+                if error.reason != "unexpected end of data":
+                    return not_utf8(piece[whole], offset + whole)
+            if b"\0" in piece:
+                return f"{path} is binary, not text: NUL at line {number}, byte {offset + piece.index(0)}"
+            rest, offset = piece[whole:], offset + whole
+            number += chunk.endswith(b"\n")
+    return not_utf8(rest[0], offset) if rest else f"{path} changed while it was read"

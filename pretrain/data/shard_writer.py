@@ -108,7 +108,7 @@ def _write(
             manifest = stream.finish(corpus, tokenizer, key, options)
             (partial / MANIFEST).write_text(manifest.model_dump_json(indent=1))
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise DataError(f"no space left for the shard set {folder}: free some, or set data.cache") from error
 

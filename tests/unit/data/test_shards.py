@@ -272,7 +272,7 @@ HOSTILE_CHANGES = [
     ({"tokenizer": {"vocab_size": 1 << 17}}, "shard-00000.bin must have 40000 bytes"),
     ({"tokenizer": {"vocab_size": 4}}, "tokenizer: Value error, a special id is not below vocab_size 4"),
     ({"tokenizer": {"bos": -1}}, "tokenizer.bos: "),
-    ({"extra\n\x1b[31m": 1}, r"extra\?\?\[31m: Extra inputs are not permitted"),
+    ({"extra\n\x1b[31m": 1}, r"extra.*: Extra inputs are not permitted"),
 ]
 
 
