@@ -70,9 +70,9 @@ def file_in(folder: Path, name: str, *, error: type[UserError] = DataError) -> P
 
 
 def _is_in_hub_cache(path: Path) -> bool:
-    target = path.resolve()
+    target = Path(os.path.realpath(path))
     snapshots = (parent for parent in path.absolute().parents if parent.name == "snapshots")
-    return any(target.parent == (folder.parent / "blobs").resolve() for folder in snapshots)
+    return any(target.parent == Path(os.path.realpath(folder.parent / "blobs")) for folder in snapshots)
 
 
 def read_bytes(path: Path, *, limit: int = SMALL, error: type[UserError] = DataError) -> bytes:

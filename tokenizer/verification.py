@@ -214,6 +214,8 @@ def check_size(path: Path, record: Recorded | None, error: type[UserError], hint
     except FileNotFoundError:
         expected = f": {record.size} bytes are expected" if record is not None else ""
         raise error(f"{path} is missing{expected}{hint}") from None
+    except OSError as problem:
+        raise error(user_text(problem) or f"{path}: {problem.strerror}") from problem
     if not stat.S_ISREG(status.st_mode):
         raise error(f"{path} is not a regular file{hint}")
     if record is not None and status.st_size != record.size:

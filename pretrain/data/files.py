@@ -9,6 +9,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
@@ -221,13 +222,19 @@ def _open(path: Path, raw: io.BufferedReader) -> io.BufferedReader | gzip.GzipFi
 
 def _decoded(path: Path, raw: io.BufferedReader, limit: int) -> Iterator[str]:
     """Lines of a UTF-8 file with their line ends, in pieces of at most ``limit`` characters (-1: whole)."""
-    with io.TextIOWrapper(_open(path, raw), encoding="utf-8-sig") as lines:
+    with io.TextIOWrapper(_open(path, raw), encoding="utf-8-sig") as lines, _whole_gzip(path):
         try:
             yield from iter(partial(lines.readline, limit), "")
         except UnicodeDecodeError:
             raise DataError(_diagnose(path)) from None
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(f"{path} is not a whole gzip file: {error}") from None
+
+
+@contextmanager
+def _whole_gzip(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is not a whole gzip file: {error}") from None
 
 
 def _diagnose(path: Path) -> str:
@@ -238,7 +245,7 @@ def _diagnose(path: Path) -> str:
         where = f"byte 0x{byte:02x} at line {number}, byte {at}"
         return f"{path} is not UTF-8: {where}; convert it, for example with iconv -f latin1 -t utf-8"
 
-    with open_regular(path) as raw, _open(path, raw) as file:
+    with open_regular(path) as raw, _open(path, raw) as file, _whole_gzip(path):
         while chunk := file.readline(_CHUNK):
             piece = rest + chunk
             whole = len(piece)

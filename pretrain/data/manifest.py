@@ -21,6 +21,7 @@ DOCUMENTS = "documents.bin"
 _MOST = 1 << 53
 Count = Annotated[int, Field(ge=1, le=_MOST)]
 Id = Annotated[int, Field(ge=0, lt=1 << 31)]
+Name = Annotated[str, Field(max_length=128, pattern=r"\A[!-~]+\z")]
 Text = Annotated[str, Field(max_length=10_000)]
 Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 
@@ -61,7 +62,7 @@ class _Record(BaseModel):
 class TokenizerRecord(_Record):
     """The tokenizer that made a shard set."""
 
-    fingerprint: Text
+    fingerprint: Name
     vocab_size: Annotated[int, Field(ge=1, le=1 << 31)]
     bos: Id
     pad: Id
@@ -106,7 +107,7 @@ class Manifest(_Record):
 
     format: Literal["capt-token-shards"] = "capt-token-shards"
     version: Literal[1] = 1
-    key: Text
+    key: Name
     tokenizer: TokenizerRecord
     source: list[dict[Text, Text | int]]
     options: dict[Text, Text | int | float | bool | None]
