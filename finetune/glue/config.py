@@ -23,8 +23,8 @@ from pydantic import (
 from finetune.glue.tasks import glue_task
 from pretrain.config.base import Section
 from pretrain.config.schema import BatchSection, Job, OptimizerSection, ScheduleSection, ValidateSection
-from pretrain.data.config import default_cache
 from tokenizer.errors import ConfigError
+from tokenizer.files import default_cache
 
 
 class GlueData(Section):
@@ -98,6 +98,12 @@ class GlueJob(Job):
     schedule: GlueSchedule = GlueSchedule()
     optimizer: GlueOptimizer = GlueOptimizer()
     validate_: GlueValidate = Field(GlueValidate(), alias="validate")
+
+    def check_inputs(self) -> list[str]:
+        """The files of the task and the encoder; see `finetune.glue.inputs.describe_inputs`."""
+        from finetune.glue.inputs import describe_inputs  # numpy
+
+        return describe_inputs(self)
 
     def longest(self, max_positions: int) -> int:
         """Tokens that a row may have with an encoder of so many positions. Raises ``ConfigError`` if it has too few."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import LocalPath, Section
 from pretrain.config.schema import Job, ValidateSection
 from pretrain.data.config import CorruptionConfig, DataConfig
 from pretrain.models.config import RobertaConfig
@@ -16,7 +15,7 @@ from pretrain.models.config import RobertaConfig
 class TokenizerSection(Section):
     """A tokenizer to use (``path``), or how to train one on ``data.*`` when there is none (cached by content)."""
 
-    path: Path | None = Field(
+    path: LocalPath | None = Field(
         None, description="folder: ours, any Hugging Face tokenizer, vocab.json + merges.txt, vocab.txt"
     )
     type: Literal["unigram", "bpe"] = "unigram"
@@ -63,6 +62,9 @@ class LoaderSection(Section):
 
     workers: NonNegativeInt = 1
     prefetch: PositiveInt = 4
+    timeout_minutes: PositiveFloat = Field(
+        10.0, description="how long a step's data may take before the run ends with an error that says so"
+    )
 
 
 class LanguageValidate(ValidateSection):
@@ -91,6 +93,12 @@ class LanguageJob(Job):
                 f"model.max_positions is {self.model.max_positions}"
             )
         return self
+
+    def check_inputs(self) -> list[str]:
+        """Corpus, tokenizer and ``model.init``; see `pretrain.language.inputs.describe_inputs`."""
+        from pretrain.language.inputs import describe_inputs  # numpy, and the readers of files
+
+        return describe_inputs(self)
 
 
 JOB = LanguageJob

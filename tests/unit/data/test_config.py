@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pretrain.data.config import CorruptionConfig, DataConfig, default_cache
+from pretrain.data.config import CorruptionConfig, DataConfig
+from tokenizer.files import default_cache
 
 
 @pytest.mark.parametrize(
     ("keys", "source"),
     [
-        ({}, "docstrings"),
+        ({}, None),
+        ({"source": "docstrings"}, "docstrings"),
+        ({"source": "docstrings", "files": "a.txt"}, "files"),
+        ({"source": "docstrings", "name": "x/y"}, "hub"),
         ({"files": "a.txt"}, "files"),
         ({"shards": "prepared"}, "files"),
         ({"name": "Salesforce/wikitext"}, "hub"),
@@ -21,7 +25,7 @@ from pretrain.data.config import CorruptionConfig, DataConfig, default_cache
         ({"source": None, "files": ["a.txt"]}, "files"),
     ],
 )
-def test_source_follows_from_what_is_given(keys: dict[str, object], source: str) -> None:
+def test_source_follows_from_what_is_given(keys: dict[str, object], source: str | None) -> None:
     assert DataConfig(**keys).source == source
 
 
@@ -34,7 +38,7 @@ def test_one_file_is_a_list_of_one() -> None:
     [
         ({"source": "files"}, r"data\.files is empty"),
         ({"source": "hub"}, r"data\.name is not set"),
-        ({"source": "docstrings", "files": "a.txt"}, r"data\.source is docstrings: set data\.source=files"),
+        ({"source": "hub", "name": "x/y", "files": "a.txt"}, r"data\.source is hub: set data\.source=files"),
         ({"files": "a.txt", "name": "x/y"}, r"data\.name is given, but data\.source is files"),
         ({"validation_split": "test"}, r"data\.validation_split is given"),
         ({"sequence_length": 4}, "greater than or equal to 8"),
@@ -71,3 +75,15 @@ def test_validating_needs_nothing_heavy() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
+
+
+@pytest.mark.parametrize("key", ["files", "validation_files", "shards", "cache"])
+@pytest.mark.parametrize("url", ["s3://b/x.txt", "hdfs://n/x.txt", "https://a.b/x.txt"])
+def test_a_url_is_told_what_is_read(key: str, url: str) -> None:
+    with pytest.raises(ValidationError, match=f"{url} is a URL; what is read lies on a file system"):
+        DataConfig(**{"files": "a.txt", key: url})
+
+
+@pytest.mark.parametrize(("value", "word"), [(True, "once"), (False, "never"), ("always", "always"), ("once", "once")])
+def test_verify_takes_a_word_or_a_truth_value(value: object, word: str) -> None:
+    assert DataConfig(files="a.txt", verify=value).verify == word
