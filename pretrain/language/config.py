@@ -11,6 +11,11 @@ from pretrain.config.schema import Job, ValidateSection
 from pretrain.data.config import CorruptionConfig, DataConfig
 from pretrain.models.config import RobertaConfig
 
+MASKED_METRICS = ("loss/mlm", "accuracy/mlm", "validation_samples")
+CONTRAST_METRICS = ("loss/capt_fixed", "retrieval/to_corrupted", "retrieval/to_original", "alignment", "uniformity")
+NOISE_METRICS = ("cosine_gap", "centred_gap", "drift", "top1")
+"""What validation reports; the last of them for both ways of pooling, as ``noise/mean/top1``."""
+
 
 class TokenizerSection(Section):
     """A tokenizer to use (``path``), or how to train one on ``data.*`` when there is none (cached by content)."""
@@ -92,6 +97,11 @@ class LanguageJob(Job):
                 f"model.max_positions is {self.model.max_positions}"
             )
         return self
+
+    def metric_names(self) -> frozenset[str]:
+        """Of masked tokens and noise; those of the contrast only where it is trained."""
+        names = MASKED_METRICS + tuple(f"noise/{pool}/{name}" for pool in ("cls", "mean") for name in NOISE_METRICS)
+        return frozenset(names + (CONTRAST_METRICS if self.contrast.weight > 0 else ()))
 
     def check_inputs(self) -> list[str]:
         """Corpus, tokenizer and ``model.init``; see `pretrain.language.inputs.describe_inputs`."""
