@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -143,6 +144,11 @@ class Job(Section):
         if best is not None and names is not None and best not in names:
             raise ValueError(f"checkpoint.best: validation reports no {shown(best)}; {instead_of(best, sorted(names))}")
         return self
+
+    @classmethod
+    def replaced_by(cls, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``below`` without the keys that a later file or an override, ``above``, means to replace by other keys."""
+        return below
 
     def metric_names(self) -> frozenset[str] | None:
         """What the job's validation reports, for ``checkpoint.best``; None where the configuration does not tell."""

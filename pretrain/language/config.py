@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from pretrain.config.schema import Job, ValidateSection
-from pretrain.data.config import CorruptionConfig, DataConfig
+from pretrain.data.config import TEXT_KEYS, CorruptionConfig, DataConfig
 from pretrain.models.config import RobertaConfig
 
 MASKED_METRICS = ("loss/mlm", "accuracy/mlm", "validation_samples")
@@ -97,6 +98,14 @@ class LanguageJob(Job):
                 f"model.max_positions is {self.model.max_positions}"
             )
         return self
+
+    @classmethod
+    def replaced_by(cls, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Text that is named later takes the place of text that was named before, whatever its kind."""
+        old, new = below.get("data"), above.get("data")
+        if not isinstance(old, Mapping) or not isinstance(new, Mapping) or not any(new.get(key) for key in TEXT_KEYS):
+            return below
+        return {**below, "data": {key: value for key, value in old.items() if key not in TEXT_KEYS}}
 
     def metric_names(self) -> frozenset[str]:
         """Of masked tokens and noise; those of the contrast only where it is trained."""
