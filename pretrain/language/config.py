@@ -114,7 +114,7 @@ class LanguageJob(Job):
 
     def check_inputs(self) -> list[str]:
         """Corpus, tokenizer and ``model.init``; see `pretrain.language.inputs.describe_inputs`."""
-        from pretrain.language.inputs import describe_inputs  # numpy, and the readers of files
+        from pretrain.language.inputs import describe_inputs
 
         return describe_inputs(self)
 

@@ -56,7 +56,7 @@ def _damaged(rng: random.Random, mapping: dict[str, Any], resolved: dict[str, An
 
 
 def _dump(value: Any) -> bytes:
-    return yaml.safe_dump(value, sort_keys=False).encode("utf-8", "surrogatepass")
+    return yaml.dump(value, Dumper=yaml.CSafeDumper, sort_keys=False).encode("utf-8", "surrogatepass")
 
 
 def _text(rng: random.Random) -> str:
