@@ -1,15 +1,19 @@
-"""Whether what a job reads is there, without torch: for dry runs and ``capt config validate``."""
+"""Whether what a job reads is there, without torch: for dry runs and ``capt config validate``.
+
+Readers are imported where there is something to read: a job that names nothing is checked without numpy and pyarrow.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pretrain.data.config import NO_TEXT, DataConfig
-from pretrain.data.files import FileCorpus, resolve
-from pretrain.data.shards import ShardSet
 from pretrain.language.config import LanguageJob
-from tokenizer.encode import TextTokenizer, load_tokenizer
 from tokenizer.errors import CheckpointError, ConfigError, DataError
+
+if TYPE_CHECKING:
+    from tokenizer.encode import TextTokenizer
 
 
 def describe_inputs(job: LanguageJob) -> list[str]:
@@ -24,12 +28,14 @@ def describe_inputs(job: LanguageJob) -> list[str]:
     corpus = _shards(job.data) if job.data.shards is not None else _text(job.data)
     if job.model.init is not None:
         check_hf_folder(job.model.init)
-    tokenizer = None if given is None else load_tokenizer(given)
-    if tokenizer is None:
+    if given is None:
         if job.data.shards is not None and not job.data.files and job.data.source == "files":
             raise DataError("tokenizer.path is missing: data.shards alone holds no text to train a tokenizer on")
         corpus.append(f"tokenizer: {job.tokenizer.type} of {job.tokenizer.vocab_size} ids, trained on the corpus")
     else:
+        from tokenizer.encode import load_tokenizer
+
+        tokenizer = load_tokenizer(given)
         _check_shards_are_of(job.data, tokenizer)
         corpus.append(f"tokenizer: {given}, {tokenizer.vocab_size} ids")
     return corpus + ([f"model.init: {job.model.init}"] if job.model.init is not None else [])
@@ -52,6 +58,8 @@ def _text(data: DataConfig) -> list[str]:
         return ["corpus: the docstrings of the installed Python packages, a small one for trying things out"]
     if data.source == "hub":
         return [f"corpus: {_hub(str(data.name))}, {data.split}"]
+    from pretrain.data.files import resolve
+
     train = resolve(data.files, "data.files")
     lines = [_files("corpus", train, data)]
     if data.validation_files:
@@ -61,6 +69,8 @@ def _text(data: DataConfig) -> list[str]:
 
 
 def _files(what: str, paths: list[Path], data: DataConfig) -> str:
+    from pretrain.data.files import FileCorpus
+
     size = FileCorpus(paths, data.text_column, data.document_start).size
     return f"{what}: {len(paths)} file{'s' * (len(paths) > 1)}, {size:,} bytes"
 
@@ -75,6 +85,8 @@ def _hub(name: str) -> str:
 
 
 def _shards(data: DataConfig) -> list[str]:
+    from pretrain.data.shards import ShardSet
+
     assert data.shards is not None
     lines = []
     for split in ("train", "validation"):
@@ -88,4 +100,6 @@ def _shards(data: DataConfig) -> list[str]:
 
 def _check_shards_are_of(data: DataConfig, tokenizer: TextTokenizer) -> None:
     if data.shards is not None:
+        from pretrain.data.shards import ShardSet
+
         ShardSet.open(data.shards / "train").check_tokenizer(tokenizer)
