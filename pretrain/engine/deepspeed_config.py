@@ -91,6 +91,7 @@ def deepspeed_config(job: Job, world: int) -> dict[str, Any]:
         ConfigError: the batch sizes do not fit ``world``, or ``engine.deepspeed_extra`` has an unknown key or one
             that another section owns.
     """
+    _check(job.engine.deepspeed_extra)
     try:
         accumulation = job.accumulation(world)
     except ValueError as error:
@@ -130,7 +131,7 @@ def _autocast(dtype: str) -> dict[str, Any]:
     return {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": []}
 
 
-def _merge(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+def _check(extra: dict[str, Any]) -> None:
     for key in extra:
         if key in _OURS:
             raise ConfigError(f"engine.deepspeed_extra.{key}: set {_OURS[key]} instead; there is one source for it")
@@ -145,6 +146,9 @@ def _merge(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError("engine.deepspeed_extra.zero_optimization.stage: set engine.zero_stage instead")
     if extra.get("communication_data_type", "fp32") not in WIRE_TYPES:
         raise ConfigError(f"engine.deepspeed_extra.communication_data_type must be one of {', '.join(WIRE_TYPES)}")
+
+
+def _merge(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
     merged = dict(config)
     for key, value in extra.items():
         merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value

@@ -27,8 +27,10 @@ BASES = [path for path in FILES if path.stem.startswith("_")]
 SWEEPS = sorted((CONFIGS / "sweep").glob("*.yaml"))
 CLUSTERS = sorted((CONFIGS / "cluster").glob("*.yaml"))
 WORLDS = (1, 2, 8)
-# What a shipped job or sweep leaves to its user, by its task or name; @ is the folder that ``here`` makes.
+# What a shipped job or sweep leaves to its user, by its name or its task; @ is the folder that ``here`` makes.
 NEEDS = {
+    "capt_tiny": [],
+    "mlm_tiny": [],
     "capt_language": ["data.files=@/text.txt"],
     "glue": ["data.path=@/glue", "model.init=@/encoder"],
     "latent": ["data.path=@/ptb"],
@@ -69,7 +71,7 @@ def _needs(path: Path, here: Path | str = "nowhere") -> list[str]:
     mapping = load_mapping(path)
     if mapping.get("data", {}).get("clusters"):
         return []
-    needs = NEEDS[mapping["task"]["type"] if "task" in mapping else path.stem]
+    needs = NEEDS[path.stem if path.stem in NEEDS else mapping["task"]["type"]]
     return [text.replace("@", str(here)) for text in needs]
 
 

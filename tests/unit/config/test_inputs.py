@@ -14,6 +14,7 @@ from tests.language import write_corpus
 from tokenizer.encode import load_tokenizer
 from tokenizer.errors import CheckpointError, ConfigError, DataError, UserError
 from tokenizer.train import train
+from tokenizer.verification import Verifier
 
 LARGE = ["capt_large", "capt_base", "mlm_small"]
 
@@ -27,7 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = load_tokenizer(root / "tokenizer")
     corpus = FileCorpus([text], "text", None)
     options: Options = {"text_column": "text", "document_start": None, "held_out": None, "split": None}
-    write_shards(corpus, tokenizer, root / "shards" / "train", key="k", options=options, workers=1)
+    shards = root / "shards" / "train"
+    write_shards(corpus, tokenizer, shards, key="k", options=options, workers=1, verifier=Verifier(root / ".cache"))
     (root / "glue" / "RTE").mkdir(parents=True)
     for split in ("train", "dev"):
         (root / "glue" / "RTE" / f"{split}.tsv").write_text("index\tsentence1\tsentence2\tlabel\n")
