@@ -52,7 +52,8 @@ encoder has: one bucket, reduced when the backward pass is over, with nothing le
 
 def offloads_optimizer(job: Job) -> bool:
     """Whether the optimizer's state lies in host memory."""
-    return job.engine.offload_optimizer or "offload_optimizer" in job.engine.deepspeed_extra.get("zero_optimization", {})
+    extra = job.engine.deepspeed_extra.get("zero_optimization", {})
+    return job.engine.offload_optimizer or "offload_optimizer" in extra
 
 
 def clips_here(job: Job) -> bool:

@@ -205,23 +205,33 @@ class Engine:
             nn.utils.clip_grads_with_norm_(self._parameters, clip, self._norm)
 
     def _measure_and_clip_shards(self) -> None:
-        """What DeepSpeed does at ZeRO 1 and 2, from the reduced gradients of this rank's shard, without reading the
-        norm on the host. (It drops an update whose norm is not finite; here that update is made, and the run ends.)"""
+        """DeepSpeed's arithmetic at ZeRO 1 and 2 on the reduced gradients of this rank's shard; no host reads the norm.
+
+        DeepSpeed drops an update whose norm is not finite; here that update is made, and the run ends.
+        """
         zero = self.zero_optimizer
-        self._norm = zero.scaled_global_norm()
+        groups = [zero.averaged_gradients[i] for i in range(len(zero.bit16_groups))]
+        squares = []
+        for gradients, parameters in zip(groups, zero.params_in_partition, strict=True):
+            own = [g for g, _ in zip(gradients, parameters, strict=False)]  # behind them, padding
+            norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in own]
+            squares.append(torch.stack(norms).square().sum().float() if own else torch.zeros((), device=self.device))
+        of_groups = distributed.all_reduce_sum(torch.stack(squares)).sqrt()
+        self._norm = torch.linalg.vector_norm(of_groups)
         clip = self.job.optimizer.clip
-        if clip and self._norm is not None:
+        if clip:
             factor = 1.0 / ((self._norm + 1e-6) / clip).clamp(min=1.0)
-            for gradients in zero.averaged_gradients.values():
+            for gradients in groups:
                 torch._foreach_mul_(gradients, factor)
 
 
 def _name_wire_type(module: nn.Module, job: Job) -> None:
     """DeepSpeed reads ``communication_data_type`` only where no engine of the process uses autocast; elsewhere the type
     in which a gradient is reduced is asked of its parameter."""
-    name = job.engine.deepspeed_extra.get("communication_data_type")
-    for parameter in module.parameters() if name else ():
-        setattr(parameter, PARAM_COMM_DTYPE_ATTR_NAME, _WIRE_TYPES[name])
+    if "communication_data_type" in job.engine.deepspeed_extra:
+        for parameter in module.parameters():
+            name = job.engine.deepspeed_extra["communication_data_type"]
+            setattr(parameter, PARAM_COMM_DTYPE_ATTR_NAME, _WIRE_TYPES[name])
 
 
 def build_engines(modules: Mapping[str, nn.Module], job: Job) -> dict[str, Engine]:
