@@ -46,12 +46,14 @@ class ProgressDisplay(Callback):
             self._bar.start()
 
     def after_step(self, run: Run, report: Report) -> None:
-        self._tell_validation(run)
         due = is_logged(run.job, run.progress.step)
         if self._bar is not None:
             self._bar.update(self._id, completed=run.progress.step)
-        if not due or distributed.rank() != 0:
-            return
+        if due and distributed.rank() == 0:
+            self._tell_step(run)
+        self._tell_validation(run)
+
+    def _tell_step(self, run: Run) -> None:
         values = summary(self._metrics.latest, run.task.status)
         if self._bar is not None:
             self._bar.update(self._id, values=values)
