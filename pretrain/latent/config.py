@@ -12,24 +12,25 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import LocalPath, Section
 from pretrain.config.schema import BatchSection, EngineSection, Job, OptimizerSection, ScheduleSection, ValidateSection
 
 
 class DataSection(Section):
     """Sentences in files, a line each, words split at blanks; or the synthetic clusters."""
 
-    path: Path | None = Field(
+    path: LocalPath | None = Field(
         None,
         description="folder with one file a split: its name holds train, valid (dev, val) or test, .txt or .txt.gz",
     )
-    train: Path | None = Field(None, description="a file, instead of the one in data.path")
-    validation: Path | None = Field(None, description="a file, instead of the one in data.path")
-    test: Path | None = Field(None, description="a file, instead of the one in data.path")
+    train: LocalPath | None = Field(None, description="a file, instead of the one in data.path")
+    validation: LocalPath | None = Field(None, description="a file, instead of the one in data.path")
+    test: LocalPath | None = Field(None, description="a file, instead of the one in data.path")
     format: Literal["text", "labelled"] = Field("text", description="labelled: `label TAB text`, as Yelp's files")
     max_words: PositiveInt = Field(200, description="longer sentences are left out, counted and said")
     vocabulary: PositiveInt = Field(70_000, description="the most frequent words of the training text, at most")
-    vocabulary_file: Path | None = Field(None, description="a word a line instead: such as vocabulary.txt of a run")
+    vocabulary_file: LocalPath | None = Field(None, description="a word a line instead, as a run's vocabulary.txt")
+    allow_change: bool = Field(False, description="a resumed run may go on with other text than it began with")
     unknown: str = Field("<unk>", description="the ordinary word that stands for an unknown one: Yahoo's is _UNK")
     clusters: PositiveInt | None = Field(
         None, ge=2, description="K: instead of text, one-hot vectors of K classes (section 4.4)"
