@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -52,11 +53,13 @@ class LatentTask:
         self._train: Batches | None = None
         self._validation: Batches | None = None
         self.queue: ShardedQueue | None = None
+        self._text = ""
         self._batches_an_epoch = 1
         if job.data.clusters is None:
             self.vocabulary = build_vocabulary(job.data)
             self._check_vocabulary_of(run_dir)
             train = self._load(job, "train")
+            self._text = hashlib.sha256(train.tokens.tobytes()).hexdigest()
             self._train = Batches(train, job.batch.global_, job.run.seed)
             self._validation = Batches(self._load(job, "validation"), job.batch.global_, 0)
             self._batches_an_epoch = len(self._train)
@@ -186,6 +189,7 @@ class LatentTask:
             sync_file(self.queue.save_shard(folder))
         return {
             "vocabulary": self.vocabulary.fingerprint if self.vocabulary is not None else None,
+            "text": self._text,
             "aggressive": self._aggressive,
             "information": self._last_information,
             "queue": self.job.contrast.queue,
@@ -194,14 +198,18 @@ class LatentTask:
         }
 
     def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Reload what :meth:`save_state` wrote; refuse another vocabulary.
+        """Reload what :meth:`save_state` wrote; refuse another vocabulary, and other text unless it is meant.
 
         Raises:
-            CheckpointError: the checkpoint was trained with other words.
+            CheckpointError: the checkpoint was trained with other words, or on other sentences.
         """
         own = self.vocabulary.fingerprint if self.vocabulary is not None else None
         if state["vocabulary"] != own:
             raise _other_vocabulary(folder, folder / VOCABULARY)
+        if state.get("text", self._text) != self._text and not self.job.data.allow_change:
+            raise CheckpointError(
+                f"{folder}: trained on other text than this job reads; data.allow_change=true goes on with this one"
+            )
         self._aggressive, self._last_information = state["aggressive"], state["information"]
         self._clamped, self.status = state["clamped"], state["status"]
         if self.queue is not None and state["queue"]:
