@@ -15,7 +15,9 @@ from finetune.glue.tasks import GLUE
 from launcher.cluster import load_cluster
 from launcher.plan import Options
 from launcher.start import begin
+from launcher.sweep.config import load_sweep
 from launcher.sweep.run import run_sweep
+from launcher.sweep.trials import points
 from pretrain.config.load import job_from_mapping, load_job, load_mapping, resolve_path
 from pretrain.engine.deepspeed_config import deepspeed_config
 from tokenizer.errors import ConfigError, UserError
@@ -99,9 +101,14 @@ def _name(path: Path) -> str:
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_sweep_loads_and_its_jobs_are_valid(path: Path, tmp_path: Path, here: Path) -> None:
+    needs = [*_needs(path, here), f"sweep.dir={tmp_path / 'out'}"]
     shown: list[str] = []
-    assert run_sweep(path.stem, [*_needs(path, here), f"sweep.dir={tmp_path}"], show=shown.append) == 0
-    assert "trials of" in shown[0]
+    assert run_sweep(path.stem, needs, show=shown.append) == 0
+    sweep = load_sweep(path.stem, needs)
+    trials = sum(len(points(sweep, study)) for study in sweep.studies)
+    assert f"# {trials} trials of" in shown[0]
+    assert path.stem != "glue" or trials == 8 * 6 * 5
+    assert not (tmp_path / "out").exists()
 
 
 @jobs

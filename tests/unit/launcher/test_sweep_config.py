@@ -16,7 +16,6 @@ from launcher.sweep.trials import check, make_plan, points, put
 from pretrain.config import flatten
 from tokenizer.errors import ConfigError
 
-SHIPPED = sorted((Path(__file__).parents[3] / "configs" / "sweep").glob("*.yaml"))
 BASE = {"studies": {"capt": {"base": "capt_tiny", "metric": "loss/mlm", "mode": "min"}}}
 
 
@@ -69,18 +68,6 @@ def write(folder: Path, **parts: Any) -> str:
 def test_refused(tmp_path: Path, parts: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
         run_sweep(write(tmp_path, **parts), [], show=str)
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_shipped_sweep_can_be_run(path: Path, tmp_path: Path) -> None:
-    needs = ["data.path=data", "model.init=model"] if path.stem.startswith("glue") else []
-    shown: list[str] = []
-    assert run_sweep(path.stem, [f"sweep.dir={tmp_path / 'out'}", *needs], show=shown.append) == 0
-    sweep = load_sweep(path.stem, needs)
-    trials = sum(len(points(sweep, study)) for study in sweep.studies)
-    assert f"# {trials} trials of" in shown[0]
-    assert not (tmp_path / "out").exists()
-    assert path.stem != "glue" or trials == 8 * 6 * 5
 
 
 def test_overrides_reach_the_sweep_or_the_jobs(tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ def test_hugging_face_round_trip() -> None:
     ("change", "message"),
     [
         ({"hidden_size": None}, "hidden_size: Input should be a valid integer"),
+        ({"hidden_size": 1000000000001}, "hidden_size: Input should be less than or equal to 65536"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers: Input should be less than or equal to 1000"),
         ({"type_vocab_size": 2}, "type_vocab_size is 2"),
         ({"num_attention_heads": 5}, "heads 5 does not divide hidden 128"),
         ({"max_position_embeddings": "many"}, "max_position_embeddings or pad_token_id is no number"),
