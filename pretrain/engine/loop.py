@@ -31,6 +31,9 @@ class Run:
     diverged: bool = False
     """Set on all ranks together when the loss or the gradient is no longer a number."""
 
+    failed_saves: int = 0
+    """Periodic checkpoints that could not be written; the run goes on without them."""
+
     validation: Mapping[str, float] = field(default_factory=dict)
     """The last validation's values, the same on every rank."""
     validated_at: int = -1
