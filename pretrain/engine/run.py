@@ -25,6 +25,7 @@ from pretrain.engine.checkpoint import (
 from pretrain.engine.claim import Claim, claimed
 from pretrain.engine.engines import build_engines
 from pretrain.engine.loop import Callback, Run, train
+from pretrain.engine.precision import check_precision
 from pretrain.engine.run_folder import DONE, STOPPED
 from pretrain.engine.task import Progress, Report, Task
 from pretrain.tasks import task_class
@@ -47,6 +48,8 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None) ->
     """
     _set_up_torch(job)
     distributed.initialize(job.engine.timeout_minutes)
+    with distributed.agreed():
+        check_precision(job.engine.precision)
     with claimed(job, resume=resume) as claim:
         source = _choose_checkpoint(job.run.dir, checkpoint) if resume else None
         with distributed.agreed(patient=True):  # prepares tokenizer and data; ranks wait for each other by lock

@@ -66,7 +66,7 @@ class Checkpointer(Callback):
             self._saved = -1
             if distributed.rank() == 0:
                 logger.error(
-                    "CHECKPOINT LOST (%d so far): %s; training goes on, the last good one stays, the next comes in its time",
+                    "CHECKPOINT LOST (%d so far): %s; training goes on, the next one is tried in its time",
                     run.failed_saves, error,
                 )  # fmt: skip
             return False
@@ -75,6 +75,7 @@ class Checkpointer(Callback):
     def _save(self, run: Run) -> None:
         if self._saved == run.progress.step:
             return
+        run.settle()  # a state that has diverged must not be kept
         self._try(run, self._commit)
         asynchronous = run.job.checkpoint.asynchronous
         self._pending = begin_save(run.dir, run.job, run.engines, run.task, run.progress, asynchronous=asynchronous)
