@@ -56,6 +56,16 @@ _USER_ERRNOS = {
 """Errors of the system that a path, a disk or a limit causes, with a remedy where the system's words give none."""
 
 
+_LONGEST = 1500
+
+
+def _one_line(text: str) -> str:
+    """Text that may hold anything (a value of somebody else's file) as one line of what a terminal can show."""
+    line = " ".join(text.split())
+    line = line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} [...] {line[-_LONGEST // 2 :]}"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+
+
 def user_text(error: BaseException) -> str | None:
     """One line for an error that the user can set right; None for what is a fault of this program.
 
@@ -63,9 +73,9 @@ def user_text(error: BaseException) -> str | None:
     the kinds above.
     """
     if isinstance(error, UserError):
-        return " ".join(str(error).split())
+        return _one_line(str(error))
     if isinstance(error, OSError) and error.errno in _USER_ERRNOS:
         remedy = _USER_ERRNOS[error.errno]
-        where = " ".join(str(error.filename).split()) if error.filename is not None else "file"
+        where = _one_line(str(error.filename)) if error.filename is not None else "file"
         return f"{where}: {error.strerror}" + (f"; {remedy}" if remedy else "")
     return None

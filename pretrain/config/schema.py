@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from pretrain.config.base import Section
 
@@ -28,6 +36,13 @@ class RunSection(Section):
     deterministic: bool = Field(False, description="torch.use_deterministic_algorithms (slower on GPUs)")
     threads: NonNegativeInt = Field(0, description="CPU threads a process; 0 = cores / processes on this host")
     profile_step: PositiveInt | None = Field(None, description="record this step with torch.profiler into the run")
+
+    @field_validator("dir")
+    @classmethod
+    def _dir_is_printable(cls, folder: Path) -> Path:
+        if not str(folder).isprintable():  # it would be shown as another path than it is
+            raise ValueError("a folder's name must not hold line breaks or other control characters")
+        return folder
 
 
 class BatchSection(Section):

@@ -59,7 +59,8 @@ class Metrics(Callback):
         values = global_means(report)
         if self._file is not None:
             head: dict[str, Any] = {"step": run.progress.step} | ({"split": split} if split else {})
-            row = head | run.progress.to_json() | values
+            lost = {"failed_saves": run.failed_saves} if run.failed_saves else {}
+            row = head | run.progress.to_json() | values | lost
             self._file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
             self._file.flush()
         if self._board is not None:
