@@ -213,7 +213,14 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
         return f"{key}: {message}"
     if problem["type"] == "missing":
         return f"{key}: required key is missing"
-    return f"{key}: {value!r}: {message[0].lower()}{message[1:]}"
+    if problem["type"] == "json_invalid":
+        return f"{key}: {message[0].lower()}{message[1:]}"
+    return f"{key}: {_short(value)}: {message[0].lower()}{message[1:]}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _keys_at(cls: type[BaseModel], location: Sequence[str]) -> list[str]:
