@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from launcher import runfolder
@@ -45,6 +47,9 @@ def run_launcher(
             waiting = number
         else:
             processes.send(child, number)
+            for pid in processes.descendants(child.pid):  # a rank that is stopped cannot hear the signal
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
     def kill() -> None:
         if signal_ranks:

@@ -45,6 +45,7 @@ def plan(launch: Launch) -> Plan:
                 *("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"),
                 *("-m", launch.module, *launch.arguments),
             ),
+            environment.SAFE_PATH,
             host=host.name if len(hosts) > 1 else None,
         )
         for index, host in enumerate(hosts)

@@ -76,6 +76,7 @@ def test_the_plan_names_hosts_command_and_files(
 ) -> None:
     monkeypatch.setenv("NCCL_DEBUG_FILE", "/tmp/nccl.%h")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "canary")
+    monkeypatch.setenv("PYTHONPATH", "/src")
     (tmp_path / ".deepspeed_env").write_text("GLOO_SOCKET_IFNAME=eth0\n")
     plan = deepspeed.plan(launch)
     assert plan.world == 3
@@ -86,7 +87,8 @@ def test_the_plan_names_hosts_command_and_files(
     )
     ((path, text),) = plan.files.items()
     assert command.env["DS_ENV_FILE"] == str(path) == str(tmp_path / "run" / "launch.env")
-    assert text == "NCCL_DEBUG_FILE=/tmp/nccl.%%h\nGLOO_SOCKET_IFNAME=eth0\n"  # pdsh reads %h, unless doubled
+    lines = ["NCCL_DEBUG_FILE=/tmp/nccl.%%h", "GLOO_SOCKET_IFNAME=eth0"]  # pdsh reads %h, unless doubled
+    assert text.splitlines() == ["PYTHONPATH=/src", *lines, "PYTHONSAFEPATH=1"]
     assert "canary" not in str(plan)
 
 
@@ -137,7 +139,7 @@ def user_environment(folder: Path, **extra: str) -> dict[str, str]:
     (tools / "ssh").chmod(0o755)
     (folder / "hosts").write_text("node-1 slots=1\nnode-2 slots=1\n")
     (folder / "echo_job.py").write_text(JOB)
-    keep = {"PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(folder), "PYTHONPATH": str(ROOT)}
+    keep = {"PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(folder), "PYTHONPATH": f"{ROOT}:{folder}"}
     return {**keep, **extra}
 
 
@@ -173,6 +175,8 @@ def test_every_argument_arrives_as_it_was_and_no_secret_travels(tmp_path: Path) 
         assert argv == ["--local_rank=0", *words]
         assert environment["WORLD_SIZE"] == "2"
         assert environment["NCCL_DEBUG"] == "INFO"
+        assert environment["PYTHONSAFEPATH"] == "1"
+        assert environment["PYTHONPATH"] == env["PYTHONPATH"]  # DeepSpeed's own would begin with the working folder
     assert not (tmp_path / "X").exists()
     sent = (tmp_path / "bin" / "ssh.log").read_text()
     assert "canary" not in sent + done.stdout + done.stderr
