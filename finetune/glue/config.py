@@ -23,8 +23,8 @@ from pydantic import (
 from finetune.glue.tasks import glue_task
 from pretrain.config.base import Section
 from pretrain.config.schema import BatchSection, Job, OptimizerSection, ScheduleSection, ValidateSection
-from pretrain.data.config import default_cache
 from tokenizer.errors import ConfigError
+from tokenizer.files import default_cache
 
 
 class GlueData(Section):
