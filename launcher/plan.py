@@ -90,6 +90,8 @@ class Launch:
     arguments: tuple[str, ...]
     job: Job
     options: Options
+    inputs: tuple[str, ...] = ()
+    """What the job reads, a line each."""
 
     @property
     def run_dir(self) -> Path:
@@ -130,8 +132,16 @@ class Plan:
         return sum(host.slots for host in self.hosts)
 
 
+@dataclass(frozen=True)
+class End:
+    """How a launch ended: the job's exit code, and what ended it where it cannot have said so itself."""
+
+    code: int
+    reason: str = ""
+
+
 def describe(launch: Launch, plan: Plan) -> str:
-    """The text of ``--dry-run``: batch arithmetic, environment, files with their content, commands.
+    """The text of ``--dry-run``: batch arithmetic, inputs, environment, files with their content, commands.
 
     Raises:
         ConfigError: ``engine.deepspeed_extra`` is not valid, or the batch sizes do not fit the world size.
@@ -143,7 +153,7 @@ def describe(launch: Launch, plan: Plan) -> str:
         f"# {plan.launcher}: {plan.world} ranks ({hosts})\n"
         f"# batch.global {batch.global_} = batch.micro {batch.micro} x accumulation "
         f"{generated['gradient_accumulation_steps']} x {plan.world} ranks\n"
-        f"# run.dir {launch.run_dir}"
+        f"# run.dir {launch.run_dir}" + "".join(f"\n# {line}" for line in launch.inputs)
     ]
     if plan.travels:
         blocks.append(

@@ -18,7 +18,7 @@ from pathlib import Path
 from launcher import environment
 from launcher.backends.single import run_launcher
 from launcher.hostfile import Host, read_hostfile
-from launcher.plan import Command, Launch, Plan
+from launcher.plan import Command, End, Launch, Plan
 from tokenizer.errors import ConfigError
 
 _DEFAULT_PORT = 29500
@@ -88,8 +88,8 @@ def _obstacle() -> str:
     return ""
 
 
-def start(launch: Launch, plan: Plan) -> int:
-    """Run the job on all hosts and return its exit code; SIGTERM, SIGUSR1 and Ctrl-C reach every rank."""
+def start(launch: Launch, plan: Plan) -> End:
+    """Run the job on all hosts; SIGTERM, SIGUSR1 and Ctrl-C reach every rank."""
     (command,) = plan.commands
     inherited = {
         name: value

@@ -8,13 +8,12 @@ import socket
 import subprocess
 import sys
 import time
-from typing import NamedTuple
 
 from launcher import environment, runfolder
 from launcher.backends import processes
 from launcher.backends.activity import Activity
 from launcher.hostfile import Host, is_this_host, read_hostfile
-from launcher.plan import Command, Launch, Plan
+from launcher.plan import Command, End, Launch, Plan
 from tokenizer.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -53,18 +52,9 @@ def plan(launch: Launch) -> Plan:
     return Plan("local", (Host("localhost", ranks),), commands, master_port=port)
 
 
-def start(launch: Launch, plan: Plan) -> int:
-    """Run all ranks to their end and return the job's exit code; the run folder's status says what ended them."""
-    end = run_ranks(plan.commands)
-    runfolder.settle(launch.run_dir, end.code, end.reason)
-    return end.code
-
-
-class End(NamedTuple):
-    """How a job ended: its exit code, and where it did not end by itself what ended it."""
-
-    code: int
-    reason: str = ""
+def start(launch: Launch, plan: Plan) -> End:
+    """Run all ranks to their end."""
+    return run_ranks(plan.commands)
 
 
 def run_ranks(commands: tuple[Command, ...], grace: float = _GRACE, patience: float = _PATIENCE) -> End:

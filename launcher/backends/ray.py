@@ -21,7 +21,7 @@ from typing import Any
 from launcher import environment, raycluster, runfolder
 from launcher.backends import processes
 from launcher.hostfile import Host
-from launcher.plan import Command, Launch, Plan
+from launcher.plan import Command, End, Launch, Plan
 from tokenizer.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -167,8 +167,8 @@ def plan(launch: Launch) -> Plan:
     return Plan("ray", (Host(f"Ray cluster {address or '(of its own)'}", ranks),), (command,) * ranks)
 
 
-def start(launch: Launch, plan: Plan) -> int:
-    """Run all ranks to their end and return the job's exit code."""
+def start(launch: Launch, plan: Plan) -> End:
+    """Run all ranks to their end."""
     address = _address()
     with raycluster.cluster(address, chatty=True):
         import ray
@@ -187,7 +187,7 @@ def start(launch: Launch, plan: Plan) -> int:
             except ray.exceptions.RayActorError as error:
                 log.error("a node of the job was lost: %s", " ".join(str(error).split())[:200])
                 code = runfolder.FAILED
-    return code
+    return End(code)
 
 
 def _need(address: str | None) -> dict[str, float]:

@@ -53,7 +53,7 @@ launch = Launch("echo_job", tuple(sys.argv[2:]), load_job("capt_tiny", ["run.dir
 plan = deepspeed.plan(launch)
 for path, text in plan.files.items():
     write_private(path, text)
-sys.exit(deepspeed.start(launch, plan))
+sys.exit(deepspeed.start(launch, plan).code)
 """
 
 

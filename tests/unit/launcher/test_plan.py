@@ -5,9 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher.plan import Options
 from launcher.start import begin, resume
+from pretrain.config.load import load_mapping
 from tokenizer.errors import ConfigError
 
 
@@ -106,7 +108,7 @@ def test_the_processes_must_fit_the_gpus(folder: Path, monkeypatch: pytest.Monke
 def run_folder(folder: Path, **launch: object) -> Path:
     run = folder / "r"
     run.mkdir()
-    (run / "config.yaml").write_text("base: capt_tiny\nrun: {dir: r}\nbatch: {micro: 4}\n")
+    (run / "config.yaml").write_text(yaml.safe_dump(load_mapping("capt_tiny", ["run.dir=r", "batch.micro=4"])))
     (run / "launch.json").write_text(json.dumps(launch))
     return run
 
