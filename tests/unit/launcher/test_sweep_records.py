@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from launcher.sweep import begun, restart
 from launcher.sweep.records import Book, Notes, best_row
 from launcher.sweep.rows import Rows
 from launcher.sweep.trials import Plan, Point, StudyPlan
+from pretrain.engine.metrics_file import Row
 
 
 def row(step: int, **values: Any) -> str:
@@ -40,19 +42,19 @@ def test_rows_are_read_while_they_are_written(tmp_path: Path) -> None:
     rows = Rows(path)
     assert rows.next() is None
     path.write_text('{"step": 1, "loss": 2}\n' + row(1, a=1) + row(2, a=2)[:10])
-    assert rows.next() == {"step": 1, "split": "validation", "a": 1}
+    assert rows.next() == Row(1, "validation", {"a": 1.0})
     assert not rows.waiting()
     with path.open("a") as f:
         f.write(row(2, a=2)[10:])
-    assert rows.next() == {"step": 2, "split": "validation", "a": 2}
+    assert rows.next() == Row(2, "validation", {"a": 2.0})
     replacement = tmp_path / "new"  # a resumed run drops rows, and does their steps again
     replacement.write_text(row(1, a=1) + row(2, a=2) + row(3, a=3))
     replacement.replace(path)
-    assert rows.next() == {"step": 3, "split": "validation", "a": 3}
+    assert rows.next() == Row(3, "validation", {"a": 3.0})
     assert (rows.next(), rows.count) == (None, 3)
     again = Rows(path)
     again.skip(2)
-    assert (again.next() or {})["step"] == 3
+    assert again.next() == Row(3, "validation", {"a": 3.0})
     assert again.count == 3
 
 
@@ -113,10 +115,10 @@ def test_the_score_is_the_best_validation(tmp_path: Path, mode: str, score: floa
 
 def test_a_score_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
     study = make_plan(tmp_path).studies["s"]
-    rows = [{"step": 1, "accuracy": float("nan")}, {"step": 2, "accuracy": 0.1}, {"step": 3, "accuracy": float("nan")}]
+    rows = [Row(step, "validation", {"accuracy": value}) for step, value in ((1, math.nan), (2, 0.1), (3, math.nan))]
     best = best_row(rows, study)
     assert best is not None
-    assert best["step"] == 2
+    assert best.step == 2
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2])
