@@ -40,10 +40,11 @@ def run_sweep(
 
     Raises:
         ConfigError: the sweep or a job of it is wrong, its folder is taken, a trial fits no node, there is no cluster
-            at ``address``, or the jobs report no metric of the study's name.
+            at ``address`` or ``RAY_ADDRESS``, or the jobs report no metric of the study's name.
     """
+    address = raycluster.chosen_address(address)
     sweep = load_sweep(config, overrides)
-    plan = make_plan(sweep, module)
+    plan = make_plan(sweep, module, raycluster.travelling(address))
     points = check(sweep, plan)
     if show is not None:
         show(describe(sweep, plan, points))
@@ -170,7 +171,7 @@ def _outcome(sweep: Sweep, plan: Plan, book: Book, stopping: bool) -> int:
 def _need(sweep: Sweep, address: str | None) -> dict[str, float]:
     trial = sweep.trial
     gpus = int(raycluster.has_gpus(address)) if trial.gpus == "auto" else trial.gpus
-    return raycluster.bundle(trial.cpus, gpus)
+    return raycluster.bundle(trial.cpus, gpus, trial.resources)
 
 
 def _give_up() -> None:

@@ -147,7 +147,7 @@ class SweepTrial(tune.Trainable):
         self._notes.write(self._run)
         argv = (sys.executable, "-m", self._plan.module, str(self._run / "job.yaml"), *arguments)
         self._began = time.monotonic()
-        self._ranks.start(argv, self._plan.cwd, self._run / "log" / "trial.log")
+        self._ranks.start(argv, self._plan.cwd, self._run / "log" / "trial.log", self._plan.env)
 
     def _report(self, row: Row) -> dict[str, Any]:
         value = row.figures.get(self._study.metric)

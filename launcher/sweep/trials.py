@@ -9,7 +9,7 @@ import json
 import random
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,6 +89,8 @@ class Plan:
     threads: int
     retries: int
     population: bool
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What of the driver's environment travels to the trials."""
 
     @property
     def stop_file(self) -> Path:
@@ -107,7 +109,7 @@ class Plan:
         return job
 
 
-def make_plan(sweep: Sweep, module: str) -> Plan:
+def make_plan(sweep: Sweep, module: str, env: Mapping[str, str] | None = None) -> Plan:
     """Resolve every study's base job.
 
     Raises:
@@ -126,8 +128,10 @@ def make_plan(sweep: Sweep, module: str) -> Plan:
         studies[name] = StudyPlan(name, study.metric, study.mode, base, folder)
     trial = sweep.trial
     population = sweep.scheduler.type == "pbt"
-    threads = trial.threads or trial.cpus
-    return Plan(sweep.sweep.dir, Path.cwd(), module, studies, trial.workers, threads, trial.retries, population)
+    threads = trial.threads or max(1, int(trial.cpus))
+    return Plan(
+        sweep.sweep.dir, Path.cwd(), module, studies, trial.workers, threads, trial.retries, population, env or {}
+    )
 
 
 def points(sweep: Sweep, study: str) -> list[Point]:
