@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import environment, machine, runfolder
+from launcher.sensitive import is_secret
 from tokenizer.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ def _room(node: Mapping[str, float], need: Mapping[str, float]) -> float:
 
 def travelling(address: str | None) -> dict[str, str]:
     """What of this process's environment goes to the ranks: they inherit all of it on a cluster of our own."""
-    return environment.travelling(environment.inherited(), ()) if address is not None else {}
+    return environment.portable(environment.inherited()) if address is not None else {}
 
 
 def has_gpus(address: str | None) -> bool:
@@ -196,7 +197,7 @@ def cluster(address: str | None, *, chatty: bool = False) -> Iterator[None]:
 
 
 def _held(name: str, value: str) -> bool:
-    return name.startswith("AWS_") or (environment.is_secret(name, value) and not name.startswith("RAY_"))
+    return name.startswith("AWS_") or (is_secret(name, value) and not name.startswith("RAY_"))
 
 
 def _join(address: str, common: Mapping[str, Any]) -> None:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher import runfolder
-from launcher.backends import BACKENDS, backend
+from launcher.backends import backend
 from launcher.hostfile import is_this_host, read_hostfile
-from launcher.plan import Launch, Options, describe
+from launcher.plan import BackendName, Launch, Options, describe
 from pretrain.config.load import load_job
 from pretrain.engine.deepspeed_config import deepspeed_config
 from tokenizer.errors import ConfigError
@@ -57,10 +57,10 @@ def resume(
     if checkpoint is not None:
         runfolder.check_checkpoint(run, checkpoint)
     if (
-        load_job(config, overrides).run.dir.resolve() != run.resolve()
+        load_job(config, overrides, resolved=True).run.dir.resolve() != run.resolve()
     ):  # the folder was moved, or is reached by another path
         overrides = [*overrides, f"run.dir={run}"]
-    job = load_job(config, overrides)
+    job = load_job(config, overrides, resolved=True)
     if options == Options():
         options = Options.read(run / "launch.json")
     chosen = ["--checkpoint", checkpoint] if checkpoint else []
@@ -90,12 +90,9 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None) -> int:
     return code
 
 
-def _launcher(options: Options) -> str:
-    name = options.launcher
-    if name is not None:
-        if name not in BACKENDS:
-            raise ConfigError(f"--launcher {name!r}: choose one of {', '.join(BACKENDS)}")
-        return name
+def _launcher(options: Options) -> BackendName:
+    if options.launcher is not None:
+        return options.launcher
     if options.hostfile is None:
         return "slurm" if options.cluster else "local"
     hosts = read_hostfile(options.hostfile)

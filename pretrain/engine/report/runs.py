@@ -64,7 +64,7 @@ def read_run(folder: Path) -> RunRecord:
     odd = {key for row in rows for key, value in row.figures.items() if not math.isfinite(value)}
     if odd:
         notes.append(f"values that are not finite were logged for {', '.join(sorted(odd))}")
-    config = flatten(load_mapping(folder / "config.yaml"))
+    config = flatten(load_mapping(folder / "config.yaml", resolved=True))
     return RunRecord(folder, config, status, metrics.training, metrics.validation, notes)
 
 
