@@ -13,7 +13,7 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,18 @@ def check_cluster(need: Mapping[str, float], count: int) -> None:
     Raises:
         ConfigError: they do not fit.
     """
-    nodes, more = _nodes(), addable()
-    if sum(_room(node, need) for node in nodes) + sum(_room(node, need) * number for node, number in more) < count:
+    check_room(need, count, _nodes(), addable())
+
+
+def check_room(
+    need: Mapping[str, float],
+    count: int,
+    nodes: Sequence[Mapping[str, float]],
+    more: Sequence[tuple[Mapping[str, float], float]],
+) -> None:
+    """``check_cluster`` for these nodes, and those that may be added. Raises ``ConfigError``."""
+    rooms = [(_room(node, need), 1.0) for node in nodes] + [(_room(node, need), number) for node, number in more]
+    if sum(room * number for room, number in rooms if room) < count:
         have = "; ".join(_text(node) for node in nodes)
         added = "; ".join(f"{'any number' if math.isinf(n) else n} of {_text(node)}" for node, n in more)
         have += f", with what it may add: {added}" if more else ""

@@ -8,7 +8,7 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from launcher.sweep.config import Dimension, Sweep
 from pretrain.config.load import flatten, job_from_mapping, load_mapping
 from pretrain.config.schema import Job
 from pretrain.engine.deepspeed_config import deepspeed_config
-from tokenizer.errors import ConfigError
+from tokenizer.errors import ConfigError, UserError
 
 _ATTEMPTS = 50
 
@@ -165,6 +165,20 @@ def check(sweep: Sweep, plan: Plan) -> dict[str, list[Point]]:
                     f"checkpoint.every to the same number (they are {job.validate_.every} and {job.checkpoint.every})"
                 )
     return found
+
+
+def check_inputs(plan: Plan, found: Mapping[str, Sequence[Point]]) -> None:
+    """Look whether what the jobs read is there, for one trial of each setting.
+
+    Raises:
+        UserError: an input such as the data or ``model.init`` is missing; the study is named.
+    """
+    for study, trials in found.items():
+        for point in {json.dumps(dict(point.params)): point for point in trials}.values():
+            try:
+                plan.job(point).check_inputs()
+            except UserError as error:
+                raise type(error)(f"study {study}: {error}") from None
 
 
 def put(mapping: dict[str, Any], key: str, value: Any) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from launcher.sweep import begun, restart
+from launcher.sweep.bases import keep_bases
 from launcher.sweep.records import Book, Notes, best_row
 from launcher.sweep.rows import Rows
 from launcher.sweep.trials import Plan, Point, StudyPlan
 from pretrain.engine.metrics_file import Row
+from tokenizer.errors import ConfigError, DataError
 
 
 def row(step: int, **values: Any) -> str:
@@ -151,6 +153,28 @@ def test_a_book_whose_last_line_is_torn(tmp_path: Path) -> None:
     assert len(Book(plan, 3).lines) == 3
     again.add(points[0], "failed", "broken")
     assert not Book(plan, 3).is_done(points[0]), "the last line of a run counts"
+
+
+def test_a_resume_with_other_keys_is_refused(tmp_path: Path) -> None:
+    def plan(name: str = "s", metric: str = "accuracy", **base: Any) -> Plan:
+        study = StudyPlan(name, metric, "max", {"optimizer": {"lr": 0.1}, **base}, tmp_path / "trials" / name)
+        return Plan(tmp_path, tmp_path, "pretrain", {name: study}, 1, 1, 1, False)
+
+    keep_bases(plan())
+    keep_bases(plan())
+    keep_bases(plan("another", optimizer={"lr": 0.2}))
+    for changed, said in (
+        (plan(optimizer={"lr": 0.2}), r"study s: optimizer.lr is 0.2, but the sweep in .* began with 0.1"),
+        (plan(data={"path": "b"}), r"study s: data.path is \"b\", but .* began with unset"),
+        (plan(metric="f1"), r"study s: metric is"),
+        (plan("another"), "study another: optimizer.lr is 0.1"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            keep_bases(changed)
+    for damaged in ("[]", '{"s": 3}', '{"s": {"metric": 1, "mode": "max", "base": {}}}', "{"):
+        (tmp_path / "bases.json").write_text(damaged)
+        with pytest.raises(DataError, match=r"bases\.json: "):
+            keep_bases(plan())
 
 
 def test_begun_trials_are_found_if_they_are_of_the_same_base(tmp_path: Path) -> None:
