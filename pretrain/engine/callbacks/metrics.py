@@ -11,10 +11,10 @@ import torch
 
 from pretrain.engine import distributed
 from pretrain.engine.loop import Callback, Run
+from pretrain.engine.metrics_file import METRICS, drop_rows_after
 from pretrain.engine.task import Figure, Report, number
 
 logger = logging.getLogger(__name__)
-METRICS = "metrics.jsonl"
 
 
 def global_means(report: Mapping[str, Figure]) -> dict[str, float]:
@@ -39,11 +39,7 @@ class Metrics(Callback):
         if distributed.rank() != 0:
             return
         path = run.dir / METRICS
-        if path.exists():
-            kept = [line for line in path.read_text().splitlines() if _step(line) <= run.progress.step]
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text("".join(f"{line}\n" for line in kept))
-            temporary.replace(path)
+        drop_rows_after(path, run.progress.step)
         self._file = path.open("a", buffering=1)
         if run.job.run.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -71,10 +67,3 @@ class Metrics(Callback):
             self._file.close()
         if self._board is not None:
             self._board.close()
-
-
-def _step(line: str) -> int:
-    try:
-        return int(json.loads(line)["step"])
-    except (json.JSONDecodeError, KeyError, TypeError):  # a line torn by a crash
-        return 1 << 62
