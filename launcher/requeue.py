@@ -17,9 +17,8 @@ from pathlib import Path
 from pydantic import Field
 
 from launcher import environment
-from launcher.runfolder import StatusWatch
-from pretrain.engine.metrics_file import METRICS, read_metrics
-from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, MOST, STOPPED, Record, parse, read_status
+from launcher.runfolder import StatusWatch, step_reached
+from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, MOST, STOPPED, Record, parse
 from tokenizer.errors import ConfigError, UserError
 from tokenizer.safe_files import read_json, write_json
 
@@ -52,7 +51,7 @@ def again(run: Path, code: int, limit: int, job: str) -> bool:
         return False
     if code == STOPPED:
         return True
-    before, step = _restarts(run, job), _step(run)
+    before, step = _restarts(run, job), step_reached(run)
     if before.failures >= limit:
         log.error("failed, and not queued again: that was done %d times (restarts in the cluster file)", limit)
         return False
@@ -70,16 +69,6 @@ def _restarts(run: Path, job: str) -> Restarts:
         if found.job == job:
             return found
     return Restarts(job=job)
-
-
-def _step(run: Path) -> int:
-    """The newest step that the run tells of: a rank that was killed wrote no status."""
-    steps = [0]
-    with suppress(UserError, OSError):
-        steps += [status.step] if (status := read_status(run)) else []
-    with suppress(UserError, OSError):
-        steps += [row.step for row in read_metrics(run / METRICS).training[-1:]]
-    return max(steps)
 
 
 def _words(code: int) -> str:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pretrain.engine.metrics_file import METRICS, read_metrics
 from pretrain.engine.run_folder import (
     BAD_INPUT,
     DONE,
@@ -22,7 +23,7 @@ from pretrain.engine.run_folder import (
     read_status,
     write_status,
 )
-from tokenizer.errors import ConfigError
+from tokenizer.errors import ConfigError, UserError
 from tokenizer.safe_files import write_text
 
 __all__ = ["BAD_INPUT", "DONE", "FAILED", "STOPPED", "StatusWatch", "Traces", "check_is_free", "held", "write_private"]
@@ -78,7 +79,7 @@ class StatusWatch:
         if self._written() is None and is_held(self.folder):  # another job's, and that one lives
             return
         state = "stopped" if code == STOPPED else "failed"
-        truth = {"state": state, "exit_code": code, "reason": reason}
+        truth = {"state": state, "exit_code": code, "reason": reason, "step": step_reached(self.folder)}
         with suppress(OSError):  # a full disk must not hide what went wrong
             write_status(self.folder, Status.model_validate({**status.model_dump(), **truth}))
 
@@ -103,6 +104,16 @@ class Traces:
         with suppress(OSError):  # somebody else's file is in it
             for path in self._new:
                 path.rmdir()
+
+
+def step_reached(folder: Path) -> int:
+    """The newest step that a run tells of, in its status or in its metrics: one that was killed wrote no status."""
+    steps = [0]
+    with suppress(UserError, OSError):
+        steps += [status.step] if (status := read_status(folder)) else []
+    with suppress(UserError, OSError):
+        steps += [row.step for row in read_metrics(folder / METRICS).training[-1:]]
+    return max(steps)
 
 
 def _status(folder: Path) -> Status | None:

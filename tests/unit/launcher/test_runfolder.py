@@ -76,7 +76,8 @@ def test_an_older_status_is_not_this_launchs(tmp_path: Path, launcher: int, job:
 @pytest.mark.parametrize(("code", "truth"), [(1, "failed"), (2, "failed"), (75, "stopped")])
 def test_a_job_that_is_gone_does_not_run(tmp_path: Path, state: str, code: int, truth: str) -> None:
     watch = StatusWatch.begin(tmp_path)
-    write_status(tmp_path, state=state, step=7)
+    write_status(tmp_path, state=state, step=3)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 6}\n{"step": 7}\n{"st')
     watch.settle(code, "rank 0 was killed by SIGKILL")
     expected = Status(state=truth, step=7, exit_code=code, reason="rank 0 was killed by SIGKILL")
     assert read_status(tmp_path) == expected
