@@ -16,6 +16,7 @@ from launcher.hostfile import Host
 from launcher.plan import Launch, Options
 from pretrain.config.load import load_job
 from tests.support import free_port
+from tests.unit.launcher.test_sensitive import NAMES
 from tokenizer.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -158,9 +159,8 @@ def test_every_argument_arrives_as_it_was_and_no_secret_travels(tmp_path: Path) 
         "f={x: 1, y: '*'}",
         "",
     ]
-    env = user_environment(
-        tmp_path, NCCL_DEBUG="INFO", HF_TOKEN="canary", MLFLOW_TRACKING_PASSWORD="canary", PYTHONSTARTUP="canary"
-    )
+    secrets = dict.fromkeys((*NAMES, "MLFLOW_TRACKING_PASSWORD", "PYTHONSTARTUP", "UCX_X_TOKEN"), "canary")
+    env = user_environment(tmp_path, NCCL_DEBUG="INFO", **secrets)
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, str(free_port()), *words],
         cwd=tmp_path,
