@@ -19,7 +19,7 @@ from pydantic import Field
 from launcher import environment
 from launcher.runfolder import StatusWatch, step_reached
 from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, MOST, STOPPED, Record, parse
-from tokenizer.errors import ConfigError, UserError
+from tokenizer.errors import ConfigError, user_text
 from tokenizer.safe_files import read_json, write_json
 
 log = logging.getLogger(__name__)
@@ -84,8 +84,11 @@ def main(arguments: Sequence[str]) -> int:
     try:
         job = environment.inherited().get("SLURM_JOB_ID", "")
         return 0 if arguments[2:] and again(run, code, int(arguments[2]), job) else 1
-    except UserError as error:
-        log.error("not queued again: %s", error)
+    except Exception as error:
+        text = user_text(error)
+        if text is None:
+            raise
+        log.error("not queued again: %s", text)
         return 1
 
 
