@@ -87,7 +87,9 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
         with distributed.agreed():
             task.load_state(source, state.task)
         logger.info("resuming from %s at step %d", source, progress.step)
-        _warn_of_other_micro_batches(source, job)
+        with distributed.agreed():
+            if distributed.rank() == 0:
+                _warn_of_other_micro_batches(source, job)
     return Run(job, job.run.dir, task, engines, progress)
 
 
