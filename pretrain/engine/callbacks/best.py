@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pretrain.config.schema import CheckpointSection
 from pretrain.engine import distributed
+from pretrain.engine.checkpoint.folders import point
 from pretrain.engine.checkpoint.layout import step_folder
-from pretrain.engine.checkpoint.save import point
 from pretrain.engine.loop import Run
 from pretrain.engine.run_folder import Best, read_best, write_best
 from pretrain.engine.safe_files import describe_write_error

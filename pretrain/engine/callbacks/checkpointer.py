@@ -10,7 +10,7 @@ from pathlib import Path
 from pretrain.engine import distributed
 from pretrain.engine.callbacks.best import BestCheckpoint, best_checkpoint
 from pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of
-from pretrain.engine.checkpoint.save import point, remove_checkpoint, remove_leftovers
+from pretrain.engine.checkpoint.folders import point, remove_checkpoint, remove_leftovers
 from pretrain.engine.loop import Callback, Run
 from pretrain.engine.task import Report
 from tokenizer.errors import CheckpointError

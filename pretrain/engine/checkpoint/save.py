@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
+from pretrain.engine.checkpoint.folders import point
 from pretrain.engine.checkpoint.layout import step_folder
 from pretrain.engine.checkpoint.manifest import CONFIG, FORMAT_VERSION, MANIFEST, STATE
 from pretrain.engine.engines import Engine
@@ -134,38 +135,6 @@ class PendingSave:
             point("latest", self.target)
         except OSError as error:
             raise CheckpointError(describe_write_error(folder, error)) from error
-
-
-def point(name: str, target: Path) -> None:
-    """Let the link ``name`` (``latest``, ``best``) beside ``target`` lead to it, in one step."""
-    link = target.with_name(f".{name}.tmp")
-    link.unlink(missing_ok=True)
-    link.symlink_to(target.name)
-    link.replace(target.with_name(name))
-    sync_folder(target.parent)
-
-
-def remove_checkpoint(path: Path) -> None:
-    """Delete a checkpoint. What is left by a kill meanwhile has a hidden name, for `remove_leftovers`."""
-    hidden = path.with_name(f".{path.name}.removed")
-    shutil.rmtree(hidden, ignore_errors=True)
-    path.rename(hidden)
-    shutil.rmtree(hidden)
-
-
-def remove_leftovers(run_dir: Path) -> list[Path]:
-    """Remove what killed saves and removals left. The caller holds the folder: nothing is being written there."""
-    found = [
-        path
-        for pattern in (".step-*.partial", ".step-*.removed", ".latest.tmp", ".best.tmp")
-        for path in (run_dir / "checkpoints").glob(pattern)
-    ]
-    for path in found:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    return found
 
 
 def _describe(module: nn.Module) -> dict[str, Any]:
