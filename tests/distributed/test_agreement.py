@@ -24,6 +24,7 @@ _CASES: dict[str, dict[str, Any]] = {
     "late signal": {"fault": {"kind": "term", "step": _STEPS - 1, "rank": 1}, "checkpoint": {"every": 0}},
     "divergence": {"fault": {"kind": "nan_gradient", "step": 4, "rank": 1}, "checkpoint": {"every": 0}},
     "divergence before a save": {"fault": {"kind": "nan", "step": 4, "rank": 1}, "checkpoint": {"every": 5}},
+    "divergence before a validation": {"fault": {"kind": "nan", "step": 4, "rank": 1}, "validate": {"every": 5}},
 }
 
 
@@ -71,7 +72,7 @@ def test_a_signal_in_the_last_steps_stops_before_the_end(runs: Any) -> None:
     assert _status(folder / "late signal")["step"] == _STEPS - 1
 
 
-@pytest.mark.parametrize("case", ["divergence", "divergence before a save"])
+@pytest.mark.parametrize("case", [case for case in _CASES if case.startswith("divergence")])
 def test_a_divergence_is_named_by_its_step_and_never_saved(runs: Any, case: str) -> None:
     folder, outcomes = runs
     assert all("at step 4; resume from the last checkpoint" in outcome[case] for outcome in outcomes)
@@ -92,6 +93,7 @@ def test_metrics_are_json_to_the_last_line(runs: Any) -> None:
             json.loads(line, parse_constant=refuse)
             for line in (folder / case / "metrics.jsonl").read_text().splitlines()
         ]
+        assert not any("split" in row for row in rows), "a diverged state was validated"
         assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
         nulls = [row["step"] for row in rows if None in row.values()]
         assert bool(nulls) == case.startswith("divergence"), case
