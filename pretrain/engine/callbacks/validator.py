@@ -27,6 +27,7 @@ class Validator(Callback):
     def _validate(self, run: Run) -> None:
         if run.validated_at == run.progress.step:
             return
+        run.settle()  # of a state that has diverged there is nothing to measure
         for engine in run.engines.values():
             engine.eval()
         with torch.no_grad():
