@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from tokenizer.bounds import rust_errors
 from tokenizer.files import new_file
 from tokenizer.formats import open_folder
 from tokenizer.special import SpecialIds, is_bert_like, resolve
@@ -76,15 +77,17 @@ class TextTokenizer:
 
         Uses all cores (``RAYON_NUM_THREADS`` limits them; in a forked process, one).
         """
-        return [
-            np.asarray(encoding.ids, dtype=np.int32)
-            for batch in _by_size(texts)
-            for encoding in self.backend.encode_batch_fast(batch, add_special_tokens=False)
-        ]
+        with rust_errors("tokenizer", "a text cannot be encoded"):
+            return [
+                np.asarray(encoding.ids, dtype=np.int32)
+                for batch in _by_size(texts)
+                for encoding in self.backend.encode_batch_fast(batch, add_special_tokens=False)
+            ]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of ``ids``, with special tokens left out or written as they are named."""
-        return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special))
+        with rust_errors("tokenizer", "ids cannot be decoded"):
+            return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special))
 
     def save(self, out: Path, *, model_max_length: int | None = None) -> None:
         """Write ``tokenizer.json`` and ``tokenizer_config.json`` into the folder ``out``, other files stay.
@@ -126,7 +129,8 @@ def load_tokenizer(path: Path, *, add_missing: bool = False) -> TextTokenizer:
         DataError: the folder is missing, holds no tokenizer, a damaged one, or one that lacks a special token.
     """
     opened = open_folder(path)
-    special = resolve(opened.tokenizer, opened.declared, path, add_missing=add_missing)
+    with rust_errors(path, "damaged tokenizer"):
+        special = resolve(opened.tokenizer, opened.declared, path, add_missing=add_missing)
     return TextTokenizer(opened.tokenizer, special, model_max_length=opened.model_max_length)
 
 

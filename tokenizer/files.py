@@ -9,10 +9,14 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from tokenizer.errors import DataError
+
+LONGEST_LINE = 64 << 20
+"""Bytes of a line of text at most: a small archive may hold one of terabytes."""
 
 
 def default_cache() -> Path:
@@ -43,6 +47,9 @@ def new_folder(out: Path) -> Iterator[Path]:
         _sync(partial)
         os.replace(partial, out)
         _sync(out.parent)
+    except OSError as error:
+        _name(error, out)
+        raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -57,6 +64,9 @@ def new_file(path: Path) -> Iterator[IO[str]]:
             yield file
         _sync(partial)
         os.replace(partial, path)
+    except OSError as error:
+        _name(error, path)
+        raise
     finally:
         partial.unlink(missing_ok=True)
 
@@ -98,13 +108,23 @@ def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = N
 def _with_progress(raw: IO[bytes], packed: bool, progress: Callable[[int], None] | None) -> Iterator[bytes]:
     reported = 0
     with gzip.open(raw) if packed else raw as lines:
-        for number, line in enumerate(lines):
+        for number, line in enumerate(iter(partial(lines.readline, LONGEST_LINE), b"")):
+            if len(line) == LONGEST_LINE:
+                raise DataError(
+                    f"{raw.name}, line {number + 1}: over {LONGEST_LINE:,} bytes, more than a line may have"
+                )
             if progress is not None and number % 1024 == 0:
                 progress(raw.tell() - reported)
                 reported = raw.tell()
             yield line
         if progress is not None:
             progress(raw.tell() - reported)
+
+
+def _name(error: OSError, path: Path) -> None:
+    """An error of a write names no file: it is the one that was being written."""
+    if error.filename is None and error.errno is not None:
+        error.filename = str(path)
 
 
 def _sync(path: Path) -> None:

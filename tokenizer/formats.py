@@ -6,11 +6,14 @@ import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, Field
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from tokenizer.bounds import check_ids, check_pipeline, rust_errors
 from tokenizer.errors import DataError
+from tokenizer.safe_files import file_in, read_json, read_record, read_text
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +30,30 @@ _DECLARED = (
     ("unk_token", "unk"),
     ("mask_token", "mask"),
 )
+
+
+class _Token(BaseModel):
+    content: str
+
+
+class _Config(BaseModel):
+    """What is read of ``tokenizer_config.json`` and ``special_tokens_map.json``; they hold much else."""
+
+    bos_token: str | _Token | None = None
+    eos_token: str | _Token | None = None
+    cls_token: str | _Token | None = None
+    sep_token: str | _Token | None = None
+    pad_token: str | _Token | None = None
+    unk_token: str | _Token | None = None
+    mask_token: str | _Token | None = None
+    model_max_length: Annotated[int | float, Field(ge=1)] | None = None
+    add_prefix_space: bool | None = None
+    do_lower_case: bool | None = None
+    tokenize_chinese_chars: bool | None = None
+    strip_accents: bool | None = None
+
+
+_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
 
 
 @dataclass(frozen=True)
@@ -46,33 +73,38 @@ def open_folder(path: Path) -> Opened:
     """
     if not path.is_dir():
         raise DataError(f"{path}: no such folder; a tokenizer is a folder, `capt tokenizer train` makes one")
-    config = {
-        key: value
-        for name in ("special_tokens_map.json", "tokenizer_config.json")
-        for key, value in _json(path / name).items()
-        if value is not None
-    }
-    try:
-        if (path / "tokenizer.json").is_file():
+    config = _read_config(path)
+    has = {name: file_in(path, name) is not None for name in _FILES}
+    with rust_errors(path, "damaged tokenizer"):
+        if has["tokenizer.json"]:
             tokenizer = _from_tokenizer_json(path / "tokenizer.json")
-        elif (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+        elif has["vocab.json"] and has["merges.txt"]:
             tokenizer = _byte_level_bpe(path, config)
-        elif (path / "vocab.txt").is_file():
+        elif has["vocab.txt"]:
             tokenizer = _word_piece(path / "vocab.txt", config)
         else:
             raise DataError(f"{path}: {_what_is_missing(path)}")
-    except DataError:
-        raise
-    except Exception as error:  # the Rust library raises bare Exception for whatever is wrong in a file
-        raise DataError(f"{path}: damaged tokenizer ({error})") from error
-    declared = {role: name for key, role in _DECLARED if (name := _content(config.get(key))) is not None}
-    longest = config.get("model_max_length", 512)
+        check_ids(tokenizer, path)
+    declared = {role: name for key, role in _DECLARED if (name := _content(getattr(config, key))) is not None}
+    longest = config.model_max_length or 512
     # transformers writes 1e30 for "no limit"
     return Opened(tokenizer, declared, int(longest) if longest < 1_000_000_000 else 512)
 
 
+def _read_config(path: Path) -> _Config:
+    """What both files declare, the second before the first."""
+    values: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (file := file_in(path, name)) is not None:
+            values |= read_record(file, _Config).model_dump(exclude_none=True)
+    return _Config.model_validate(values)
+
+
 def _from_tokenizer_json(path: Path) -> Tokenizer:
-    spec = json.loads(path.read_text(encoding="utf-8"))
+    spec = read_json(path)
+    if not isinstance(spec, dict):
+        raise DataError(f"{path}: a JSON object was expected, found {type(spec).__name__}")
+    check_pipeline(spec, path)
     spec["truncation"] = spec["padding"] = None  # sentence encoders carry theirs; lengths are the caller's business
     if spec["model"]["type"] == "Unigram":
         vocabulary = spec["model"]["vocab"]
@@ -82,29 +114,32 @@ def _from_tokenizer_json(path: Path) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(spec))
 
 
-def _byte_level_bpe(path: Path, config: dict[str, Any]) -> Tokenizer:
-    vocabulary = _json(path / "vocab.json")
+def _byte_level_bpe(path: Path, config: _Config) -> Tokenizer:
+    vocabulary = read_json(path / "vocab.json")
+    if not isinstance(vocabulary, dict):
+        raise DataError(f"{path / 'vocab.json'}: a JSON object was expected, found {type(vocabulary).__name__}")
+    read_text(path / "merges.txt")  # for its size and its encoding
     letters = set(pre_tokenizers.ByteLevel.alphabet())
     if not letters <= vocabulary.keys() or any(token.endswith("</w>") for token in vocabulary):
         raise DataError(f"{path}: vocab.json is not a byte-level BPE vocabulary as GPT-2's and RoBERTa's are")
     tokenizer = Tokenizer(models.BPE.from_file(str(path / "vocab.json"), str(path / "merges.txt")))
-    prefix = bool(config.get("add_prefix_space", False))
+    prefix = bool(config.add_prefix_space)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def _word_piece(path: Path, config: dict[str, Any]) -> Tokenizer:
-    tokens = path.read_text(encoding="utf-8").splitlines()
-    lower_case = config.get("do_lower_case")
+def _word_piece(path: Path, config: _Config) -> Tokenizer:
+    tokens = read_text(path).splitlines()
+    lower_case = config.do_lower_case
     if lower_case is None:
         # an uncased vocabulary has no capitals outside its special tokens
         lower_case = not any(token != token.lower() for token in tokens if not token.startswith("["))
         logger.info("%s: taken as %s", path, "uncased" if lower_case else "cased")
-    tokenizer = Tokenizer(models.WordPiece.from_file(str(path), unk_token=_content(config.get("unk_token")) or "[UNK]"))
+    tokenizer = Tokenizer(models.WordPiece.from_file(str(path), unk_token=_content(config.unk_token) or "[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(
-        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
-        strip_accents=config.get("strip_accents"),
+        handle_chinese_chars=config.tokenize_chinese_chars is not False,
+        strip_accents=config.strip_accents,
         lowercase=lower_case,
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -121,19 +156,6 @@ def _what_is_missing(path: Path) -> str:
     return "no tokenizer in it; it needs tokenizer.json, or vocab.json + merges.txt, or vocab.txt"
 
 
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{path}: not valid JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{path}: a JSON object was expected, found {type(value).__name__}")
-    return value
-
-
-def _content(token: Any) -> str | None:
+def _content(token: str | _Token | None) -> str | None:
     """A special token as configurations write it: its text, or an object with the text under ``content``."""
-    value = token.get("content") if isinstance(token, dict) else token
-    return value if isinstance(value, str) else None
+    return token.content if isinstance(token, _Token) else token

@@ -14,17 +14,23 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from tokenizer.errors import DataError, UserError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+R = TypeVar("R", bound="BaseModel")
 
 SMALL = 64 << 20
 """Bytes that a manifest, a status or a configuration may have at most."""
 
 
 @contextmanager
-def open_regular(path: Path, *, error: type[UserError] = DataError) -> Iterator[BinaryIO]:
+def open_regular(path: Path, *, error: type[UserError] = DataError) -> Iterator[BufferedReader]:
     """Open a file for reading if it is a regular file (a link to one counts), without waiting for a FIFO's writer.
 
     Raises:
@@ -40,6 +46,33 @@ def open_regular(path: Path, *, error: type[UserError] = DataError) -> Iterator[
         raise
     with file:
         yield file
+
+
+def file_in(folder: Path, name: str, *, error: type[UserError] = DataError) -> Path | None:
+    """The file ``name`` of a folder that may come from somebody else; None where there is none.
+
+    The hub client's cache is made of links, from ``snapshots/<revision>/<file>`` to ``blobs/<hash>``: these are
+    followed, others are not, since they could show any file of this host.
+
+    Raises:
+        UserError: of the class ``error``: it is no regular file, or a link to somewhere else.
+    """
+    path = folder / name
+    try:
+        linked = stat.S_ISLNK(path.lstat().st_mode)
+        if linked and not _is_in_hub_cache(path):
+            raise error(f"{path}: a link; only those of the hub's cache are followed, put the file itself there")
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise error(f"{path}: not a regular file")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return path
+
+
+def _is_in_hub_cache(path: Path) -> bool:
+    target = Path(os.path.realpath(path))
+    snapshots = (parent for parent in path.absolute().parents if parent.name == "snapshots")
+    return any(target.parent == Path(os.path.realpath(folder.parent / "blobs")) for folder in snapshots)
 
 
 def read_bytes(path: Path, *, limit: int = SMALL, error: type[UserError] = DataError) -> bytes:
@@ -73,7 +106,32 @@ def read_json(path: Path, *, limit: int = SMALL, error: type[UserError] = DataEr
     try:
         return json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError) as problem:  # ValueError: a number of thousands of digits, too
-        raise error(f"{path}: not valid JSON: {problem}") from None
+        raise error(f"{path}: not valid JSON: {printable(str(problem))}") from None
+
+
+def read_record(path: Path, kind: type[R], *, limit: int = SMALL, error: type[UserError] = DataError) -> R:
+    """A JSON file as a record of type ``kind``, a pydantic model, strictly. Raises ``error`` naming the first fault."""
+    from pydantic import ValidationError  # not for those who only read text
+
+    content = read_bytes(path, limit=limit, error=error)
+    try:
+        return kind.model_validate_json(content, strict=True)
+    except (ValidationError, RecursionError) as problem:
+        raise error(f"{path} is damaged or of another version: {first_fault(problem)}") from None
+
+
+def first_fault(problem: Exception) -> str:
+    """The first thing that pydantic has found wrong, in one printable line: what stands where."""
+    if not hasattr(problem, "errors"):
+        return type(problem).__name__
+    first = problem.errors(include_url=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"])) or "JSON"
+    return printable(f"{where[:200]}: {first['msg']}", 600)
+
+
+def printable(text: str, limit: int = 300) -> str:
+    """A text in one line of at most ``limit`` characters, without what cannot be shown."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * limit]).split())[:limit]
 
 
 def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:

@@ -61,13 +61,16 @@ class Ranks:
     agreed: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
+ALONE = Ranks()
+
+
 @dataclass(frozen=True)
 class Inspection:
     """A look at the bytes of a file while they are hashed.
 
     ``name`` stands for what is looked for: a file counts as verified only if it was inspected under the same name.
     ``start`` gives a function that is called with each chunk in turn, and with an empty one at the end, and raises a
-    `UserError`.
+    `UserError` that says what is wrong.
     """
 
     name: str
@@ -108,7 +111,7 @@ class Verifier:
     """
 
     cache: Path = field(default_factory=default_cache)
-    ranks: Ranks = Ranks()
+    ranks: Ranks = ALONE
     again: bool = False
     _known: dict[str, _Seen] = field(default_factory=dict)
     _unsaved: list[_Seen] = field(default_factory=list)
@@ -211,6 +214,8 @@ def check_size(path: Path, record: Recorded | None, error: type[UserError], hint
     except FileNotFoundError:
         expected = f": {record.size} bytes are expected" if record is not None else ""
         raise error(f"{path} is missing{expected}{hint}") from None
+    except OSError as problem:
+        raise error(user_text(problem) or f"{path}: {problem.strerror}") from problem
     if not stat.S_ISREG(status.st_mode):
         raise error(f"{path} is not a regular file{hint}")
     if record is not None and status.st_size != record.size:
@@ -223,23 +228,39 @@ def _hash(
 ) -> str:
     """Read a file once: its SHA-256, compared with the record, and its inspection."""
     digest = hashlib.sha256()
-    inspect = look.start() if look is not None else None
+    inspect = _inspector(look, path, error, hint)
     chunk = memoryview(bytearray(_CHUNK))
     with open_regular(path, error=error) as file:
         left = state.size
-        while left >= 0 and (count := file.readinto(chunk)):  # type: ignore[attr-defined]
+        while left >= 0 and (count := file.readinto(chunk)):
             left -= count  # one that grows for ever is not followed
             digest.update(chunk[:count])
-            if inspect is not None:
-                inspect(chunk[:count])
+            inspect(chunk[:count])
         if _state(os.fstat(file.fileno())) != state:
             raise error(f"{path} changed while it was read: see to it that nothing writes it, and start again")
     found = digest.hexdigest()
     if record is not None and found != record.sha256:
         raise error(f"{path} is damaged: expected SHA-256 {record.sha256}, found {found}{hint}")
-    if inspect is not None:
-        inspect(chunk[:0])
+    inspect(chunk[:0])
     return found
+
+
+def _inspector(look: Inspection | None, path: Path, error: type[UserError], hint: str) -> Callable[[memoryview], None]:
+    if look is None:
+        return lambda chunk: None
+    inspect = look.start()
+    found: list[str] = []
+
+    def at_the_end(chunk: memoryview) -> None:  # that a file is not the recorded one says more
+        try:
+            if not found:
+                inspect(chunk)
+        except UserError as problem:
+            found.append(str(problem))
+        if found and not chunk:
+            raise error(f"{path} is damaged: {found[0]}{hint}")
+
+    return at_the_end
 
 
 def _spread(group: Sequence[int], hosts: Sequence[str]) -> list[int]:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Line breaks, control characters and half characters: in a path or an argument they are a mistake, or an attack."""
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _LONGEST_PATH, _LONGEST_NAME = 4096, 255
 _LARGEST = 2**63 - 1
 
@@ -32,7 +32,7 @@ def _checked(value: Any) -> Any:
     if NO_TEXT.search(text):
         raise ValueError("a path holds no line break, NUL or other control character")
     if _URL.match(text):
-        raise ValueError("is a URL; copy or mount what it names, and give the path")
+        raise ValueError("is a URL; what is read lies on a file system (mount it), or on the hub (data.name)")
     if len(os.fsencode(text)) > _LONGEST_PATH or any(len(os.fsencode(p)) > _LONGEST_NAME for p in text.split("/")):
         raise ValueError(f"a path has at most {_LONGEST_PATH} bytes, and a name in it {_LONGEST_NAME}")
     return value

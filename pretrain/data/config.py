@@ -48,6 +48,10 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str | Path) else value
 
 
+def _as_word(value: Any) -> Any:
+    return {True: "once", False: "never"}[value] if isinstance(value, bool) else value
+
+
 Patterns = Annotated[list[PathText], BeforeValidator(_as_list)]
 
 
@@ -82,7 +86,12 @@ class DataConfig(Section):
     )
     cache: PathField = Field(default_factory=default_cache, description="where prepared shards and docstrings are kept")
     shards: PathField | None = Field(None, description="folder that capt data prepare wrote; nothing else is read then")
-    verify: bool = Field(True, description="compare every shard's SHA-256 before use")
+    verify: Annotated[Literal["always", "once", "never"], BeforeValidator(_as_word)] = Field(
+        "once",
+        description="compare every shard's SHA-256 before use: in full at every start (always), not again while a file"
+        " stays as it is on this host (once, true), or not at all (never, false)",
+    )
+    allow_change: bool = Field(False, description="a resumed run may go on with other text than it began with")
 
     @model_validator(mode="before")
     @classmethod

@@ -9,6 +9,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,7 +19,12 @@ import pyarrow.parquet
 
 from pretrain.data.corpus import PASSAGE, Corpus, Piece, row_pieces
 from tokenizer.errors import DataError
-from tokenizer.files import sha256
+from tokenizer.safe_files import open_regular, printable
+from tokenizer.verification import Verifier
+
+_CHUNK = 1 << 20
+_LONGEST_ROW = 1 << 26
+"""Characters that a JSON line may have: it is the one thing of a corpus that is in memory as a whole."""
 
 WIKITEXT_START = re.compile(r"^ = [^=]")
 """An article of WikiText begins with its title, `` = Title = ``; sections have more than one sign."""
@@ -28,11 +34,14 @@ class FileCorpus(Corpus):
     """The documents of ``paths``, read one after the other. Raises ``DataError`` for a file that cannot be text.
 
     Plain text: one paragraph a line, a blank line between documents (or ``document_start``, see ``DataConfig``).
-    JSON lines and parquet: one document a row, in ``text_column``.
+    JSON lines and parquet: one document a row, in ``text_column``. ``verifier`` hashes the files, or knows them.
     """
 
-    def __init__(self, paths: Sequence[Path], text_column: str, document_start: str | None) -> None:
+    def __init__(
+        self, paths: Sequence[Path], text_column: str, document_start: str | None, verifier: Verifier | None = None
+    ) -> None:
         self._readers = [(path, _reader(path)) for path in paths]
+        self._verifier = verifier
         self._column = text_column
         self._start = re.compile(document_start) if document_start else None
         for path in paths:
@@ -44,7 +53,7 @@ class FileCorpus(Corpus):
         """Lines or rows of all files."""
         before = 0
         for path, reader in self._readers:
-            with path.open("rb") as raw:
+            with open_regular(path) as raw:
                 blank = True
                 for text, begins in reader(self, path, raw):
                     self.position = before + raw.tell()
@@ -55,14 +64,16 @@ class FileCorpus(Corpus):
             before += path.stat().st_size
 
     def contents(self) -> list[dict[str, str | int]]:
-        """Name, format, size and SHA-256 of every file."""
+        """Name, format, size and SHA-256 of every file; the first time all ranks of the verifier together."""
         return self._contents
 
     @cached_property
     def _contents(self) -> list[dict[str, str | int]]:
+        paths = [path for path, _ in self._readers]
+        digests = (self._verifier or Verifier()).digests(paths)
         return [
-            {"name": str(path), "format": _suffix(path), "bytes": path.stat().st_size, "sha256": sha256(path)}
-            for path, _ in self._readers
+            {"name": str(path), "format": _suffix(path), "bytes": path.stat().st_size, "sha256": digest}
+            for path, digest in zip(paths, digests, strict=True)
         ]
 
     def text(self, path: Path, raw: io.BufferedReader) -> Iterator[Piece]:
@@ -96,13 +107,17 @@ class FileCorpus(Corpus):
             at_line_start = piece.endswith("\n")
 
     def _objects(self, path: Path, raw: io.BufferedReader) -> Iterator[str]:
-        for number, line in enumerate(_decoded(path, raw, -1), start=1):
+        for number, line in enumerate(_decoded(path, raw, _LONGEST_ROW), start=1):
             if line.isspace():
                 continue
+            if len(line) == _LONGEST_ROW:
+                raise DataError(f"{path}, line {number}: over {_LONGEST_ROW:,} characters, more than a row may have")
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 raise DataError(f"{path}, line {number}, column {error.colno}: not JSON ({error.msg})") from None
+            except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
+                raise DataError(f"{path}, line {number}: not JSON that can be read ({error})") from None
             if not isinstance(row, dict):
                 raise DataError(f"{path}, line {number}: a JSON object is needed, this is a {type(row).__name__}")
             if self._column not in row:
@@ -119,8 +134,10 @@ class FileCorpus(Corpus):
                 for value in batch.column(0).to_pylist():
                     number += 1
                     yield _string(value, f"{path}, row {number}", self._column)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise DataError(f"{path} is not a readable parquet file: {str(error).splitlines()[0]}") from None
+        except DataError:
+            raise
+        except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, too
+            raise DataError(f"{path} is not a readable parquet file: {printable(str(error))}") from None
 
 
 Reader = Callable[[FileCorpus, Path, io.BufferedReader], Iterator[Piece]]
@@ -173,6 +190,8 @@ def _reader(path: Path) -> Reader:
 def _missing(path: Path) -> str:
     if path.is_dir():
         return f"{path} is a folder; name its files, for example {path}/*.txt"
+    if path.exists():
+        return f"{path} is not a regular file"
     if not path.parent.is_dir():
         return f"{path} does not exist: there is no folder {path.parent}"
     near = get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_file()], n=1)
@@ -190,6 +209,10 @@ def _string(value: object, where: str, column: str) -> str:
         raise DataError(f"{where}: {column!r} must be text, it is {type(value).__name__}")
     if "\0" in value:
         raise DataError(f"{where}: {column!r} is binary, not text: NUL at character {value.index(chr(0))}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: {column!r} is not text: a lone surrogate at character {error.start}") from None
     return value
 
 
@@ -199,26 +222,41 @@ def _open(path: Path, raw: io.BufferedReader) -> io.BufferedReader | gzip.GzipFi
 
 def _decoded(path: Path, raw: io.BufferedReader, limit: int) -> Iterator[str]:
     """Lines of a UTF-8 file with their line ends, in pieces of at most ``limit`` characters (-1: whole)."""
-    with io.TextIOWrapper(_open(path, raw), encoding="utf-8-sig") as lines:
+    with io.TextIOWrapper(_open(path, raw), encoding="utf-8-sig") as lines, _whole_gzip(path):
         try:
             yield from iter(partial(lines.readline, limit), "")
         except UnicodeDecodeError:
             raise DataError(_diagnose(path)) from None
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(f"{path} is not a whole gzip file: {error}") from None
+
+
+@contextmanager
+def _whole_gzip(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is not a whole gzip file: {error}") from None
 
 
 def _diagnose(path: Path) -> str:
-    """Find the first byte that is not text, and say where it is."""
-    offset = 0
-    with path.open("rb") as raw:
-        for number, line in enumerate(_open(path, raw), start=1):
+    """Find the first byte that is not text, and say where it is. Constant memory, however long the lines are."""
+    number, offset, rest = 1, 0, b""
+
+    def not_utf8(byte: int, at: int) -> str:
+        where = f"byte 0x{byte:02x} at line {number}, byte {at}"
+        return f"{path} is not UTF-8: {where}; convert it, for example with iconv -f latin1 -t utf-8"
+
+    with open_regular(path) as raw, _open(path, raw) as file, _whole_gzip(path):
+        while chunk := file.readline(_CHUNK):
+            piece = rest + chunk
+            whole = len(piece)
             try:
-                line.decode("utf-8")
+                piece.decode("utf-8")
             except UnicodeDecodeError as error:
-                where = f"byte 0x{line[error.start]:02x} at line {number}, byte {offset + error.start}"
-                return f"{path} is not UTF-8: {where}; convert it, for example with iconv -f latin1 -t utf-8"
-            if b"\0" in line:
-                return f"{path} is binary, not text: NUL at line {number}, byte {offset + line.index(0)}"
-            offset += len(line)
-    raise AssertionError(f"{path} was refused, yet every byte of it is text")
+                whole = error.start
+                if error.reason != "unexpected end of data":
+                    return not_utf8(piece[whole], offset + whole)
+            if b"\0" in piece:
+                return f"{path} is binary, not text: NUL at line {number}, byte {offset + piece.index(0)}"
+            rest, offset = piece[whole:], offset + whole
+            number += chunk.endswith(b"\n")
+    return not_utf8(rest[0], offset) if rest else f"{path} changed while it was read"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from pretrain.engine import distributed
@@ -12,7 +13,7 @@ from tokenizer.verification import Ranks, Recorded, Verifier
 
 def all_ranks() -> Ranks:
     """The ranks of the process group; this process alone without one."""
-    return Ranks(distributed.rank(), distributed.gather_objects, distributed.agreed)
+    return Ranks(distributed.rank(), distributed.gather_objects, partial(distributed.agreed, patient=True))
 
 
 def verify_files(folder: Path, files: Mapping[str, Recorded], *, error: type[UserError], hint: str = "") -> None:

@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -21,9 +21,11 @@ from pretrain.engine.engines import Engine
 from pretrain.engine.records import Count, Record, parse
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, Report, is_logged
-from pretrain.language.batches import Assembler, LanguageBatch, training_batches
+from pretrain.engine.verification import all_ranks
+from pretrain.language.batches import Assembler, LanguageBatch
 from pretrain.language.config import LanguageJob
 from pretrain.language.from_hf import HFModel
+from pretrain.language.loading import training_batches
 from pretrain.language.module import LanguageModule
 from pretrain.language.prepare import Prepared, prepare
 from pretrain.language.validation import validate
@@ -37,9 +39,10 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class _State(Record):
-    """What :meth:`LanguageTask.save_state` puts into ``state.json``: the tokenizer's fingerprint, the queue's rows."""
+    """What :meth:`LanguageTask.save_state` puts into ``state.json``: what tokenizer and text are known by, the queue."""
 
     tokenizer: str = Field(pattern="^[0-9a-f]{64}$")
+    text: Annotated[str, Field(max_length=1000)] | None = None
     queue: Count
 
 
@@ -50,7 +53,7 @@ class LanguageTask:
         assert isinstance(job, LanguageJob)
         self.job = job
         self.status = ""
-        self.prepared: Prepared = prepare(job)
+        self.prepared: Prepared = prepare(job, ranks=all_ranks())
         self.model_config = self.prepared.model_config
         self.contrasts = job.contrast.weight > 0
         self.queue: ShardedQueue | None = None
@@ -87,10 +90,7 @@ class LanguageTask:
         steps = self.job.schedule.max_steps - progress.step
         starts = range(progress.samples, progress.samples + steps * batch.global_, batch.global_)
         shape = (batch.global_, batch.micro, distributed.world_size(), distributed.rank())
-        loader = self.job.loader
-        return training_batches(
-            self._assembler("train"), starts, shape, workers=loader.workers, prefetch=loader.prefetch
-        )
+        return training_batches(self._assembler("train"), starts, shape, self.job.loader)
 
     def _assembler(self, split: str) -> Assembler:
         windows = self.prepared.train if split == "train" else self.prepared.validation
@@ -175,22 +175,33 @@ class LanguageTask:
         return validate(engines["model"], self._assembler("validation"), self.job, len(self.prepared.validation))
 
     def save_state(self, folder: Path) -> dict[str, Any]:
-        """This rank's queue shard; the tokenizer's fingerprint goes into the JSON state."""
+        """This rank's queue shard; what tokenizer and text are known by goes into the JSON state."""
         if self.queue is not None:
             self.queue.save_shard(folder)
-        return {"tokenizer": self.prepared.tokenizer.fingerprint, "queue": self.job.contrast.queue}
+        return {
+            "tokenizer": self.prepared.tokenizer.fingerprint,
+            "text": self.prepared.train.shards.manifest.key,
+            "queue": self.job.contrast.queue,
+        }
 
     def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Reload the queue for this world size; refuse another tokenizer.
+        """Reload the queue for this world size; refuse another tokenizer, and other text unless it is meant.
 
         Raises:
-            CheckpointError: the checkpoint was trained with another tokenizer.
+            CheckpointError: the checkpoint was trained with another tokenizer, or on other text (a checkpoint of an
+                earlier version does not say on which).
         """
         stored = parse(_State, state, folder / "state.json", error=CheckpointError)
         if stored.tokenizer != self.prepared.tokenizer.fingerprint:
             raise CheckpointError(
                 f"{folder}: trained with tokenizer {stored.tokenizer[:12]}, this job has "
                 f"{self.prepared.tokenizer.fingerprint[:12]}; set tokenizer.path={folder / 'tokenizer'}"
+            )
+        text = self.prepared.train.shards.manifest.key
+        if stored.text not in (None, text) and not self.job.data.allow_change:
+            raise CheckpointError(
+                f"{folder}: trained on other text than this job reads (files or data.* options have changed since);"
+                " data.allow_change=true goes on with what there is now"
             )
         if self.queue is not None and stored.queue:
             self.queue.load_shards(folder)

@@ -34,6 +34,7 @@ class DataSection(Section):
     vocabulary_file: PathField | None = Field(
         None, description="a word a line instead: such as vocabulary.txt of a run"
     )
+    allow_change: bool = Field(False, description="a resumed run may go on with other text than it began with")
     unknown: str = Field("<unk>", description="the ordinary word that stands for an unknown one: Yahoo's is _UNK")
     clusters: PositiveInt | None = Field(
         None, ge=2, le=65_536, description="K: instead of text, one-hot vectors of K classes (section 4.4)"

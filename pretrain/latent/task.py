@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -47,6 +48,7 @@ class _State(Record):
     """What :meth:`LatentTask.save_state` puts into ``state.json``."""
 
     vocabulary: Annotated[str, Field(max_length=200)] | None
+    text: Annotated[str, Field(max_length=1000)] | None = None
     aggressive: bool
     information: FiniteFloat = Field(strict=False)
     queue: Count = 0
@@ -64,11 +66,13 @@ class LatentTask:
         self._train: Batches | None = None
         self._validation: Batches | None = None
         self.queue: ShardedQueue | None = None
+        self._text = ""
         self._batches_an_epoch = 1
         if job.data.clusters is None:
             self.vocabulary = build_vocabulary(job.data)
             self._check_vocabulary_of(run_dir)
             train = self._load(job, "train")
+            self._text = hashlib.sha256(train.tokens.tobytes()).hexdigest()
             self._train = Batches(train, job.batch.global_, job.run.seed)
             self._validation = Batches(self._load(job, "validation"), job.batch.global_, 0)
             self._batches_an_epoch = len(self._train)
@@ -198,6 +202,7 @@ class LatentTask:
             self.queue.save_shard(folder)
         return {
             "vocabulary": self.vocabulary.fingerprint if self.vocabulary is not None else None,
+            "text": self._text,
             "aggressive": self._aggressive,
             "information": self._last_information,
             "queue": self.job.contrast.queue,
@@ -206,15 +211,19 @@ class LatentTask:
         }
 
     def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Reload what :meth:`save_state` wrote; refuse another vocabulary.
+        """Reload what :meth:`save_state` wrote; refuse another vocabulary, and other text unless it is meant.
 
         Raises:
-            CheckpointError: the checkpoint was trained with other words.
+            CheckpointError: the checkpoint was trained with other words, or on other sentences.
         """
         own = self.vocabulary.fingerprint if self.vocabulary is not None else None
         stored = parse(_State, state, folder / "state.json", error=CheckpointError)
         if stored.vocabulary != own:
             raise _other_vocabulary(folder, folder / VOCABULARY)
+        if stored.text not in (None, self._text) and not self.job.data.allow_change:
+            raise CheckpointError(
+                f"{folder}: trained on other text than this job reads; data.allow_change=true goes on with this one"
+            )
         self._aggressive, self._last_information = stored.aggressive, stored.information
         self._clamped, self.status = stored.clamped, stored.status
         if self.queue is not None and stored.queue:

@@ -75,3 +75,15 @@ def test_validating_needs_nothing_heavy() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
+
+
+@pytest.mark.parametrize("key", ["files", "validation_files", "shards", "cache"])
+@pytest.mark.parametrize("url", ["s3://b/x.txt", "hdfs://n/x.txt", "https://a.b/x.txt"])
+def test_a_url_is_told_what_is_read(key: str, url: str) -> None:
+    with pytest.raises(ValidationError, match=f"{url} is a URL; what is read lies on a file system"):
+        DataConfig(**{"files": "a.txt", key: url})
+
+
+@pytest.mark.parametrize(("value", "word"), [(True, "once"), (False, "never"), ("always", "always"), ("once", "once")])
+def test_verify_takes_a_word_or_a_truth_value(value: object, word: str) -> None:
+    assert DataConfig(files="a.txt", verify=value).verify == word

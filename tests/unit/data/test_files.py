@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import tracemalloc
 from pathlib import Path
 
 import pyarrow
@@ -161,3 +162,21 @@ def test_missing_files_come_with_the_nearest_name(tmp_path: Path, name: str, mes
     write(tmp_path / "books.txt", "text")
     with pytest.raises(DataError, match=message):
         resolve([str(tmp_path / name)], "data.files")
+
+
+def test_a_fifo_is_no_corpus(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.txt")
+    with pytest.raises(DataError, match=r"data\.files: .*a\.txt is not a regular file"):
+        resolve([str(tmp_path / "a.txt")], "data.files")
+
+
+def test_a_row_without_end_is_refused_in_constant_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pretrain.data.files._LONGEST_ROW", 1 << 16)
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "' + b"a" * (1 << 24)))
+    tracemalloc.start()
+    with pytest.raises(DataError, match="line 1: over 65,536 characters"):
+        list(FileCorpus([path], "text", None))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 << 20

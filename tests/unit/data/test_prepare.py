@@ -150,7 +150,7 @@ def test_docstrings_are_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         sentence = f"This is the text of the module {name} and it is long enough."
         (folder / f"{name}.py").write_text(f'"""{sentence}"""\n')
     monkeypatch.setattr(docstrings, "python_folders", lambda: [folder])
-    data = DataConfig(cache=tmp_path / "cache", workers=1, validation_fraction=0)
+    data = DataConfig(source="docstrings", cache=tmp_path / "cache", workers=1, validation_fraction=0)
     shards = prepare(data, ByteTokenizer(), "train")
     assert shards.documents == 2
     assert list(tokenizer_corpus(data)) == [

@@ -13,16 +13,23 @@ import pytest
 
 from pretrain.data import shard_writer
 from pretrain.data.corpus import documents
+from pretrain.data.manifest import token_dtype
 from pretrain.data.shard_writer import write_shards
-from pretrain.data.shards import ShardSet, token_dtype
+from pretrain.data.shards import ShardSet
 from tests.unit.data.doubles import ByteTokenizer, ListCorpus
 from tokenizer.errors import DataError
+from tokenizer.verification import Verifier
 
 TEXTS = [f"Document {i}. " + "More text of it. " * (i * 7 % 400) for i in range(300)]
 
 
+def verifier(folder: Path) -> Verifier:
+    return Verifier(folder.parent / ".cache", again=True)
+
+
 def build(folder: Path, texts: list[str] = TEXTS, **options: object) -> ShardSet:
     settings = {"tokenizer": ByteTokenizer(), "key": "k", "options": {}, "workers": 1, "shard_tokens": 10_000}
+    settings["verifier"] = verifier(folder)
     return write_shards(ListCorpus(texts), folder=folder, **(settings | options))
 
 
@@ -101,18 +108,18 @@ def test_damage_is_found_and_named(tmp_path: Path, name: str) -> None:
 
     path.write_bytes(whole[:-2])
     with pytest.raises(DataError, match=rf"{name} is damaged: expected {len(whole)} bytes, found {len(whole) - 2}"):
-        ShardSet.open(folder, verify=False)
+        ShardSet.open(folder)
 
     flipped = bytearray(whole)
     flipped[random.Random(0).randrange(len(whole))] ^= 1
     path.write_bytes(flipped)
     expected, found = (hashlib.sha256(data).hexdigest() for data in (whole, flipped))
     with pytest.raises(DataError, match=f"{name} is damaged: expected SHA-256 {expected}, found {found}"):
-        ShardSet.open(folder)
+        ShardSet.open(folder, verifier(folder))
 
     path.unlink()
-    with pytest.raises(DataError, match=rf"{name} is missing: manifest.json lists it with {len(whole)} bytes"):
-        ShardSet.open(folder, verify=False)
+    with pytest.raises(DataError, match=rf"{name} is missing: {len(whole)} bytes are expected"):
+        ShardSet.open(folder)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +208,7 @@ def _build_and_log(folder: Path, log: Path) -> None:
             threading.Event().wait(0.2)
             return super().pieces()
 
-    write_shards(Logged(TEXTS), ByteTokenizer(), folder, key="k", options={}, workers=1)
+    write_shards(Logged(TEXTS), ByteTokenizer(), folder, key="k", options={}, workers=1, verifier=verifier(folder))
 
 
 def test_opened_shards_travel_by_name(tmp_path: Path) -> None:
@@ -241,6 +248,92 @@ def _write_and_measure(folder: Path, pipe: object) -> None:
     from pretrain.data.files import FileCorpus
 
     corpus = FileCorpus([folder / "a.txt"], "text", None)
-    write_shards(corpus, ByteTokenizer(), folder / "s", key="k", options={}, workers=1)
+    write_shards(corpus, ByteTokenizer(), folder / "s", key="k", options={}, workers=1, verifier=verifier(folder))
     status = Path("/proc/self/status").read_text()
     pipe.send(int(status.split("VmHWM:")[1].split()[0]) * 1024)
+
+
+HOSTILE_CHANGES = [
+    ({"files": [{"name": "../../x.bin"}]}, "files.0.name: String should match pattern"),
+    ({"files": [{"name": "/etc/passwd"}]}, "files.0.name: String should match pattern"),
+    ({"files": [{"name": "shard-00000.bin\n"}]}, "files.0.name: String should match pattern"),
+    ({"files": [{"name": "documents.bin"}]}, "shard-00000.bin must have 20000 bytes by tokens and documents"),
+    ({"files": [{"bytes": 10}]}, "shard-00000.bin must have 20000 bytes by tokens and documents"),
+    ({"files": [{"sha256": "x"}]}, "files.0.sha256: String should match pattern"),
+    ({"files": []}, "0 files are listed; "),
+    ({"tokens": 10**15}, "shards and documents.bin are needed"),
+    ({"tokens": -1}, "tokens: Input should be greater than or equal to 1"),
+    ({"tokens": 10**30}, "tokens: "),
+    ({"tokens": 1.5}, "tokens: "),
+    ({"documents": 10**15}, "documents cannot have"),
+    ({"documents": "300"}, "documents: Input should be a valid integer"),
+    ({"documents": 299}, "documents.bin must have 2400 bytes by tokens and documents"),
+    ({"shard_tokens": 0}, "shard_tokens: Input should be greater than or equal to 1"),
+    ({"tokenizer": {"vocab_size": 1 << 17}}, "shard-00000.bin must have 40000 bytes"),
+    ({"tokenizer": {"vocab_size": 4}}, "tokenizer: Value error, a special id is not below vocab_size 4"),
+    ({"tokenizer": {"bos": -1}}, "tokenizer.bos: "),
+    ({"extra\n\x1b[31m": 1}, r"extra.*: Extra inputs are not permitted"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), HOSTILE_CHANGES)
+def test_a_manifest_that_does_not_fit_itself_is_refused(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    path = build(tmp_path / "s").folder / "manifest.json"
+    path.write_text(json.dumps(_merged(json.loads(path.read_text()), change)))
+    with pytest.raises(DataError, match=message) as raised:
+        ShardSet.open(tmp_path / "s")
+    assert str(raised.value).isprintable()
+
+
+def _merged(value: object, change: object) -> object:
+    if isinstance(value, dict) and isinstance(change, dict):
+        return value | {key: _merged(value.get(key), part) for key, part in change.items()}
+    if isinstance(value, list) and isinstance(change, list) and change:
+        return [_merged(value[0], change[0]), *value[1:]]
+    return change
+
+
+def _rewrite(folder: Path, name: str, content: bytes) -> None:
+    """Put ``content`` into a file of a shard set, with a manifest that says so."""
+    path = folder / "manifest.json"
+    (folder / name).write_bytes(content)
+    manifest = json.loads(path.read_text())
+    for file in manifest["files"]:
+        if file["name"] == name:
+            file["sha256"] = hashlib.sha256(content).hexdigest()
+    path.write_text(json.dumps(manifest))
+
+
+def test_ids_outside_the_vocabulary_are_found(tmp_path: Path) -> None:
+    folder = build(tmp_path / "s").folder
+    _rewrite(folder, "shard-00001.bin", np.array([0, 300] + [5] * 9_998, dtype="<u2").tobytes())
+    with pytest.raises(
+        DataError, match=r"shard-00001\.bin is damaged: it holds the id 300, but its vocabulary has 261"
+    ):
+        ShardSet.open(folder, verifier(folder))
+
+
+@pytest.mark.parametrize(
+    ("starts", "message"),
+    [
+        ([1, 50, 100], "documents must begin at 0"),
+        ([0, 150, 100], "documents must begin at 0 and follow each other"),
+        ([0, 0, 100], "documents must begin at 0 and follow each other"),
+        ([0, 50, 101], "it ends at token 101, manifest.json says 100"),
+        ([0, 50, 99], "it ends at token 99, manifest.json says 100"),
+    ],
+)
+def test_documents_lie_end_to_end(tmp_path: Path, starts: list[int], message: str) -> None:
+    folder = build(tmp_path / "s", ["x" * 49, "y" * 49]).folder
+    _rewrite(folder, "documents.bin", np.array(starts, dtype="<i8").tobytes())
+    with pytest.raises(DataError, match=message):
+        ShardSet.open(folder, verifier(folder))
+
+
+def test_a_shard_that_shrinks_under_the_job_ends_the_read(tmp_path: Path) -> None:
+    shards = build(tmp_path / "s")
+    (tmp_path / "s" / "shard-00001.bin").write_bytes(b"\5\0")
+    with pytest.raises(DataError, match=r"shard-00001\.bin ends before token 10001"):
+        shards.read(0, shards.tokens)

@@ -1,0 +1,29 @@
+"""A resumed run goes on with the sentences that it began with, unless it is told to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pretrain.latent.task import LatentTask
+from tests.latent import small_job, write_text
+from tokenizer.errors import CheckpointError
+
+
+def test_changed_sentences_are_refused_unless_allowed(tmp_path: Path) -> None:
+    def task(*more: str) -> LatentTask:
+        return LatentTask(small_job("vae", tmp_path, tmp_path / "run", *more), tmp_path / "run")
+
+    write_text(tmp_path)
+    state = task().save_state(tmp_path)
+    task().load_state(tmp_path, state)
+
+    path = tmp_path / "toy.train.txt"
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([" ".join(reversed(first.split())), *rest]) + "\n")  # the same words as often
+    with pytest.raises(CheckpointError, match=r"trained on other text.*data\.allow_change=true goes on"):
+        task().load_state(tmp_path, state)
+    task("data.allow_change=true").load_state(tmp_path, state)
+    del state["text"]  # as an earlier version wrote it
+    task().load_state(tmp_path, state)
