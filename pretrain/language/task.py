@@ -39,7 +39,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class _State(Record):
-    """What :meth:`LanguageTask.save_state` puts into ``state.json``: what tokenizer and text are known by, the queue."""
+    """What :meth:`LanguageTask.save_state` puts into ``state.json``: names of tokenizer and text, the queue."""
 
     tokenizer: str = Field(pattern="^[0-9a-f]{64}$")
     text: Annotated[str, Field(max_length=1000)] | None = None

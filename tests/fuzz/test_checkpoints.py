@@ -16,13 +16,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from launcher.plan import Options
+from launcher.start import resume
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.checkpoint import open_checkpoint, read_metadata, read_weights, restore_weights, verify
 from pretrain.engine.checkpoint.save import write_weights_only
 from pretrain.engine.report.runs import read_run
 from pretrain.engine.run_folder import read_best, read_status
 from pretrain.tasks import TASKS
-from tests.fuzz.harness import HOSTILE, check, command, inputs, library, mutated, snapshot
+from tests.fuzz.harness import HOSTILE, check, inputs, library, mutated, snapshot
 from tests.toy.config import ToyJob
 from tests.toy.task import ToyModel
 from tokenizer.errors import CheckpointError
@@ -220,6 +222,10 @@ def test_the_small_files_of_a_run_from_somebody_else(name: str, tmp_path: Path) 
         check(library(lambda: read(tmp_path)), (name, number, content))
 
 
+def _resume_dry(run: Path) -> object:
+    return resume("pretrain", run, [], Options(), checkpoint=None, debug=False, show=lambda text: None)
+
+
 def test_a_run_folder_from_somebody_else(sound: Path, tmp_path: Path) -> None:
     """`capt resume --dry-run`, and what `capt report` reads, of a run of which any file is damaged."""
     config = (sound / "config.yaml").read_bytes()
@@ -236,7 +242,7 @@ def test_a_run_folder_from_somebody_else(sound: Path, tmp_path: Path) -> None:
         for name, content in files.items():
             (run / name).write_bytes(mutated(rng, content) if name == chosen else content)
         before = snapshot(run)
-        check(command("resume", str(run), "--dry-run"), ("resume", number, chosen))
+        check(library(lambda run=run: _resume_dry(run)), ("resume", number, chosen))  # type: ignore[misc]
         assert snapshot(run) == before
         check(library(lambda run=run: read_run(run)), ("report", number, chosen))  # type: ignore[misc]
         shutil.rmtree(run)
