@@ -2,7 +2,8 @@
 
 A multi-host launcher writes what travels into the command line of a remote shell: everyone on the hosts can read it
 with ``ps``, and the shell executes what looks like a command. So names are on a list, secrets stay at home, and
-values that a shell would read are refused.
+values that a shell would read are refused. A ``.deepspeed_env`` in the working folder may be somebody else's: what
+stands there can set a flag or an interface, but name no file and no folder from which code would be loaded.
 """
 
 from __future__ import annotations
@@ -13,16 +14,24 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from launcher.sensitive import is_secret
 from tokenizer.errors import ConfigError
+from tokenizer.safe_files import read_text
 
 log = logging.getLogger(__name__)
 
-_PREFIXES = ("CAPT_", "GLOO_", "HF_", "NCCL_", "TORCH_", "UCX_")
-_NAMES = frozenset({"CUDA_HOME", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PYTHONPATH", "TOKENIZERS_PARALLELISM"})
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""For every rank: ``python -m pretrain`` must not find a ``pretrain.py`` or ``configs`` of the user's folder first."""
+OWN_NAMES = "CAPT_TRAVELS"
+"""The variable in which a user lists further names, separated by commas."""
+
+_PREFIXES = ("CAPT_", "GLOO_", "HF_DATASETS_", "HF_HUB_", "HF_XET_", "NCCL_", "TORCH_", "UCX_")
+_FLAGS = frozenset({"OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM"})
+_PLACES = frozenset({"CUDA_HOME", "HF_ENDPOINT", "HF_HOME", "LD_LIBRARY_PATH", "PYTHONPATH"})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(r"TOKEN(?!IZERS)|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE|_KEY$|AUTH", re.IGNORECASE)
-_USERINFO = re.compile(r"://[^/\s]*@")
+_PLACE = re.compile(r"CACHE|CONF|DIR|FILE|HOME|LIB|MODULE|PATH|PIPE|PLUGIN|PRELOAD|ROOT")
 _UNSAFE = re.compile(r"""["'`$\\;&|<>()\[\]{}*?!#~]|[^ -~]""")
+_MAX_BYTES = 1 << 16
 
 
 def inherited() -> dict[str, str]:
@@ -38,31 +47,35 @@ def visible_gpus() -> list[str]:
     return sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
 
 
-def travelling(environment: Mapping[str, str], folders: tuple[Path, ...]) -> dict[str, str]:
-    """The variables that go to every host: the listed ones of ``environment``, then those of ``.deepspeed_env`` files.
-
-    Like DeepSpeed, ``$DS_ENV_FILE`` names another file, and later ``folders`` win. Variables that look like secrets
-    are left out with a warning; written into a ``.deepspeed_env`` they are an error.
-
-    Raises:
-        ConfigError: a value holds characters that a shell would interpret, or a file's line is not ``NAME=value``.
-    """
+def portable(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of ``environment`` that a job on other hosts gets: the listed names, without what looks secret."""
+    own = _own_names(environment)
     result: dict[str, str] = {}
     for name in sorted(environment):
-        if name not in _NAMES and not name.startswith(_PREFIXES):
-            continue
-        if is_secret(name, environment[name]):
+        listed = name in own or name in _FLAGS or name in _PLACES or name.startswith(_PREFIXES)
+        if not is_secret(name, environment[name]):
+            result |= {name: environment[name]} if listed else {}
+        elif listed or name == "HF_TOKEN":
             log.warning("%s looks like a secret and stays on this host; log in on each host instead", name)
-            continue
-        result[name] = shell_safe(environment[name], f"environment variable {name}")
-    for folder in folders:
-        result |= _env_file(folder / environment.get("DS_ENV_FILE", ".deepspeed_env"))
     return result
 
 
-def is_secret(name: str, value: str) -> bool:
-    """True for a name that says secret (token, key, password), or a URL with a password in it."""
-    return bool(_SECRET.search(name) or _USERINFO.search(value))
+def travelling(environment: Mapping[str, str], folders: tuple[Path, ...]) -> dict[str, str]:
+    """What goes to every host through a remote shell: ``portable``, then what stands in ``.deepspeed_env`` files.
+
+    Like DeepSpeed, ``$DS_ENV_FILE`` names another file, and later ``folders`` win. Variables that look like secrets
+    are left out with a warning; written into a ``.deepspeed_env`` they are an error, and so are names that are not on
+    the list for files: flags, and the prefixes where the name is not that of a file or folder and the value no path.
+
+    Raises:
+        ConfigError: a value holds characters that a shell would interpret, or a file's line is not ``NAME=value`` with
+            such a name.
+    """
+    result = {name: shell_safe(value, f"environment variable {name}") for name, value in portable(environment).items()}
+    own = _own_names(environment)
+    for folder in folders:
+        result |= _env_file(folder / environment.get("DS_ENV_FILE", ".deepspeed_env"), own)
+    return result
 
 
 def shell_safe(value: str, what: str) -> str:
@@ -76,20 +89,34 @@ def shell_safe(value: str, what: str) -> str:
     return value
 
 
-def _env_file(path: Path) -> dict[str, str]:
-    if not path.is_file():
+def _own_names(environment: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(name.strip() for name in environment.get(OWN_NAMES, "").split(","))
+
+
+def _env_file(path: Path, own: frozenset[str]) -> dict[str, str]:
+    if not path.exists():
         return {}
     result: dict[str, str] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+    text = read_text(path, limit=_MAX_BYTES, error=ConfigError)
+    for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         name, equals, value = line.partition("=")
         name, value = name.strip(), value.strip()
+        where = f"{path}, line {number}"
         if not equals or not _NAME.fullmatch(name):
-            raise ConfigError(f"{path}, line {number}: not of the form NAME=value")
+            raise ConfigError(f"{where}: not of the form NAME=value")
         if is_secret(name, value):
+            raise ConfigError(f"{where}: {name} looks like a secret; it would stand in the process list of every host")
+        if name not in own and not _is_setting(name, value):
             raise ConfigError(
-                f"{path}, line {number}: {name} looks like a secret; it would stand in the process list of every host"
+                f"{where}: {name[:80]} may load code or name a file, or is not known to be needed: "
+                f"export it yourself and list it in {OWN_NAMES}={name[:80]}"
             )
-        result[name] = shell_safe(value, f"{path}, line {number}: {name}")
+        result[name] = shell_safe(value, f"{where}: {name}")
     return result
+
+
+def _is_setting(name: str, value: str) -> bool:
+    """Whether a file may set this: a flag or number, and nothing from which code or files would come."""
+    return name in _FLAGS or (name.startswith(_PREFIXES) and not _PLACE.search(name) and "/" not in value)

@@ -11,11 +11,11 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.address import MAX_SLOTS, check_host
 from tokenizer.errors import ConfigError
+from tokenizer.safe_files import read_bytes
 
-MAX_SLOTS = 512
 _MAX_BYTES = 1_000_000
-_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252}[A-Za-z0-9_])?")
 _LINE = re.compile(r"(?P<host>\S+)[ \t]+slots=(?P<slots>-?[0-9]{1,12})")
 
 
@@ -56,12 +56,10 @@ def is_this_host(name: str) -> bool:
 
 
 def _text(path: Path) -> str:
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"no hostfile {path}; without --hostfile the job runs on this host only")
-    if path.stat().st_size > _MAX_BYTES:
-        raise ConfigError(f"hostfile {path}: {path.stat().st_size} bytes; a hostfile is at most {_MAX_BYTES}")
     try:
-        return path.read_bytes().decode("ascii")
+        return read_bytes(path, limit=_MAX_BYTES, error=ConfigError).decode("ascii")
     except UnicodeDecodeError as error:
         raise ConfigError(f"hostfile {path}: not plain ASCII text (byte {error.start})") from None
 
@@ -71,11 +69,11 @@ def _parse(line: str, where: str) -> Host:
     if match is None:
         raise ConfigError(f"{where}: {line[:80]!r} is not of the form 'host slots=N'")
     name, slots = match["host"], int(match["slots"])
-    if not _HOST.fullmatch(name):
-        raise ConfigError(
-            f"{where}: {name[:80]!r} is not a host: a name or IPv4 address of letters, digits, '.', '-' and '_', "
-            "not beginning with '-' (user, port and the like belong in ~/.ssh/config)"
-        )
+    try:
+        check_host(name)
+    except ValueError as error:
+        hint = "user, port and the like belong in ~/.ssh/config"
+        raise ConfigError(f"{where}: {name[:80]!r} is {error} ({hint})") from None
     if not 0 < slots <= MAX_SLOTS:
         raise ConfigError(f"{where}: slots={slots}; a host runs 1 to {MAX_SLOTS} processes")
     return Host(name, slots)

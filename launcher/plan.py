@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
-from pydantic import PositiveInt, ValidationError
+from pydantic import ConfigDict, ValidationError
 
+from launcher.address import Address, PlainPath, Port, Slots
 from launcher.hostfile import Host
 from pretrain.config.base import Section
 from pretrain.config.load import explain
 from pretrain.config.schema import Job
 from pretrain.engine.deepspeed_config import deepspeed_config
 from tokenizer.errors import ConfigError
+from tokenizer.safe_files import read_bytes
+
+_MAX_BYTES = 1 << 16
+
+BackendName = Literal["local", "deepspeed", "torchrun", "slurm", "ray"]
 
 
 class Options(Section):
     """How the user wants the job launched; what is None is decided by the backend. Kept in ``RUN/launch.json``."""
 
-    launcher: str | None = None
-    nproc: PositiveInt | None = None
-    hostfile: Path | None = None
-    master_addr: str | None = None
-    master_port: PositiveInt | None = None
-    cluster: Path | None = None
+    model_config = ConfigDict(strict=True)
+
+    launcher: BackendName | None = None
+    nproc: Slots | None = None
+    hostfile: PlainPath | None = None
+    master_addr: Address | None = None
+    master_port: Port | None = None
+    cluster: PlainPath | None = None
+
+    @classmethod
+    def given(cls, **options: Any) -> Options:
+        """The options of a command line. Raises ``ConfigError`` naming the one that is not valid."""
+        try:
+            return cls(**options)
+        except ValidationError as error:
+            raise ConfigError(f"--{explain(error, cls).replace('_', '-', 1)}") from None
 
     def to_json(self) -> str:
         """The options that were given, as JSON with absolute paths."""
@@ -37,13 +55,31 @@ class Options(Section):
 
     @classmethod
     def read(cls, path: Path) -> Options:
-        """The inverse of ``to_json``; no options where there is no file. Raises ``ConfigError`` for a damaged file."""
+        """The inverse of ``to_json``; no options where there is no file.
+
+        A hostfile says on which hosts code runs, a cluster file may hold shell lines. So they are taken only from a
+        file of this user, by absolute path, and not from inside the run folder, which may be somebody else's work.
+
+        Raises:
+            ConfigError: the file is damaged, or names a file as above.
+        """
+        remedy = "delete the file, or pass --nproc, --hostfile or --cluster"
         try:
-            return cls.model_validate_json(path.read_bytes()) if path.is_file() else cls()
+            options = cls.model_validate_json(read_bytes(path, limit=_MAX_BYTES, error=ConfigError))
+        except FileNotFoundError:
+            return cls()
         except ValidationError as error:
-            raise ConfigError(
-                f"{path}: {explain(error, cls)} (delete the file, or pass --nproc or --hostfile)"
-            ) from None
+            raise ConfigError(f"{path}: {explain(error, cls)} ({remedy})") from None
+        for name, file in (("hostfile", options.hostfile), ("cluster", options.cluster)):
+            if file is None or (name == "cluster" and not file.exists()):  # the name of a shipped one
+                continue
+            if path.stat().st_uid not in (0, os.geteuid()):
+                raise ConfigError(f"{path}: {name}: written by another user; look at it and pass --{name} yourself")
+            if not file.is_absolute() or file.resolve().is_relative_to(path.parent.resolve()):
+                raise ConfigError(
+                    f"{path}: {name}: {str(file)!r} is no absolute path outside the run folder; pass --{name} yourself"
+                )
+        return options
 
 
 @dataclass(frozen=True)
@@ -54,6 +90,8 @@ class Launch:
     arguments: tuple[str, ...]
     job: Job
     options: Options
+    inputs: tuple[str, ...] = ()
+    """What the job reads, a line each."""
 
     @property
     def run_dir(self) -> Path:
@@ -94,8 +132,16 @@ class Plan:
         return sum(host.slots for host in self.hosts)
 
 
+@dataclass(frozen=True)
+class End:
+    """How a launch ended: the job's exit code, and what ended it where it cannot have said so itself."""
+
+    code: int
+    reason: str = ""
+
+
 def describe(launch: Launch, plan: Plan) -> str:
-    """The text of ``--dry-run``: batch arithmetic, environment, files with their content, commands.
+    """The text of ``--dry-run``: batch arithmetic, inputs, environment, files with their content, commands.
 
     Raises:
         ConfigError: ``engine.deepspeed_extra`` is not valid, or the batch sizes do not fit the world size.
@@ -107,7 +153,7 @@ def describe(launch: Launch, plan: Plan) -> str:
         f"# {plan.launcher}: {plan.world} ranks ({hosts})\n"
         f"# batch.global {batch.global_} = batch.micro {batch.micro} x accumulation "
         f"{generated['gradient_accumulation_steps']} x {plan.world} ranks\n"
-        f"# run.dir {launch.run_dir}"
+        f"# run.dir {launch.run_dir}" + "".join(f"\n# {line}" for line in launch.inputs)
     ]
     if plan.travels:
         blocks.append(

@@ -7,17 +7,19 @@ here it is a private file that lives as long as the cluster.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from launcher import environment, machine, runfolder
+from launcher.sensitive import is_secret
 from tokenizer.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -35,13 +37,20 @@ _QUIET = {
     "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "0",
     "TUNE_FORCE_TRIAL_CLEANUP_S": "120",
 }
+_RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
 _STORE = 100 * 2**20
 _TIMEOUT = 3.0
 
 
-def bundle(cpus: int, gpus: int) -> dict[str, float]:
+def chosen_address(address: str | None = None) -> str | None:
+    """The cluster to join: ``address`` (``--address``), else ``RAY_ADDRESS``; None for one of our own."""
+    found = address or environment.inherited().get("RAY_ADDRESS") or None
+    return None if found == "local" else found
+
+
+def bundle(cpus: float, gpus: float, others: Mapping[str, float] | None = None) -> dict[str, float]:
     """What one rank takes of a node."""
-    return {"CPU": float(cpus)} | ({"GPU": float(gpus)} if gpus else {})
+    return {"CPU": float(cpus)} | ({"GPU": float(gpus)} if gpus else {}) | dict(others or {})
 
 
 def check_here(need: Mapping[str, float], count: int) -> None:
@@ -51,7 +60,7 @@ def check_here(need: Mapping[str, float], count: int) -> None:
         ConfigError: it has too few cores or GPUs.
     """
     here = {"CPU": float(machine.cores()), "GPU": float(len(environment.visible_gpus()))}
-    if any(need[name] * count > here.get(name, 0.0) for name in need):
+    if _room(here, need) < count:
         raise ConfigError(
             f"{count} ranks of {_text(need)} each do not fit this machine ({_text(here)}): "
             "lower trial.workers, trial.cpus or trial.gpus, or join a cluster with --address"
@@ -59,23 +68,73 @@ def check_here(need: Mapping[str, float], count: int) -> None:
 
 
 def check_cluster(need: Mapping[str, float], count: int) -> None:
-    """Refuse ``count`` ranks that the nodes of the cluster can never hold together. Raises ``ConfigError``."""
+    """Refuse ``count`` ranks that the nodes of the cluster can never hold together, with those that it may add.
+
+    Raises:
+        ConfigError: they do not fit.
+    """
+    check_room(need, count, _nodes(), addable())
+
+
+def check_room(
+    need: Mapping[str, float],
+    count: int,
+    nodes: Sequence[Mapping[str, float]],
+    more: Sequence[tuple[Mapping[str, float], float]],
+) -> None:
+    """``check_cluster`` for these nodes, and those that may be added. Raises ``ConfigError``."""
+    rooms = [(_room(node, need), 1.0) for node in nodes] + [(_room(node, need), number) for node, number in more]
+    if sum(room * number for room, number in rooms if room) < count:
+        have = "; ".join(_text(node) for node in nodes)
+        added = "; ".join(f"{'any number' if math.isinf(n) else n} of {_text(node)}" for node, n in more)
+        have += f", with what it may add: {added}" if more else ""
+        raise ConfigError(f"{count} ranks of {_text(need)} each do not fit the cluster's nodes ({have})")
+
+
+def _nodes() -> list[Mapping[str, float]]:
     import ray
 
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    room = sum(min(int(node.get(name, 0.0) // need[name]) for name in need) for node in nodes)
-    if room < count:
-        have = "; ".join(_text(node) for node in nodes)
-        raise ConfigError(f"{count} ranks of {_text(need)} each do not fit the cluster's nodes ({have})")
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def addable() -> list[tuple[Mapping[str, float], float]]:
+    """What a node of each kind that the cluster's autoscaler may start holds, and how many of them; none without one.
+
+    Nodes that it has started already are among them: this is a bound on what can ever be there.
+    """
+    from ray._private.state import state  # Ray offers the sum over all kinds alone, which says nothing of one node
+
+    config = state.get_cluster_config()
+    return groups_of(config) if config is not None else []
+
+
+def groups_of(config: Any) -> list[tuple[Mapping[str, float], float]]:
+    """The groups of Ray's ``ClusterConfig``, in which -1 stands for any number."""
+
+    def unbounded(number: float) -> float:
+        return math.inf if number < 0 else number
+
+    groups = [
+        ({k: unbounded(v) for k, v in g.resources.items()}, unbounded(g.max_count)) for g in config.node_group_configs
+    ]
+    return [(resources, number) for resources, number in groups if number]
+
+
+def _room(node: Mapping[str, float], need: Mapping[str, float]) -> float:
+    """How many ranks a node holds, in Ray's fractions of a ten-thousandth."""
+    return min(math.inf if math.isinf(node.get(k, 0)) else (node.get(k, 0) + 1e-5) // need[k] for k in need)
+
+
+def travelling(address: str | None) -> dict[str, str]:
+    """What of this process's environment goes to the ranks: they inherit all of it on a cluster of our own."""
+    return environment.portable(environment.inherited()) if address is not None else {}
 
 
 def has_gpus(address: str | None) -> bool:
     """Whether the cluster (after ``cluster`` has joined it) or this machine has GPUs."""
     if address is None:
         return bool(environment.visible_gpus())
-    import ray
-
-    return bool(ray.cluster_resources().get("GPU"))
+    return any(node.get("GPU") for node in (*_nodes(), *(node for node, _ in addable())))
 
 
 def own_address() -> str:
@@ -91,17 +150,22 @@ def check_address(address: str) -> None:
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
-    if "://" in address or not host or not port.isdigit():
-        raise ConfigError(f"--address {address!r}: give HOST:PORT as 'ray start --head' prints it (6379), or auto")
+    if "://" in address or not host or not port.isascii() or not port.isdigit():
+        raise ConfigError(
+            f"--address (RAY_ADDRESS) {address[:200]!r}: give HOST:PORT as 'ray start --head' prints it (6379), or auto"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"--address {address}: cannot be reached ({error})") from None
+    except (OSError, OverflowError, ValueError) as error:  # ValueError: a host name that IDNA does not take
+        raise ConfigError(f"--address (RAY_ADDRESS) {address[:200]!r}: cannot be reached ({error})") from None
 
 
 @contextmanager
 def cluster(address: str | None, *, chatty: bool = False) -> Iterator[None]:
     """Join the cluster at ``address``, or start one on this machine's cores and GPUs; leave or end it afterwards.
+
+    Meanwhile this process's environment holds no secrets: Tune hands those of AWS to its workers in a form that stands
+    in Ray's logs and command lines. A cluster of our own has inherited them before, as every process of this machine.
 
     Raises:
         ConfigError: there is no cluster at the address, or it does not let us in.
@@ -118,6 +182,7 @@ def cluster(address: str | None, *, chatty: bool = False) -> Iterator[None]:
     Config.initialize("")  # where Ray was imported before, it has read the environment already
     common: dict[str, Any] = {"include_dashboard": False} if address is None else {}
     common |= {"log_to_driver": chatty, "logging_level": logging.ERROR, "configure_logging": True}
+    withheld: dict[str, str] = {}
     try:
         if address is None:
             gpus = len(environment.visible_gpus())
@@ -128,15 +193,21 @@ def cluster(address: str | None, *, chatty: bool = False) -> Iterator[None]:
                 object_store_memory=_STORE,
                 **common,
             )
-        else:
+        withheld = {name: os.environ.pop(name) for name, value in environment.inherited().items() if _held(name, value)}
+        if address is not None:
             _join(address, common)
         yield
     finally:
         ray.shutdown()
+        os.environ.update(withheld)
         if private is not None:
             for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
                 os.environ.pop(name, None)
             shutil.rmtree(private)
+
+
+def _held(name: str, value: str) -> bool:
+    return name.startswith("AWS_") or (is_secret(name, value) and not name.startswith("RAY_"))
 
 
 def _join(address: str, common: Mapping[str, Any]) -> None:
@@ -146,9 +217,10 @@ def _join(address: str, common: Mapping[str, Any]) -> None:
     try:
         ray.init(address, **common)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
-        raise ConfigError(f"--address {address}: {' '.join(str(error).split())[:300]}") from None
+        raise ConfigError(f"--address (RAY_ADDRESS) {address}: {' '.join(str(error).split())[:300]}") from None
 
 
 def _text(resources: Mapping[str, float]) -> str:
     names = {"CPU": "cores", "GPU": "GPUs"}
-    return ", ".join(f"{resources[key]:g} {name}" for key, name in names.items() if key in resources)
+    own = {k: k for k in resources if k.isidentifier() and k not in _RAYS_OWN}
+    return ", ".join(f"{resources[key]:g} {name}" for key, name in {**names, **own}.items() if key in resources)

@@ -7,6 +7,7 @@ satisfies :class:`pretrain.engine.task.Task`). Other distributions add tasks thr
 
 from __future__ import annotations
 
+import functools
 import importlib
 from importlib.metadata import entry_points
 from typing import Any
@@ -22,7 +23,12 @@ TASKS = {
 
 def task_packages() -> dict[str, str]:
     """All known tasks: the built-in ones and those of installed entry points."""
-    return TASKS | {entry.name: entry.value for entry in entry_points(group="capt.tasks")}
+    return TASKS | _of_other_distributions()
+
+
+@functools.cache
+def _of_other_distributions() -> dict[str, str]:
+    return {entry.name: entry.value for entry in entry_points(group="capt.tasks")}
 
 
 def _package(type_: str) -> str:

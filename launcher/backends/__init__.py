@@ -1,13 +1,11 @@
-"""The ways to start a job's processes. A backend is a module with two functions, listed in ``BACKENDS``."""
+"""The ways to start a job's processes. A backend is a module with two functions, named in ``BackendName``."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Protocol, cast
 
-from launcher.plan import Launch, Plan
-
-BACKENDS = ("local", "deepspeed", "torchrun", "slurm", "ray")
+from launcher.plan import BackendName, End, Launch, Plan
 
 
 class Backend(Protocol):
@@ -16,10 +14,10 @@ class Backend(Protocol):
     def plan(self, launch: Launch) -> Plan:
         """Work out and check a launch without starting anything. Raises ``ConfigError``."""
 
-    def start(self, launch: Launch, plan: Plan) -> int:
-        """Carry the plan out and return the job's exit code (0, 1, 2 or 75)."""
+    def start(self, launch: Launch, plan: Plan) -> End:
+        """Carry the plan out; the job's exit code is 0, 1, 2 or 75."""
 
 
-def backend(name: str) -> Backend:
+def backend(name: BackendName) -> Backend:
     """The backend module of that name."""
     return cast(Backend, importlib.import_module(f"launcher.backends.{name}"))

@@ -21,7 +21,7 @@ from typing import Any
 from launcher import environment, raycluster, runfolder
 from launcher.backends import processes
 from launcher.hostfile import Host
-from launcher.plan import Command, Launch, Plan
+from launcher.plan import Command, End, Launch, Plan
 from tokenizer.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -86,8 +86,8 @@ class Ranks:
         self._ranks = list(ranks)
         self._failed: tuple[int, float] | None = None
 
-    def start(self, argv: Sequence[str], cwd: Path, output: Path | None) -> None:
-        """Start all ranks with the variables that ``torch.distributed`` reads."""
+    def start(self, argv: Sequence[str], cwd: Path, output: Path | None, travelling: Mapping[str, str]) -> None:
+        """Start all ranks with what travels to them and the variables that ``torch.distributed`` reads."""
         self._failed = None
         places: list[Place] = self._all("place")
         ranks_on = Counter(place.node for place in places)
@@ -95,12 +95,14 @@ class Ranks:
         for rank, (handle, place) in enumerate(zip(self._ranks, places, strict=True)):
             gpus = [gpu for other in places if other.node == place.node for gpu in other.gpus]
             env = {
+                **travelling,
                 "RANK": str(rank),
                 "WORLD_SIZE": str(len(places)),
                 "LOCAL_RANK": str(seen[place.node]),
                 "LOCAL_WORLD_SIZE": str(ranks_on[place.node]),
                 "MASTER_ADDR": places[0].address,
                 "MASTER_PORT": str(places[0].port),
+                **environment.SAFE_PATH,
             }
             if gpus:  # each rank sees its node's ranks' GPUs, so that they reach each other
                 env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -143,6 +145,7 @@ def remote_ranks(group: Any, bundles: Sequence[int], need: Mapping[str, float]) 
         actor.options(
             num_cpus=need["CPU"],
             num_gpus=need.get("GPU", 0),
+            resources={name: amount for name, amount in need.items() if name not in ("CPU", "GPU")},
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
         ).remote()
         for index in bundles
@@ -160,16 +163,16 @@ def plan(launch: Launch) -> Plan:
     if given:
         raise ConfigError(f"--{given[0].replace('_', '-')} does not go with --launcher ray: Ray chooses the nodes")
     ranks = options.nproc or max(1, len(environment.visible_gpus()))
-    address = _address()
+    address = raycluster.chosen_address()
     if address is None:
         raycluster.check_here(_need(None), ranks)
     command = Command((sys.executable, "-m", launch.module, *launch.arguments))
     return Plan("ray", (Host(f"Ray cluster {address or '(of its own)'}", ranks),), (command,) * ranks)
 
 
-def start(launch: Launch, plan: Plan) -> int:
-    """Run all ranks to their end and return the job's exit code."""
-    address = _address()
+def start(launch: Launch, plan: Plan) -> End:
+    """Run all ranks to their end."""
+    address = raycluster.chosen_address()
     with raycluster.cluster(address, chatty=True):
         import ray
 
@@ -180,22 +183,18 @@ def start(launch: Launch, plan: Plan) -> int:
         ray.get(group.ready())
         ranks = Ranks(remote_ranks(group, range(plan.world), need))
         with processes.stop_signals(ranks.send, lambda: ranks.send(signal.SIGKILL)):
-            ranks.start(plan.commands[0].argv, Path.cwd(), None)
+            ranks.start(plan.commands[0].argv, Path.cwd(), None, raycluster.travelling(address))
             try:
                 while (code := ranks.poll()) is None:
                     time.sleep(_POLL)
             except ray.exceptions.RayActorError as error:
                 log.error("a node of the job was lost: %s", " ".join(str(error).split())[:200])
                 code = runfolder.FAILED
-    return code
+    return End(code)
 
 
 def _need(address: str | None) -> dict[str, float]:
     return raycluster.bundle(1, int(raycluster.has_gpus(address)))
-
-
-def _address() -> str | None:
-    return environment.inherited().get("RAY_ADDRESS") or None
 
 
 def _call(rank: Any, method: str, *arguments: Any) -> Any:

@@ -39,7 +39,7 @@ def _verb(help_text: str) -> Callable[..., int]:
         from launcher.plan import Options
         from launcher.start import begin as start
 
-        options = Options(
+        options = Options.given(
             launcher=launcher,
             nproc=nproc,
             hostfile=hostfile,
@@ -75,7 +75,7 @@ def resume(
     from launcher.plan import Options
     from launcher.start import resume as resume_run
 
-    options = Options(
+    options = Options.given(
         launcher=launcher,
         nproc=nproc,
         hostfile=hostfile,

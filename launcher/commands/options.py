@@ -13,7 +13,9 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c ...]", he
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-Nproc = Annotated[int | None, typer.Option(min=1, help="Processes on this host (default: one a GPU, else one).")]
+Nproc = Annotated[
+    int | None, typer.Option(min=1, max=512, help="Processes on this host (default: one a GPU, else one).")
+]
 Hostfile = Annotated[Path | None, typer.Option(help="Lines 'host slots=N': run on these hosts over ssh.")]
 Launcher = Annotated[
     str | None,

@@ -19,7 +19,8 @@ def sweep(
         typer.Argument(metavar="[a.b=c ...]", help="Keys of every trial's job; sweep.a.b=c is the sweep's own."),
     ] = None,
     address: Annotated[
-        str | None, typer.Option(help="HOST:PORT of a Ray cluster to join, or auto; without it one is started here.")
+        str | None,
+        typer.Option(help="HOST:PORT of a Ray cluster to join, or auto (also RAY_ADDRESS); else one is started here."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the sweep in sweep.dir: nothing that is over runs again.")

@@ -14,6 +14,7 @@ from pretrain.config.load import explain, load_mapping, resolve_path
 from tokenizer.errors import ConfigError
 
 Value = bool | int | float | str | None | list[Any]
+Amount = Annotated[float, Field(gt=0, le=1e6)]
 
 
 class Dimension(Section):
@@ -108,21 +109,41 @@ class Pbt(Section):
 
 
 class TrialSection(Section):
-    """What a trial is given: ``workers`` ranks of ``cpus`` cores and ``gpus`` GPUs each."""
+    """What a trial is given: ``workers`` ranks of ``cpus`` cores, ``gpus`` GPUs and ``resources`` each.
+
+    Parts of a core or of a GPU let as many trials share it as fit; that their memory suffices is theirs to see to.
+    """
 
     workers: PositiveInt = Field(1, description="ranks of a trial")
-    cpus: PositiveInt = Field(1, description="cores a rank")
-    gpus: Annotated[int, Field(ge=0)] | Literal["auto"] = Field("auto", description="a rank; auto: 1 if any")
+    cpus: Amount = Field(1, description="cores a rank, or a part of one")
+    gpus: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = Field(
+        "auto", description="a rank: 0, 1, or a part of one; auto: 1 if any"
+    )
+    resources: dict[str, Amount] = Field({}, description="what else of a node a rank takes, as 'ray start' named it")
     threads: PositiveInt | None = Field(None, description="run.threads of a rank; null: as many as it has cores")
     retries: NonNegativeInt = Field(1, description="how often a trial that failed is continued")
     concurrent: PositiveInt | None = Field(None, description="trials at a time; null: as many as fit")
 
-    @field_validator("gpus")
+    @field_validator("gpus", mode="before")
     @classmethod
-    def _one_gpu_a_rank(cls, gpus: int | str) -> int | str:
-        if isinstance(gpus, int) and gpus > 1:
+    def _one_gpu_a_rank(cls, gpus: Any) -> Any:
+        if isinstance(gpus, int | float) and gpus > 1:
             raise ValueError("a rank drives one GPU; set trial.workers for more")
         return gpus
+
+    @field_validator("resources")
+    @classmethod
+    def _not_the_named_ones(cls, resources: dict[str, float]) -> dict[str, float]:
+        for name in resources:
+            if name.lower() in ("cpu", "gpu", "memory", "object_store_memory") or not name.isprintable():
+                raise ValueError(f"{name!r} is no resource of one's own: cores are trial.cpus, GPUs trial.gpus")
+        return resources
+
+    @model_validator(mode="after")
+    def _ranks_of_a_trial_share_no_gpu(self) -> TrialSection:
+        if self.workers > 1 and self.gpus not in ("auto", 0, 1):
+            raise ValueError(f"gpus {self.gpus}: the ranks of a trial cannot share a GPU; set workers: 1, or gpus: 1")
+        return self
 
 
 class Sweep(Section):

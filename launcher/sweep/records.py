@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from launcher import runfolder
 from launcher.sweep.trials import Plan, Point, StudyPlan
+from pretrain.engine.metrics_file import METRICS, Row, read_metrics
 
 State = Literal["done", "failed", "pruned"]
 TRIALS = "trials.jsonl"
@@ -46,32 +47,18 @@ def status(run_dir: Path) -> str:
     return str(_json(run_dir / "status.json").get("state", ""))
 
 
-def validations(run_dir: Path) -> list[dict[str, Any]]:
-    """The validation rows of a run."""
-    path = run_dir / "metrics.jsonl"
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            row = json.loads(line)
-        except ValueError:  # a line torn by a crash
-            continue
-        if isinstance(row, dict) and row.get("split") == "validation":
-            rows.append(row)
-    return rows
+def validations(run_dir: Path) -> list[Row]:
+    """The validation rows of a run; none of one that logged nothing."""
+    path = run_dir / METRICS
+    return read_metrics(path).validation if path.exists() else []
 
 
-def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of a validation row."""
-    counters = ("step", "samples", "tokens")
-    return {k: v for k, v in row.items() if isinstance(v, int | float) and k not in counters}
-
-
-def best_row(rows: Iterable[Mapping[str, Any]], study: StudyPlan) -> Mapping[str, Any] | None:
+def best_row(rows: Iterable[Row], study: StudyPlan) -> Row | None:
     """The first of the rows with the best value of the study's metric."""
-    best: Mapping[str, Any] | None = None
+    best: Row | None = None
     for row in rows:
-        value = row.get(study.metric)
-        if value is not None and (best is None or study.better(float(value), float(best[study.metric]))):
+        value = row.figures.get(study.metric)
+        if value is not None and (best is None or study.better(value, best.figures[study.metric])):
             best = row
     return best
 
@@ -126,9 +113,9 @@ class Book:
             "state": state,
             "metric": study.metric,
             "mode": study.mode,
-            "score": _finite(best[study.metric]) if best else None,
-            "best_step": best["step"] if best else None,
-            "metrics": {name: _finite(value) for name, value in numbers(best).items()} if best else {},
+            "score": _finite(best.figures[study.metric]) if best else None,
+            "best_step": best.step if best else None,
+            "metrics": {name: _finite(value) for name, value in best.figures.items()} if best else {},
             "run": str(run.relative_to(self._plan.folder)),
             "node": notes.node,
             "seconds": round(notes.seconds, 2),
@@ -181,8 +168,8 @@ def with_seconds(notes: Notes, since: float, now: float) -> Notes:
     return replace(notes, seconds=notes.seconds + now - since)
 
 
-def _finite(value: Any) -> float | None:
-    return float(value) if math.isfinite(value) else None
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _ends_with_newline(path: Path) -> bool:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.sweep import records
+from pretrain.engine.metrics_file import METRICS, drop_rows_after
 
-_OF_A_RUN = ("config.yaml", "metrics.jsonl", "status.json", "best.json")
+_OF_A_RUN = ("config.yaml", METRICS, "status.json", "best.json")
 
 
 def checkpoint(run_dir: Path, step: int) -> Path:
@@ -41,7 +42,7 @@ def prepare(run_dir: Path, source: Mapping[str, Any] | None) -> tuple[tuple[str,
         _clear(run_dir)
         return (), 0
     step = steps[-1]
-    _drop_rows_after(run_dir / "metrics.jsonl", step)
+    drop_rows_after(run_dir / METRICS, step)
     (run_dir / "status.json").unlink(missing_ok=True)
     return ("--resume", "--checkpoint", checkpoint(run_dir, step).name), step
 
@@ -90,22 +91,6 @@ def _clear(run_dir: Path) -> None:
         (run_dir / name).unlink(missing_ok=True)
     for name in ("checkpoints", "tensorboard"):
         shutil.rmtree(run_dir / name, ignore_errors=True)
-
-
-def _drop_rows_after(path: Path, step: int) -> None:
-    """Rows of steps that will be done again must not be reported before they are."""
-    if not path.is_file():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            if int(json.loads(line)["step"]) <= step:
-                kept.append(line)
-        except (ValueError, KeyError, TypeError):
-            continue
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-    temporary.replace(path)
 
 
 def _tail(path: Path, size: int = 20_000) -> str:

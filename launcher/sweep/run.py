@@ -14,9 +14,10 @@ from typing import Any
 
 from launcher import raycluster, runfolder
 from launcher.backends import processes
+from launcher.sweep.bases import keep_bases
 from launcher.sweep.config import Sweep, load_sweep
 from launcher.sweep.records import TRIALS, Book, Notes
-from launcher.sweep.trials import Plan, Point, check, make_plan
+from launcher.sweep.trials import Plan, Point, check, check_inputs, make_plan
 from tokenizer.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -39,12 +40,15 @@ def run_sweep(
         0, 1 when a trial failed, or 75 when stopped by a signal.
 
     Raises:
-        ConfigError: the sweep or a job of it is wrong, its folder is taken, a trial fits no node, there is no cluster
-            at ``address``, or the jobs report no metric of the study's name.
+        ConfigError: the sweep or a job of it is wrong, its folder is taken or of other jobs, a trial fits no node,
+            there is no cluster at ``address`` or ``RAY_ADDRESS``, or the jobs report no metric of the study's name.
+        UserError: an input of a job is missing, or a file of the sweep's folder is damaged.
     """
+    address = raycluster.chosen_address(address)
     sweep = load_sweep(config, overrides)
-    plan = make_plan(sweep, module)
+    plan = make_plan(sweep, module, raycluster.travelling(address))
     points = check(sweep, plan)
+    check_inputs(plan, points)
     if show is not None:
         show(describe(sweep, plan, points))
         return runfolder.DONE
@@ -53,6 +57,7 @@ def run_sweep(
     else:
         raycluster.check_address(address)
     with _taken(plan.folder, resume):
+        keep_bases(plan)
         book = Book(plan, sweep.keep_checkpoints)
         with raycluster.cluster(address):
             need = _need(sweep, address)
@@ -71,7 +76,7 @@ def describe(sweep: Sweep, plan: Plan, points: Mapping[str, Sequence[Point]]) ->
         blocks.append("\n".join(lines))
     trial = sweep.trial
     total = sum(map(len, points.values()))
-    blocks.append(f"# {total} trials of {trial.workers} ranks with {trial.cpus} cores each, in {plan.folder}")
+    blocks.append(f"# {total} trials of {trial.workers} ranks with {trial.cpus:g} cores each, in {plan.folder}")
     return "\n\n".join(blocks)
 
 
@@ -170,7 +175,7 @@ def _outcome(sweep: Sweep, plan: Plan, book: Book, stopping: bool) -> int:
 def _need(sweep: Sweep, address: str | None) -> dict[str, float]:
     trial = sweep.trial
     gpus = int(raycluster.has_gpus(address)) if trial.gpus == "auto" else trial.gpus
-    return raycluster.bundle(trial.cpus, gpus)
+    return raycluster.bundle(trial.cpus, gpus, trial.resources)
 
 
 def _give_up() -> None:

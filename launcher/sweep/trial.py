@@ -28,6 +28,7 @@ from launcher.sweep.records import Notes
 from launcher.sweep.rows import Rows
 from launcher.sweep.trials import Plan, Point, put
 from pretrain.config.load import load_mapping
+from pretrain.engine.metrics_file import METRICS, Row
 
 _POLL = 0.1
 _LOCK_SECONDS = 60.0
@@ -62,7 +63,7 @@ class SweepTrial(tune.Trainable):
         self._run.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(self._run / ".lock")
         self._notes = Notes.read(self._run)
-        self._rows = Rows(self._run / "metrics.jsonl")
+        self._rows = Rows(self._run / METRICS)
         self._began: float | None = None
         self._copy_from: Mapping[str, Any] | None = None
         self._retries = self._plan.retries
@@ -146,15 +147,14 @@ class SweepTrial(tune.Trainable):
         self._notes.write(self._run)
         argv = (sys.executable, "-m", self._plan.module, str(self._run / "job.yaml"), *arguments)
         self._began = time.monotonic()
-        self._ranks.start(argv, self._plan.cwd, self._run / "log" / "trial.log")
+        self._ranks.start(argv, self._plan.cwd, self._run / "log" / "trial.log", self._plan.env)
 
-    def _report(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        value = row.get(self._study.metric)
+    def _report(self, row: Row) -> dict[str, Any]:
+        value = row.figures.get(self._study.metric)
         if value is None:
             self._over = "unreported"
-            return {"ended": self._over, "reported": sorted(records.numbers(row)), "done": True}
-        value = float(value)
-        self._step = int(row["step"])
+            return {"ended": self._over, "reported": sorted(row.figures), "done": True}
+        self._step = row.step
         if self._best is None or self._study.better(value, self._best):
             self._best = value
         ranked = value if self._plan.population else self._best

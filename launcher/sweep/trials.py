@@ -8,8 +8,8 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from launcher.sweep.config import Dimension, Sweep
 from pretrain.config.load import flatten, job_from_mapping, load_mapping
 from pretrain.config.schema import Job
 from pretrain.engine.deepspeed_config import deepspeed_config
-from tokenizer.errors import ConfigError
+from tokenizer.errors import ConfigError, UserError
 
 _ATTEMPTS = 50
 
@@ -89,6 +89,8 @@ class Plan:
     threads: int
     retries: int
     population: bool
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What of the driver's environment travels to the trials."""
 
     @property
     def stop_file(self) -> Path:
@@ -107,7 +109,7 @@ class Plan:
         return job
 
 
-def make_plan(sweep: Sweep, module: str) -> Plan:
+def make_plan(sweep: Sweep, module: str, env: Mapping[str, str] | None = None) -> Plan:
     """Resolve every study's base job.
 
     Raises:
@@ -126,8 +128,10 @@ def make_plan(sweep: Sweep, module: str) -> Plan:
         studies[name] = StudyPlan(name, study.metric, study.mode, base, folder)
     trial = sweep.trial
     population = sweep.scheduler.type == "pbt"
-    threads = trial.threads or trial.cpus
-    return Plan(sweep.sweep.dir, Path.cwd(), module, studies, trial.workers, threads, trial.retries, population)
+    threads = trial.threads or max(1, int(trial.cpus))
+    return Plan(
+        sweep.sweep.dir, Path.cwd(), module, studies, trial.workers, threads, trial.retries, population, env or {}
+    )
 
 
 def points(sweep: Sweep, study: str) -> list[Point]:
@@ -163,6 +167,20 @@ def check(sweep: Sweep, plan: Plan) -> dict[str, list[Point]]:
                     f"checkpoint.every to the same number (they are {job.validate_.every} and {job.checkpoint.every})"
                 )
     return found
+
+
+def check_inputs(plan: Plan, found: Mapping[str, Sequence[Point]]) -> None:
+    """Look whether what the jobs read is there, for one trial of each setting.
+
+    Raises:
+        UserError: an input such as the data or ``model.init`` is missing; the study is named.
+    """
+    for study, trials in found.items():
+        for point in {json.dumps(dict(point.params)): point for point in trials}.values():
+            try:
+                plan.job(point).check_inputs()
+            except UserError as error:
+                raise type(error)(f"study {study}: {error}") from None
 
 
 def put(mapping: dict[str, Any], key: str, value: Any) -> None:

@@ -217,6 +217,8 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
         return f"{key}: {message}"
     if problem["type"] == "missing":
         return f"{key}: required key is missing"
+    if problem["type"] == "json_invalid":
+        return f"{key}: {message[0].lower()}{message[1:]}"
     return f"{key}: {shown(value)}: {message[0].lower()}{message[1:]}"
 
 

@@ -6,12 +6,13 @@ author to add.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
+
+from pretrain.engine.metrics_file import METRICS, VALIDATION, Row, read_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +94,7 @@ _KEYS = (
 )
 
 _NOT_OF_THE_MODEL = {
-    "step", "samples", "tokens", "lr", "grad_norm", "mfu", "seconds_per_step", "samples_per_second",
-    "tokens_per_second",
+    "lr", "grad_norm", "mfu", "seconds_per_step", "samples_per_second", "tokens_per_second",
 }  # fmt: skip
 
 _PACKAGES = ("capt-pretraining", "torch", "transformers", "tokenizers", "safetensors")
@@ -139,35 +139,26 @@ def model_card(
     return "\n\n".join(parts) + "\n"
 
 
-def final_metrics(run: Path, step: int) -> dict[str, float | int]:
+def final_metrics(run: Path, step: int) -> dict[str, float]:
     """The last training and the last validation row of ``run/metrics.jsonl`` up to ``step``; empty without such a file.
 
     Names of validation rows carry the prefix ``validation/``.
     """
-    path = run / "metrics.jsonl"
-    if not path.is_file():
+    if not (run / METRICS).exists():
         return {}
-    last: dict[str, dict[str, Any]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            logger.warning(
-                "%s:%d is not JSON (a run that was killed leaves such a line); left out of the card", path, number
-            )
-            continue
-        if row.get("step", 0) <= step:
-            last[row.get("split", "train")] = row
-    found: dict[str, float | int] = {}
-    for split, row in sorted(last.items()):
-        prefix = "" if split == "train" else f"{split}/"
-        found.update({f"{prefix}{key}": value for key, value in row.items() if _is_measurement(key, value)})
+    metrics = read_metrics(run / METRICS)
+    for note in metrics.notes:
+        logger.warning("%s: %s", run, note)
+    found: dict[str, float] = {}
+    for prefix, rows in (("", metrics.training), (f"{VALIDATION}/", metrics.validation)):
+        last = next((row for row in reversed(rows) if row.step <= step), Row(step))
+        found |= {f"{prefix}{key}": value for key, value in last.figures.items() if _is_measurement(key)}
     return found
 
 
-def _is_measurement(key: str, value: Any) -> bool:
+def _is_measurement(key: str) -> bool:
     """Of the model, that is: not of the machine, nor a setting."""
-    return isinstance(value, int | float) and key.partition("/")[0] not in _NOT_OF_THE_MODEL
+    return key.partition("/")[0] not in _NOT_OF_THE_MODEL
 
 
 def _training(job: Mapping[str, Any], progress: Mapping[str, int]) -> dict[str, Any]:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
-import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from pretrain.config.schema import Job
 from pretrain.engine import distributed, interruption
-from pretrain.engine.checkpoint import read_job
+from pretrain.engine.checkpoint import read_job_of_run
 from pretrain.engine.checkpoint.save import config_text
+from pretrain.engine.metrics_file import METRICS
 from pretrain.engine.run_folder import (
     BAD_INPUT,
     FAILED,
@@ -28,6 +26,7 @@ from pretrain.engine.run_folder import (
     read_status,
     write_status,
 )
+from pretrain.engine.shared_folder import check_is_shared
 from pretrain.engine.task import Progress
 from tokenizer.errors import ConfigError, user_text
 from tokenizer.safe_files import open_for_append, write_text
@@ -35,8 +34,6 @@ from tokenizer.safe_files import open_for_append, write_text
 logger = logging.getLogger(__name__)
 
 CONFIG = "config.yaml"
-_PATIENCE = 5.0
-"""Seconds after which a file that one host has written must be seen by the others."""
 
 
 class Claim:
@@ -73,8 +70,8 @@ class Claim:
 
     def keep_config(self, job: Job) -> None:
         """Replace ``config.yaml`` by the job as it runs, and name in the log what differs from before."""
-        for key in changed_keys(read_job(self.folder), job):
-            if not self._fresh:
+        if not self._fresh:
+            for key in changed_keys(read_job_of_run(self.folder), job):
                 logger.warning("%s differs from the run's configuration so far", key)
         write_text(self.folder / CONFIG, config_text(job))
 
@@ -109,15 +106,34 @@ class Claim:
         for rank in range(distributed.world_size()):
             (self.folder / "log" / f"rank-{rank}.log").unlink(missing_ok=True)
         (self.folder / CONFIG).unlink(missing_ok=True)
+        self._discard_logs_of_no_step()
         if not (self.folder / "launch.json").exists():  # else the launcher reads the status, and removes the rest
             discard_refused(self.folder)
             for folder in self._new_folders:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 
-    def _write(self, state: str, step: int, code: int | None = None, reason: str = "") -> None:
-        values = {"state": state, "step": step, "exit_code": code, "reason": reason}
-        self._status = Status.model_validate({**values, "failed_saves": self._status.failed_saves})
+    def _discard_logs_of_no_step(self) -> None:
+        """What callbacks have opened, when one of them refuses the job."""
+        metrics, board = self.folder / METRICS, self.folder / "tensorboard"
+        if metrics.is_file() and metrics.stat().st_size == 0:
+            metrics.unlink()
+        for events in board.glob("events.out.tfevents.*"):
+            events.unlink()
+        for empty in (board, self.folder / "checkpoints"):
+            with contextlib.suppress(OSError):
+                empty.rmdir()
+
+    def note_failed_saves(self, count: int) -> None:
+        """Periodic checkpoints found no room so far: ``status.json`` says how many, as soon as it can be written."""
+        if count != self._status.failed_saves:
+            with contextlib.suppress(OSError):
+                self._write("running", self.progress.step, failed_saves=count)
+
+    def _write(self, state: str, step: int, code: int | None = None, reason: str = "", failed_saves: int = -1) -> None:
+        lost = self._status.failed_saves if failed_saves < 0 else failed_saves
+        status = {"state": state, "step": step, "exit_code": code, "reason": reason, "failed_saves": lost}
+        self._status = Status.model_validate(status)
         if distributed.rank() == 0:
             write_status(self.folder, self._status)
 
@@ -157,56 +173,6 @@ def claimed(job: Job, *, resume: bool) -> Iterator[Claim]:
             raise
         finally:
             interruption.before_exit(None)
-
-
-def check_is_shared(folder: Path) -> None:
-    """Every host writes a file into ``folder`` and must see the one of rank 0. Collective.
-
-    Raises:
-        ConfigError: the folder is not on a file system that the hosts share, or a host cannot write there; it is named.
-    """
-    if distributed.world_size() == 1:
-        return
-    token = distributed.broadcast_object(secrets.token_hex(4))
-    speaks = distributed.rank() == 0 or distributed.local_rank() == 0
-    mine = folder / f".shared-{token}-{distributed.rank()}"
-    problem = None
-    try:
-        if speaks and folder.is_dir():
-            write_text(mine, "")
-    except OSError as error:
-        problem = user_text(error)
-    try:
-        distributed.barrier()
-        blind = speaks and not _sees(folder / f".shared-{token}-0")
-        found = distributed.gather_objects((socket.gethostname(), problem, blind))
-    finally:
-        with contextlib.suppress(OSError):
-            mine.unlink(missing_ok=True)
-    with distributed.agreed():
-        _refuse_unshared(folder, found)
-
-
-def _sees(path: Path) -> bool:
-    until = time.monotonic() + _PATIENCE
-    while not path.exists():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-def _refuse_unshared(folder: Path, found: list[tuple[str, str | None, bool]]) -> None:
-    for rank, (host, problem, _) in enumerate(found):
-        if problem is not None:
-            raise ConfigError(f"run.dir {folder}: {host} (rank {rank}) cannot write there: {problem}")
-    blind = [f"{host} (rank {rank})" for rank, (host, _, unseen) in enumerate(found) if unseen]
-    if blind:
-        more = f" and {len(blind) - 8} more" if len(blind) > 8 else ""
-        raise ConfigError(
-            f"run.dir {folder.absolute()}: not shared: what {found[0][0]} (rank 0) writes there is not seen on "
-            f"{', '.join(blind[:8])}{more}; name a folder on a file system that all hosts mount"
-        )
 
 
 @contextlib.contextmanager

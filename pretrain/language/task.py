@@ -6,10 +6,11 @@ import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from pretrain.config.schema import Job
@@ -17,7 +18,7 @@ from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
 from pretrain.data.corruption import IGNORE
 from pretrain.engine import distributed
 from pretrain.engine.engines import Engine
-from pretrain.engine.safe_files import sync_file
+from pretrain.engine.records import Count, Record, parse
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, Report, is_logged
 from pretrain.engine.verification import all_ranks
@@ -35,6 +36,14 @@ from tokenizer.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class _State(Record):
+    """What :meth:`LanguageTask.save_state` puts into ``state.json``: names of tokenizer and text, the queue."""
+
+    tokenizer: str = Field(pattern="^[0-9a-f]{64}$")
+    text: Annotated[str, Field(max_length=1000)] | None = None
+    queue: Count
 
 
 class LanguageTask:
@@ -168,7 +177,7 @@ class LanguageTask:
     def save_state(self, folder: Path) -> dict[str, Any]:
         """This rank's queue shard; what tokenizer and text are known by goes into the JSON state."""
         if self.queue is not None:
-            sync_file(self.queue.save_shard(folder))
+            self.queue.save_shard(folder)
         return {
             "tokenizer": self.prepared.tokenizer.fingerprint,
             "text": self.prepared.train.shards.manifest.key,
@@ -182,18 +191,19 @@ class LanguageTask:
             CheckpointError: the checkpoint was trained with another tokenizer, or on other text (a checkpoint of an
                 earlier version does not say on which).
         """
-        if state["tokenizer"] != self.prepared.tokenizer.fingerprint:
+        stored = parse(_State, state, folder / "state.json", error=CheckpointError)
+        if stored.tokenizer != self.prepared.tokenizer.fingerprint:
             raise CheckpointError(
-                f"{folder}: trained with tokenizer {state['tokenizer'][:12]}, this job has "
+                f"{folder}: trained with tokenizer {stored.tokenizer[:12]}, this job has "
                 f"{self.prepared.tokenizer.fingerprint[:12]}; set tokenizer.path={folder / 'tokenizer'}"
             )
         text = self.prepared.train.shards.manifest.key
-        if state.get("text", text) != text and not self.job.data.allow_change:
+        if stored.text not in (None, text) and not self.job.data.allow_change:
             raise CheckpointError(
                 f"{folder}: trained on other text than this job reads (files or data.* options have changed since);"
                 " data.allow_change=true goes on with what there is now"
             )
-        if self.queue is not None and state["queue"]:
+        if self.queue is not None and stored.queue:
             self.queue.load_shards(folder)
 
     def flops_per_step(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from pretrain.latent.clusters import ClusterDecoder, ClusterEncoder
 from pretrain.latent.config import LatentJob
 from pretrain.latent.kept import CODES
 from pretrain.latent.noise import StepNoise
+from tokenizer.safe_files import write_bytes
 
 POINTS = 500
 """Of each class, as in the paper's plots."""
@@ -78,5 +80,6 @@ def save_codes(folder: Path, step: int, job: LatentJob, encoder: nn.Module, devi
     """Keep the :func:`codes` after ``step`` steps in the run ``folder``."""
     assert isinstance(encoder, ClusterEncoder)
     z, _ = codes(job, encoder, device)
-    (folder / CODES).mkdir(parents=True, exist_ok=True)
-    np.save(folder / CODES / f"step-{step:08d}.npy", z.view(encoder.classes, POINTS, -1).float().cpu().numpy())
+    content = io.BytesIO()
+    np.save(content, z.view(encoder.classes, POINTS, -1).float().cpu().numpy())
+    write_bytes(folder / CODES / f"step-{step:08d}.npy", content.getvalue())

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from tokenizer.errors import DataError
+from tokenizer.safe_files import write_text
 
 PAD, UNK, START, END = range(4)
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
@@ -66,7 +67,7 @@ class Vocabulary:
 
     def save(self, path: Path) -> None:
         """One word a line; the first line names the word for unknown ones."""
-        path.write_text("\n".join((self.unknown, *self.words)) + "\n", encoding="utf-8")
+        write_text(path, "\n".join((self.unknown, *self.words)) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:

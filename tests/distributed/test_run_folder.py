@@ -139,3 +139,15 @@ def test_a_rank_that_hears_no_signal_ends_all_the_same(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == STOPPED
     assert (tmp_path / "words").read_text() == "SIGTERM received before the first step"
+
+
+def test_a_job_that_a_callback_refuses_leaves_nothing_behind(tmp_path: Path) -> None:
+    """They have opened the metrics by then. A resumed run keeps what it had."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "best.json").write_text("{}")
+    before = snapshot(tmp_path)
+    mapping = _mapping(tmp_path / "run", batch={"global": 8, "micro": 8}, checkpoint={"best": "loss"})
+    mapping["run"]["tensorboard"] = True
+    (outcome,) = run_ranks(_run, 1, mapping)
+    assert "best.json: damaged: metric: Field required; remove the file" in outcome
+    assert snapshot(tmp_path).keys() == before.keys()

@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 from typer import main as typer_main
 
-from tokenizer.errors import UserError
+from tokenizer.errors import UserError, user_text
 
 LIMIT = 5.0
 INPUTS = int(os.environ.get("CAPT_FUZZ", "40"))
@@ -87,7 +87,7 @@ def library(function: Callable[[], object]) -> Outcome:
         try:
             function()
         except UserError as error:
-            return Outcome(2, f"error: {error}")
+            return Outcome(2, f"error: {user_text(error)}")
     return Outcome(0, "")
 
 

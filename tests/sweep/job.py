@@ -26,6 +26,7 @@ def main() -> int:
     rank, run = int(os.environ["RANK"]), job.run.dir
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     facts = {name: os.environ[name] for name in names} | {"pid": os.getpid(), "resume": arguments[1:]}
+    facts |= {"secrets": "HF_TOKEN" in os.environ, "travelled": os.environ.get("CAPT_TRAVELLED")}
     with (run / f"starts-{rank}").open("a") as f:
         f.write(json.dumps(facts) + "\n")
     starts = len((run / f"starts-{rank}").read_text().splitlines())

@@ -37,7 +37,13 @@ def cluster() -> Iterator[tuple[dict[str, str], str]]:
         address = f"127.0.0.1:{free_port()}"
         head = Folder(Path(tempfile.mkdtemp(dir=short)), env)
         argv = [RAY, "start", "--head", "--block", "--num-cpus=2", "--num-gpus=0", "--include-dashboard=false"]
-        argv += ["--node-ip-address=127.0.0.1", f"--port={address.rpartition(':')[2]}", f"--temp-dir={short}/ray"]
+        argv += [
+            "--resources",
+            '{"licence": 1}',
+            "--node-ip-address=127.0.0.1",
+            f"--port={address.rpartition(':')[2]}",
+            f"--temp-dir={short}/ray",
+        ]
         log = Path(short) / "log"
         with log.open("w") as f:
             process = subprocess.Popen(argv, env=head.env, stdout=f, stderr=f)
@@ -124,7 +130,9 @@ def test_population_copies_the_best_and_goes_on_without_the_lost(folder: Folder)
 
 
 def test_two_workers_share_a_placement_group(folder: Folder) -> None:
-    folder.sweep(space={}, trial={"workers": 2, "gpus": 0})
+    folder.sweep(space={}, trial={"workers": 2, "gpus": 0, "cpus": 0.5, "resources": {"licence": 0.25}})
+    folder.env |= {"CAPT_TRAVELLED": "here", "HF_TOKEN": "secret", "RAY_ADDRESS": folder.address[1]}
+    folder.address = []
     folder.run("pace=0.01")
     first, second = folder.starts(0), folder.starts(1)
     assert first.keys() == second.keys()
@@ -133,6 +141,7 @@ def test_two_workers_share_a_placement_group(folder: Folder) -> None:
         (a,), (b,) = first[name], second[name]
         assert [a["RANK"], b["RANK"], a["LOCAL_RANK"], b["LOCAL_RANK"], a["WORLD_SIZE"]] == ["0", "1", "0", "1", "2"]
         assert a["MASTER_PORT"] == b["MASTER_PORT"]
+        assert [(rank["travelled"], rank["secrets"]) for rank in (a, b)] == [("here", False)] * 2
 
 
 def test_a_metric_that_nobody_reports(folder: Folder) -> None:
@@ -169,4 +178,4 @@ def test_pretrain_with_the_ray_launcher(folder: Folder) -> None:
 
 def test_what_no_node_can_hold(folder: Folder) -> None:
     folder.sweep(trial={"workers": 3, "gpus": 0}, overrides={"batch": {"global": 6, "micro": 2}})
-    assert "3 ranks of 1 cores each do not fit the cluster's nodes (2 cores)" in folder.run(code=2)
+    assert "3 ranks of 1 cores each do not fit the cluster's nodes (2 cores, 1 licence)" in folder.run(code=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import sys
 import time
@@ -24,15 +25,45 @@ def alive(pid: int) -> bool:
         return False
 
 
+SECRETS = (
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN", "HF_TOKEN", "HF_COOKIE",
+    "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "COMET_API_KEY", "NEPTUNE_API_TOKEN", "MLFLOW_TRACKING_PASSWORD",
+    "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GITHUB_TOKEN", "GH_PAT", "GITLAB_TOKEN", "CI_JOB_TOKEN", "NPM_TOKEN",
+    "PYPI_PASSWORD", "TWINE_PASSWORD", "DOCKER_AUTH_CONFIG", "REGISTRY_CREDS", "AZURE_CLIENT_SECRET",
+    "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS", "GOOGLE_CREDENTIALS", "GCP_PRIVATE_KEY", "KUBE_TOKEN", "VAULT_TOKEN",
+    "DB_PASS", "DB_PASSWORD", "PGPASSWORD", "MYSQL_PWD", "REDIS_AUTH", "SMTP_PASSWORD", "SLACK_WEBHOOK", "SLACK_BEARER",
+    "SSH_PASSPHRASE", "SESSION_COOKIE", "S3_SECRET",
+)  # fmt: skip
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
+def places_of(canary: bytes, folder: Folder, since: float) -> list[str]:
+    """Command lines, and files of Ray's sessions and of the sweep, that hold a secret."""
+    sessions = [path for path in Path("/tmp/ray").glob("session_2*") if path.stat().st_mtime >= since]
+    files = [path for top in (*sessions, folder.out) for path in top.rglob("*")]
+    found = []
+    for path in (*Path("/proc").glob("[0-9]*/cmdline"), *files):
+        try:
+            if path.is_file() and not path.is_symlink() and canary in path.read_bytes():
+                found.append(str(path))
+        except OSError:  # a process that has ended
+            continue
+    assert any(path.name.startswith("raylet") for path in files), "this is not the session"
+    return found
+
+
 def test_a_driver_that_is_killed_and_one_that_is_asked_to_stop(folder: Folder) -> None:
+    canary, began = secrets.token_hex(12), time.time()
+    folder.env |= dict.fromkeys(SECRETS, canary)
     folder.sweep()
     driver = folder.start("pace=0.4")
     wait_for(lambda: len(folder.lines()) >= 2 and in_the_middle(folder))
+    assert places_of(canary.encode(), folder, began) == []
+    assert all(start["secrets"] for start in folder.starts()[Path(folder.lines()[0]["run"]).name]), "of this machine"
     driver.kill()
     driver.communicate()
     over = {line["run"] for line in folder.lines()}

@@ -12,11 +12,11 @@ import torch
 
 from pretrain.engine import distributed
 from pretrain.engine.loop import Callback, Run
+from pretrain.engine.metrics_file import METRICS, drop_rows_after
 from pretrain.engine.task import Figure, Report, is_logged, number
-from tokenizer.safe_files import open_for_append, write_text
+from tokenizer.safe_files import open_for_append
 
 logger = logging.getLogger(__name__)
-METRICS = "metrics.jsonl"
 
 
 def global_means(report: Mapping[str, Figure]) -> dict[str, float]:
@@ -41,9 +41,7 @@ class Metrics(Callback):
         if distributed.rank() != 0:
             return
         path = run.dir / METRICS
-        if path.exists():
-            kept = [line for line in path.read_text().splitlines() if _step(line) <= run.progress.step]
-            write_text(path, "".join(f"{line}\n" for line in kept))
+        drop_rows_after(path, run.progress.step)
         self._file = open_for_append(path)
         if run.job.run.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -59,9 +57,13 @@ class Metrics(Callback):
         values = global_means(report)
         if self._file is not None:
             head: dict[str, Any] = {"step": run.progress.step} | ({"split": split} if split else {})
-            row = head | run.progress.to_json() | values
-            self._file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
-            self._file.flush()
+            lost = {"failed_saves": run.failed_saves} if run.failed_saves else {}
+            row = head | run.progress.to_json() | values | lost
+            try:
+                self._file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
+                self._file.flush()
+            except OSError as error:  # which does not know its file
+                raise OSError(error.errno, error.strerror, str(run.dir / METRICS)) from error
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(f"{split}/{name}" if split else name, value, run.progress.step)
@@ -77,10 +79,3 @@ class Metrics(Callback):
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
     """JSON has no NaN and no infinity: such a number is written as null."""
     return {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()}
-
-
-def _step(line: str) -> int:
-    try:
-        return int(json.loads(line)["step"])
-    except (json.JSONDecodeError, KeyError, TypeError):  # a line torn by a crash
-        return 1 << 62

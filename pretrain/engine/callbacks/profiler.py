@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from pretrain.engine import distributed
 from pretrain.engine.loop import Callback, Run
 from pretrain.engine.task import Report
+from tokenizer.safe_files import write_bytes, write_text
 
 
 class Profiler(Callback):
@@ -23,11 +27,13 @@ class Profiler(Callback):
         if self._profile is not None:
             self._profile.stop()
             folder = run.dir / "profile"
-            folder.mkdir(exist_ok=True)
             name = f"step-{run.progress.step:08d}"
-            self._profile.export_chrome_trace(str(folder / f"{name}.json"))
+            with tempfile.TemporaryDirectory() as private:  # torch would write through a link in the run folder
+                trace = Path(private) / "trace.json"
+                self._profile.export_chrome_trace(str(trace))
+                write_bytes(folder / f"{name}.json", trace.read_bytes())
             table = self._profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=40)
-            (folder / f"{name}.txt").write_text(table)
+            write_text(folder / f"{name}.txt", table)
             self._profile = None
         self._maybe_start(run)
 

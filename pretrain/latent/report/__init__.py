@@ -80,7 +80,7 @@ def _cluster_table(runs: Sequence[RunRecord]) -> Table:
     ]
     rows = []
     for run in runs:
-        kept = {row["step"]: row for row in run.validation}
+        kept = {row.step: row.figures for row in run.validation}
         for step in shown_steps(kept):
             figures = [f"{kept[step][name]:.3f}" if name in kept[step] else "" for name in _CLUSTER_FIGURES]
             rows.append([cluster_label(run.config), str(run.config["data.clusters"]), f"{step:,}", *figures])

@@ -151,12 +151,11 @@ def _best_validation(run: RunRecord) -> tuple[dict[str, float], str]:
     """The validation whose checkpoint the run keeps as its best (``checkpoint.best``), else that of the lowest loss."""
     key = run.config.get("checkpoint.best") or "loss"
     sign = -1 if run.config.get("checkpoint.best") and run.config.get("checkpoint.best_mode") == "max" else 1
-    rows = [row for row in run.validation if math.isfinite(row.get(key, math.nan))]
+    rows = [row for row in run.validation if math.isfinite(row.figures.get(key, math.nan))]
     if not rows:
         return {}, "not measured"
-    best = min(rows, key=lambda row: sign * row[key])
-    figures = {name: float(value) for name, value in best.items() if isinstance(value, int | float)}
-    return figures, f"validation, 1 draw, step {best['step']:,}"
+    best = min(rows, key=lambda row: sign * row.figures[key])
+    return best.figures, f"validation, 1 draw, step {best.step:,}"
 
 
 def _json(path: Path) -> dict[str, Any] | None:

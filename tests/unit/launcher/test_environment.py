@@ -12,7 +12,7 @@ def test_only_listed_variables_travel() -> None:
     assert travelling(here, ()) == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "CAPT_API_KEY", "HF_PASSWORD", "NCCL_MY_SECRET", "CAPT_AUTH"])
+@pytest.mark.parametrize("name", ["HF_TOKEN", "CAPT_API_KEY", "CAPT_PASSWORD", "NCCL_MY_SECRET", "CAPT_AUTH"])
 def test_secrets_stay_and_their_values_are_not_logged(name: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert travelling({name: "canary"}, ()) == {}
@@ -39,15 +39,15 @@ def test_what_a_shell_would_execute_is_refused(value: str) -> None:
 
 def test_later_files_win_over_earlier_ones_and_the_environment(tmp_path: Path) -> None:
     home, here = tmp_path / "home", tmp_path / "here"
-    for folder, text in ((home, "NCCL_DEBUG=home\nMY_SETTING=1\n\n"), (here, "NCCL_DEBUG = here\n")):
+    for folder, text in ((home, "NCCL_DEBUG=home\nCAPT_SETTING=1\n\n"), (here, "NCCL_DEBUG = here\n")):
         folder.mkdir()
         (folder / ".deepspeed_env").write_text(text)
-    assert travelling({"NCCL_DEBUG": "env"}, (home, here)) == {"NCCL_DEBUG": "here", "MY_SETTING": "1"}
+    assert travelling({"NCCL_DEBUG": "env"}, (home, here)) == {"NCCL_DEBUG": "here", "CAPT_SETTING": "1"}
 
 
 def test_ds_env_file_names_another_file(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("A=1\n")
-    assert travelling({"DS_ENV_FILE": str(tmp_path / "mine")}, (tmp_path,)) == {"A": "1"}
+    (tmp_path / "mine").write_text("NCCL_A=1\n")
+    assert travelling({"DS_ENV_FILE": str(tmp_path / "mine")}, (tmp_path,)) == {"NCCL_A": "1"}
 
 
 @pytest.mark.parametrize(
@@ -57,15 +57,38 @@ def test_ds_env_file_names_another_file(tmp_path: Path) -> None:
         ("1A=2", "NAME=value"),
         ("A;B=2", "NAME=value"),
         ("MY_TOKEN=canary", "looks like a secret"),
-        ("A=$(id)", "remote shell"),
+        ("NCCL_DEBUG=$(id)", "remote shell"),
     ],
 )
 def test_a_wrong_line_of_an_env_file_is_named(tmp_path: Path, line: str, says: str) -> None:
-    (tmp_path / ".deepspeed_env").write_text(f"OK=1\n{line}\n")
+    (tmp_path / ".deepspeed_env").write_text(f"NCCL_DEBUG=INFO\n{line}\n")
     with pytest.raises(ConfigError, match="line 2") as error:
         travelling({}, (tmp_path,))
     assert says in str(error.value)
     assert "canary" not in str(error.value)
+
+
+CODE = (
+    *("LD_PRELOAD=x.so", "LD_AUDIT=x", "LD_LIBRARY_PATH=.", "PATH=.", "BASH_ENV=x", "ENV=x", "IFS=x", "PS4=x"),
+    *("PYTHONPATH=evil", "PYTHONSTARTUP=x.py", "PYTHONHOME=x", "PYTHONINSPECT=1", "PYTHONUSERBASE=x", "PERL5OPT=x"),
+    *("NCCL_NET_PLUGIN=evil", "NCCL_CONF_FILE=x", "NCCL_DEBUG_FILE=config.yaml", "UCX_MODULE_DIR=x"),
+    *("TORCH_EXTENSIONS_DIR=x", "TORCH_HOME=x", "HF_HOME=x", "HF_ENDPOINT=x", "CUDA_HOME=x", "CAPT_X=/tmp/evil"),
+    *("HOME=x", "GIT_SSH_COMMAND=x", "PDSH_RCMD_TYPE=x", "DS_ENV_FILE=x", "TMPDIR=x", "MY_SETTING=1"),
+)
+
+
+@pytest.mark.parametrize("line", CODE)
+def test_a_file_sets_no_variable_that_runs_code_or_names_a_file(tmp_path: Path, line: str) -> None:
+    (tmp_path / ".deepspeed_env").write_text(f"{line}\n")
+    with pytest.raises(ConfigError, match=r"line 1: .*CAPT_TRAVELS="):
+        travelling({}, (tmp_path,))
+
+
+def test_the_users_own_list_of_names_lets_more_through_but_no_secret(tmp_path: Path) -> None:
+    here = {"CAPT_TRAVELS": "MY_SETTING, LD_PRELOAD,MY_TOKEN", "MY_SETTING": "1", "MY_TOKEN": "x", "OTHER": "2"}
+    (tmp_path / ".deepspeed_env").write_text("LD_PRELOAD=/opt/jemalloc.so\n")
+    assert travelling({**here, "CAPT_TRAVELS": "MY_SETTING"}, ())["MY_SETTING"] == "1"
+    assert {*travelling(here, (tmp_path,))} == {"CAPT_TRAVELS", "MY_SETTING", "LD_PRELOAD"}
 
 
 @pytest.mark.parametrize(("value", "count"), [("0,1,3", 3), ("", 0), ("-1", 0), ("GPU-1a", 1)])

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, text: str, line: int, says: str) 
         (b"\xef\xbb\xbfnode slots=1", "not plain ASCII"),
         (b"n\xc3\xb6de slots=1", "not plain ASCII"),
         (b"node slots=\xd9\xa3", "not plain ASCII"),
-        (b"#" * 1_000_001, "at most"),
+        (b"#" * 1_000_001, "over 1,000,000 bytes"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, content: bytes, says: str) -> None:
@@ -72,8 +73,14 @@ def test_a_wrong_file_is_named(tmp_path: Path, content: bytes, says: str) -> Non
 def test_a_missing_file_is_an_error_and_not_a_local_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no hostfile"):
         read_hostfile(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="no hostfile"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         read_hostfile(tmp_path)
+
+
+def test_a_fifo_is_an_error_and_not_a_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "hosts")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        read_hostfile(tmp_path / "hosts")
 
 
 @settings(max_examples=500, deadline=None)

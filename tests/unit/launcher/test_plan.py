@@ -1,12 +1,15 @@
 """From options to a checked launch: ``plan``, ``start`` and the choice of the backend."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher.plan import Options
 from launcher.start import begin, resume
+from pretrain.config.load import load_mapping
 from tokenizer.errors import ConfigError
 
 
@@ -67,7 +70,11 @@ def test_a_hostfile_of_this_host_alone_runs_locally(folder: Path) -> None:
         (("batch.micro=64",), {"launcher": "slurm"}, "16 ranks"),
         ((), {"hostfile": Path("nowhere")}, "no hostfile nowhere"),
         ((), {"launcher": "local", "hostfile": Path("hosts")}, "this host only"),
-        ((), {"launcher": "mpi"}, "choose one of local, deepspeed, torchrun, slurm"),
+        ((), {"launcher": "mpi"}, "--launcher: 'mpi': input should be 'local', 'deepspeed', 'torchrun', 'slurm'"),
+        ((), {"nproc": 1_000_000}, "--nproc: 1000000: input should be less than or equal to 512"),
+        ((), {"master_port": 65536}, "--master-port: 65536"),
+        ((), {"hostfile": Path("ho\nsts")}, "--hostfile: a path with a line break"),
+        ((), {"cluster": Path("a\tb")}, "--cluster: a path with a line break"),
         (("engine.deepspeed_extra.zero_optimisation.stage=2",), {}, "did you mean 'zero_optimization'"),
         (("batch.micro=4",), {"launcher": "torchrun", "hostfile": Path("hosts")}, "its own host only"),
         (("optimizer.lrr=1",), {}, "did you mean 'lr'"),
@@ -78,7 +85,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
 ) -> None:
     before = sorted(folder.rglob("*"))
     with pytest.raises(ConfigError) as error:
-        begin("pretrain", "capt_tiny", ["run.dir=r", *overrides], Options(**options), debug=False, show=None)  # type: ignore[arg-type]
+        begin("pretrain", "capt_tiny", ["run.dir=r", *overrides], Options.given(**options), debug=False, show=None)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
     assert sorted(folder.rglob("*")) == before
@@ -101,7 +108,7 @@ def test_the_processes_must_fit_the_gpus(folder: Path, monkeypatch: pytest.Monke
 def run_folder(folder: Path, **launch: object) -> Path:
     run = folder / "r"
     run.mkdir()
-    (run / "config.yaml").write_text("base: capt_tiny\nrun: {dir: r}\nbatch: {micro: 4}\n")
+    (run / "config.yaml").write_text(yaml.safe_dump(load_mapping("capt_tiny", ["run.dir=r", "batch.micro=4"])))
     (run / "launch.json").write_text(json.dumps(launch))
     return run
 
@@ -153,14 +160,78 @@ def test_resume_needs_a_run(folder: Path) -> None:
 
 def test_options_survive_their_file(folder: Path) -> None:
     options = Options(launcher="deepspeed", hostfile=Path("hosts"), cluster=Path("slurm"), master_port=1234)
-    (folder / "launch.json").write_text(options.to_json())
+    (folder / "run").mkdir()
+    (folder / "run" / "launch.json").write_text(options.to_json())
     again = options.model_copy(update={"hostfile": folder / "hosts"})  # absolute; "slurm" is the name of a shipped file
-    assert Options.read(folder / "launch.json") == again
+    assert Options.read(folder / "run" / "launch.json") == again
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", '{"nprocs": 2}', '{"nproc": -2}', '{"nproc": "x"}'])
+INJECTIONS = (
+    *("127.0.0.1;touch X;", "$(touch X)", "`touch X`", "a b", "a|b", "a&b", "a'b", 'a"b', "a>b", "-oProxyCommand=id"),
+    *("a\nb", "a\tb", "", " ", "*", "user@host", "a/b", "h\u00f6st", "fe80::1%eth0", "::1;touch X", "[::1]", "a" * 300),
+)
+
+
+@pytest.mark.parametrize("address", INJECTIONS)
+def test_no_address_reaches_a_shell_that_is_not_one(folder: Path, address: str) -> None:
+    (folder / "b").mkdir()
+    with pytest.raises(ConfigError, match=r"--master-addr: .*not a host"):
+        Options.given(master_addr=address)
+    run = run_folder(folder, launcher="deepspeed", hostfile=str(folder / "hosts"), master_addr=address)
+    with pytest.raises(ConfigError, match=r"launch\.json: master_addr: .*not a host"):
+        resumed(run)
+
+
+@pytest.mark.parametrize("address", ["node-1", "10.0.0.3", "a_b.example", "fe80::1", "::1"])
+def test_names_and_addresses_are_taken(address: str) -> None:
+    assert Options.given(master_addr=address).master_addr == address
+
+
+def test_a_launch_file_names_no_file_of_the_run_or_of_somebody_else(folder: Path) -> None:
+    run = run_folder(folder, launcher="slurm", cluster=str(folder / "r" / "evil.yaml"))
+    (run / "evil.yaml").write_text("setup: ['touch X']")
+    (folder / "x").mkdir()
+    for cluster in (str(run / "evil.yaml"), "r/evil.yaml", str(folder / "x" / ".." / "r" / "evil.yaml")):
+        (run / "launch.json").write_text(json.dumps({"launcher": "slurm", "cluster": cluster}))
+        with pytest.raises(ConfigError, match="pass --cluster yourself"):
+            resumed(run)
+    (run / "launch.json").write_text(json.dumps({"launcher": "deepspeed", "hostfile": str(folder / "hosts")}))
+    assert "# deepspeed" in resumed(run)
+    os.chown(run / "launch.json", 12345, -1)
+    with pytest.raises(ConfigError, match="written by another user"):
+        resumed(run)
+
+
+def test_a_launch_file_is_a_small_regular_file(folder: Path) -> None:
+    run = run_folder(folder)
+    (run / "launch.json").unlink()
+    os.mkfifo(run / "launch.json")
+    with pytest.raises(ConfigError, match=r"launch\.json: not a regular file"):
+        resumed(run)
+    (run / "launch.json").unlink()
+    with (run / "launch.json").open("wb") as f:
+        f.truncate(8 << 30)
+    with pytest.raises(ConfigError, match=r"launch\.json: over 65,536 bytes"):
+        resumed(run)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[1]",
+        '{"nprocs": 2}',
+        '{"nproc": -2}',
+        '{"nproc": "x"}',
+        '{"nproc": true}',
+        "\0",
+        "\ufeff",
+        "[" * 9000,
+        '{"nproc": ' + "9" * 5000,
+    ],
+)
 def test_a_damaged_launch_file_is_named(folder: Path, content: str) -> None:
     run = run_folder(folder)
     (run / "launch.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"launch\.json.*pass --nproc or --hostfile"):
+    with pytest.raises(ConfigError, match=r"launch\.json.*pass --nproc, --hostfile"):
         resumed(Path("r"))

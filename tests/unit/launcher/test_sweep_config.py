@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.core.generated.autoscaler_pb2 import ClusterConfig, NodeGroupConfig
 
+from launcher import raycluster
 from launcher.sweep.config import Sweep, load_sweep
 from launcher.sweep.run import run_sweep
 from launcher.sweep.trials import check, make_plan, points, put
 from pretrain.config import flatten
-from tokenizer.errors import ConfigError
+from tokenizer.errors import ConfigError, UserError
 
 BASE = {"studies": {"capt": {"base": "capt_tiny", "metric": "loss/mlm", "mode": "min"}}}
 
@@ -40,6 +43,12 @@ def write(folder: Path, **parts: Any) -> str:
         ({"search": {"type": "random"}}, "has no space"),
         ({"serach": {"type": "random"}}, "did you mean 'search'"),
         ({"trial": {"gpus": 2}}, "a rank drives one GPU"),
+        ({"trial": {"gpus": 0.5, "workers": 2}}, "the ranks of a trial cannot share a GPU"),
+        ({"trial": {"gpus": -0.5}}, "trial.gpus"),
+        ({"trial": {"cpus": 0}}, "trial.cpus"),
+        ({"trial": {"cpus": 1e999}}, "trial.cpus"),
+        ({"trial": {"resources": {"GPU": 1}}}, "GPUs trial.gpus"),
+        ({"trial": {"resources": {"licence": 0}}}, "trial.resources.licence"),
         ({"space": {"batch.global": {"grid": [7]}}}, "batch.global 7 is not"),
         ({"space": {"optimizer.lr": {"grid": [-1.0]}}}, "optimizer.lr: -1.0"),
         (
@@ -68,6 +77,35 @@ def write(folder: Path, **parts: Any) -> str:
 def test_refused(tmp_path: Path, parts: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
         run_sweep(write(tmp_path, **parts), [], show=str)
+
+
+def test_missing_inputs_are_named_before_anything_starts(tmp_path: Path) -> None:
+    given_ = ["data.path=NOWHERE", f"model.init={tmp_path}", f"sweep.dir={tmp_path / 'out'}"]
+    with pytest.raises(UserError, match=r"study cola: .*NOWHERE"):
+        run_sweep("glue", given_, show=str)
+    assert not (tmp_path / "out").exists()
+
+
+def test_parts_of_cores_and_gpus_and_what_a_cluster_calls_its_own(tmp_path: Path) -> None:
+    parts = {"trial": {"cpus": 0.5, "gpus": 0.25, "resources": {"licence": 0.1}}}
+    trial = load_sweep(write(tmp_path, **parts)).trial
+    need = raycluster.bundle(trial.cpus, float(trial.gpus), trial.resources)
+    assert need == {"CPU": 0.5, "GPU": 0.25, "licence": 0.1}
+    config = ClusterConfig(
+        node_group_configs=[
+            NodeGroupConfig(resources={"CPU": 4, "GPU": 1, "licence": 1}, max_count=2, name="some"),
+            NodeGroupConfig(resources={"CPU": 64}, max_count=-1, name="many"),
+            NodeGroupConfig(resources={"CPU": 64, "GPU": 8, "licence": 9}, max_count=0, name="none"),
+        ]
+    )
+    groups = raycluster.groups_of(config)
+    assert groups == [({"CPU": 4, "GPU": 1, "licence": 1}, 2), ({"CPU": 64}, math.inf)]
+    raycluster.check_room(need, 8, [{"CPU": 1}], groups)
+    raycluster.check_room({"CPU": 1}, 10**6, [{"CPU": 1}], groups)
+    with pytest.raises(ConfigError, match=r"9 ranks of 0.5 cores, 0.25 GPUs, 0.1 licence .*may add: 2 of 4 cores"):
+        raycluster.check_room(need, 9, [{"CPU": 1}], groups)
+    with pytest.raises(ConfigError, match=r"nodes \(1 cores\)$"):
+        raycluster.check_room(need, 1, [{"CPU": 1}], [])
 
 
 def test_overrides_reach_the_sweep_or_the_jobs(tmp_path: Path) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.sweep import begun, restart
+from launcher.sweep.bases import keep_bases
 from launcher.sweep.records import Book, Notes, best_row
 from launcher.sweep.rows import Rows
 from launcher.sweep.trials import Plan, Point, StudyPlan
+from pretrain.engine.metrics_file import Row
+from tokenizer.errors import ConfigError, DataError
 
 
 def row(step: int, **values: Any) -> str:
@@ -40,19 +44,19 @@ def test_rows_are_read_while_they_are_written(tmp_path: Path) -> None:
     rows = Rows(path)
     assert rows.next() is None
     path.write_text('{"step": 1, "loss": 2}\n' + row(1, a=1) + row(2, a=2)[:10])
-    assert rows.next() == {"step": 1, "split": "validation", "a": 1}
+    assert rows.next() == Row(1, "validation", {"a": 1.0})
     assert not rows.waiting()
     with path.open("a") as f:
         f.write(row(2, a=2)[10:])
-    assert rows.next() == {"step": 2, "split": "validation", "a": 2}
+    assert rows.next() == Row(2, "validation", {"a": 2.0})
     replacement = tmp_path / "new"  # a resumed run drops rows, and does their steps again
     replacement.write_text(row(1, a=1) + row(2, a=2) + row(3, a=3))
     replacement.replace(path)
-    assert rows.next() == {"step": 3, "split": "validation", "a": 3}
+    assert rows.next() == Row(3, "validation", {"a": 3.0})
     assert (rows.next(), rows.count) == (None, 3)
     again = Rows(path)
     again.skip(2)
-    assert (again.next() or {})["step"] == 3
+    assert again.next() == Row(3, "validation", {"a": 3.0})
     assert again.count == 3
 
 
@@ -113,10 +117,10 @@ def test_the_score_is_the_best_validation(tmp_path: Path, mode: str, score: floa
 
 def test_a_score_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
     study = make_plan(tmp_path).studies["s"]
-    rows = [{"step": 1, "accuracy": float("nan")}, {"step": 2, "accuracy": 0.1}, {"step": 3, "accuracy": float("nan")}]
+    rows = [Row(step, "validation", {"accuracy": value}) for step, value in ((1, math.nan), (2, 0.1), (3, math.nan))]
     best = best_row(rows, study)
     assert best is not None
-    assert best["step"] == 2
+    assert best.step == 2
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2])
@@ -149,6 +153,28 @@ def test_a_book_whose_last_line_is_torn(tmp_path: Path) -> None:
     assert len(Book(plan, 3).lines) == 3
     again.add(points[0], "failed", "broken")
     assert not Book(plan, 3).is_done(points[0]), "the last line of a run counts"
+
+
+def test_a_resume_with_other_keys_is_refused(tmp_path: Path) -> None:
+    def plan(name: str = "s", metric: str = "accuracy", **base: Any) -> Plan:
+        study = StudyPlan(name, metric, "max", {"optimizer": {"lr": 0.1}, **base}, tmp_path / "trials" / name)
+        return Plan(tmp_path, tmp_path, "pretrain", {name: study}, 1, 1, 1, False)
+
+    keep_bases(plan())
+    keep_bases(plan())
+    keep_bases(plan("another", optimizer={"lr": 0.2}))
+    for changed, said in (
+        (plan(optimizer={"lr": 0.2}), r"study s: optimizer.lr is 0.2, but the sweep in .* began with 0.1"),
+        (plan(data={"path": "b"}), r"study s: data.path is \"b\", but .* began with unset"),
+        (plan(metric="f1"), r"study s: metric is"),
+        (plan("another"), "study another: optimizer.lr is 0.1"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            keep_bases(changed)
+    for damaged in ("[]", '{"s": 3}', '{"s": {"metric": 1, "mode": "max", "base": {}}}', "{"):
+        (tmp_path / "bases.json").write_text(damaged)
+        with pytest.raises(DataError, match=r"bases\.json: "):
+            keep_bases(plan())
 
 
 def test_begun_trials_are_found_if_they_are_of_the_same_base(tmp_path: Path) -> None:

@@ -1,0 +1,40 @@
+"""Links to checkpoints, and removing them so that a kill at any moment leaves nothing that looks like one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from pretrain.engine.safe_files import sync_folder
+
+
+def point(name: str, target: Path) -> None:
+    """Let the link ``name`` (``latest``, ``best``) beside ``target`` lead to it, in one step."""
+    link = target.with_name(f".{name}.tmp")
+    link.unlink(missing_ok=True)
+    link.symlink_to(target.name)
+    link.replace(target.with_name(name))
+    sync_folder(target.parent)
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Delete a checkpoint. What is left by a kill meanwhile has a hidden name, for `remove_leftovers`."""
+    hidden = path.with_name(f".{path.name}.removed")
+    shutil.rmtree(hidden, ignore_errors=True)
+    path.rename(hidden)
+    shutil.rmtree(hidden)
+
+
+def remove_leftovers(run_dir: Path) -> list[Path]:
+    """Remove what killed saves and removals left. The caller holds the folder: nothing is being written there."""
+    found = [
+        path
+        for pattern in (".step-*.partial", ".step-*.removed", ".latest.tmp", ".best.tmp")
+        for path in (run_dir / "checkpoints").glob(pattern)
+    ]
+    for path in found:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return found

@@ -1,0 +1,154 @@
+"""``metrics.jsonl``, an object a line: its typed rows. What reads the file reads it here. Imports no torch.
+
+A row holds ``step``, ``samples`` and ``tokens``, ``split`` unless it is of the training, and figures: numbers, or null
+for one that is not finite. The file may come from somebody else, and a crash may have cut its last line: what is no
+such row is left out and noted, and a file or line without bounds is not read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tokenizer.errors import DataError
+from tokenizer.safe_files import open_regular, write_bytes
+
+METRICS = "metrics.jsonl"
+TRAINING, VALIDATION = "train", "validation"
+
+_FILE = 1 << 30
+"""Bytes of a file at most: a million rows of a kilobyte."""
+LINE = 1 << 20
+"""Bytes of a row at most."""
+_FIGURES = 2000
+_NAME = 200
+_STEPS = 1 << 53
+_COUNTERS = frozenset({"step", "samples", "tokens"})
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was logged at a step: ``figures`` by name, without the counters; nan (or inf) is one that is not finite."""
+
+    step: int
+    split: str = TRAINING
+    figures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_validation(self) -> bool:
+        """Whether a validation logged it."""
+        return self.split == VALIDATION
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The rows of a run in the order of their steps; ``notes`` say what was odd in the file."""
+
+    training: list[Row]
+    validation: list[Row]
+    notes: list[str]
+
+
+def read_metrics(path: Path) -> Metrics:
+    """Read a whole file.
+
+    Where steps were done again after a resume, the last row of a step counts, and rows beyond the step that was resumed
+    from are dropped.
+
+    Raises:
+        DataError: it is not a regular file, or over a GiB. ``OSError`` passes.
+    """
+    rows: list[Row] = []
+    damaged: list[int] = []
+    number = 0
+    with open_regular(path) as file:
+        for number, line in enumerate(_lines(file, path), start=1):
+            row = parse_row(line)
+            if row is not None:
+                rows.append(row)
+            elif line.strip():
+                damaged.append(number)
+    notes = []
+    if damaged == [number] and not line.endswith(b"\n"):
+        notes.append(f"the last line of {METRICS} (line {number}) is torn and was left out: killed while writing?")
+    elif damaged:
+        more = f" and {len(damaged) - _SHOWN} more" if len(damaged) > _SHOWN else ""
+        notes.append(f"damaged lines of {METRICS} were left out: {', '.join(map(str, damaged[:_SHOWN]))}{more}")
+    training, validation = _last_timeline(rows, notes)
+    return Metrics(training, validation, notes)
+
+
+def parse_row(line: bytes) -> Row | None:
+    """The row of a line; None for what is none: torn, not an object, without a step that counts."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):  # ValueError: not UTF-8, or a number of thousands of digits, too
+        return None
+    if not isinstance(values, dict) or len(values) > _FIGURES:
+        return None
+    step, split = values.get("step"), values.get("split", TRAINING)
+    if type(step) is not int or not 0 <= step < _STEPS or not isinstance(split, str):
+        return None
+    figures = {sys.intern(name): _number(value) for name, value in values.items() if _is_figure(name, value)}
+    return Row(step, split, figures)
+
+
+def drop_rows_after(path: Path, step: int) -> None:
+    """Rewrite the file without the rows of later steps, which will be done again, and without what is no row.
+
+    Raises:
+        DataError: as ``read_metrics``. ``OSError`` passes, but for a file that is not there.
+    """
+    try:
+        with open_regular(path) as file:
+            lines = list(_lines(file, path))
+    except FileNotFoundError:
+        return
+    kept = [line for line in lines if (row := parse_row(line)) is not None and row.step <= step]
+    write_bytes(path, b"".join(line if line.endswith(b"\n") else line + b"\n" for line in kept))
+
+
+def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Lines with their ends. Of a line over ``LINE`` bytes only a piece, which is no row."""
+    if os.fstat(file.fileno()).st_size > _FILE:
+        raise DataError(f"{path}: over {_FILE:,} bytes, which is the most that is read of it; move it away")
+    while line := file.readline(LINE):
+        piece = line
+        while len(piece) == LINE and not piece.endswith(b"\n"):
+            piece = file.readline(LINE)
+            line = b"over-long" + piece[-1:]
+        yield line
+
+
+def _is_figure(name: str, value: Any) -> bool:
+    is_number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    return is_number and name not in _COUNTERS and len(name) <= _NAME and name.isprintable()
+
+
+def _number(value: int | float | None) -> float:
+    try:
+        return math.nan if value is None else float(value)
+    except OverflowError:  # an integer beyond what a float holds
+        return math.inf if value and value > 0 else -math.inf
+
+
+def _last_timeline(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], list[Row]]:
+    """Training and validation rows; a row takes back those behind it and its like of the same step."""
+    kept: dict[bool, list[Row]] = {False: [], True: []}
+    taken_back = 0
+    for row in rows:
+        for is_validation, earlier in kept.items():
+            while earlier and earlier[-1].step >= row.step + (is_validation != row.is_validation):
+                earlier.pop()
+                taken_back += 1
+        kept[row.is_validation].append(row)
+    if taken_back:
+        notes.append(f"{taken_back} rows were logged again after going back to an earlier step; the later ones count")
+    return kept[False], kept[True]

@@ -1,0 +1,45 @@
+"""What a rank says when it fails: one line, by one rank, with the exit code of what went wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pretrain import __main__ as entry
+from pretrain.engine import distributed
+from tokenizer.errors import DataError, UserError
+
+
+def _agreed_error(error: Exception) -> Exception:
+    with pytest.raises(UserError) as caught, distributed.agreed():
+        raise error
+    return caught.value
+
+
+@pytest.mark.parametrize("error", [DataError("data.files: no text"), PermissionError(13, "Permission denied", "/a")])
+def test_what_all_ranks_raise_is_said_by_rank_0(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [entry._report(_agreed_error(error), rank, debug=False) for rank in (1, 0, 2)] == [2, 2, 2]
+    said = "data.files: no text" if isinstance(error, DataError) else "/a: Permission denied"
+    assert capsys.readouterr().err == f"error: {said}\n"
+
+
+def test_what_one_rank_raises_is_said_by_that_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry._report(OSError(28, "No space left on device", "/run/metrics.jsonl"), 3, debug=False) == 2
+    text = "error: /run/metrics.jsonl: No space left on device; free some space, or use another disk\n"
+    assert capsys.readouterr().err == text
+
+
+def test_agreement_within_agreement_is_reached_once() -> None:
+    inner = _agreed_error(DataError("x"))
+    assert _agreed_error(inner) is inner
+
+
+def test_a_fault_of_the_program_keeps_its_stack_trace(caplog: pytest.LogCaptureFixture) -> None:
+    assert entry._report(ValueError("ours"), 1, debug=False) == 1
+    assert caplog.records[0].exc_info
+
+
+def test_a_missing_configuration_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.main([str(tmp_path / "none.yaml")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
