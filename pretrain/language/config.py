@@ -50,6 +50,10 @@ class ContrastSection(Section):
     mask_duplicates: bool = Field(True, description="a queued view of the same window is no negative")
     temperature: TemperatureSection = TemperatureSection()
     impl: Literal["chunked", "dense"] = "chunked"
+    precision: Literal["fp32", "tf32", "bf16x6", "bf16x3", "bf16"] = Field(
+        "fp32",
+        description="of the products with keys and queue; tf32 on a CUDA GPU only, bf16x* = sums of bf16 products",
+    )
 
     @model_validator(mode="after")
     def _has_negatives(self) -> ContrastSection:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pretrain.config.schema import Job
 from pretrain.contrast import ShardedQueue, capt_loss
+from pretrain.contrast.kernels.products import require
 from pretrain.data.corruption import IGNORE
 from pretrain.engine import distributed
 from pretrain.engine.engines import Engine
@@ -40,9 +41,11 @@ class LanguageTask:
         assert isinstance(job, LanguageJob)
         self.job = job
         self.status = ""
+        self.contrasts = job.contrast.weight > 0
+        if self.contrasts:
+            require(job.contrast.precision, distributed.device())
         self.prepared: Prepared = prepare(job)
         self.model_config = self.prepared.model_config
-        self.contrasts = job.contrast.weight > 0
         self.queue: ShardedQueue | None = None
         self._module: LanguageModule | None = None
 
@@ -137,7 +140,7 @@ class LanguageTask:
             queue = self.queue if step >= section.queue_start else None
             capt = capt_loss(
                 out.s, out.s_hat, queue, temperature=out.temperature, in_batch=section.in_batch,
-                reduction=section.reduction, ids=ids, impl=section.impl,
+                reduction=section.reduction, ids=ids, impl=section.impl, precision=section.precision,
             )  # fmt: skip
             if self.queue is not None:
                 self.queue.enqueue(out.s.detach(), out.s_hat.detach(), ids=ids)
