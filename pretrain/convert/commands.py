@@ -111,7 +111,7 @@ def _card(restored: Restored, to: str, pooling: str) -> str:
         "hidden size": config.hidden,
         "attention heads": config.heads,
         "feed-forward size": config.ffn,
-        "vocabulary rows": config.vocab_rows,
+        "vocabulary rows": config.classes,
         "positions": config.max_positions,
         "parameters": sum(parameter.numel() for parameter in restored.model.parameters()),
     }

@@ -28,6 +28,7 @@ from pretrain.language.validation import validate
 from pretrain.models.build import load_weights
 from pretrain.models.flops import flops_per_token
 from pretrain.models.hf_map import HEAD
+from pretrain.models.vocabulary import with_rows
 from tokenizer.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class LanguageTask:
         head = {name: tensor for name, tensor in own.items() if name.startswith(HEAD)}
         state = {name: tensor for name, tensor in source.state.items() if head or not name.startswith(HEAD)}
         logger.info("weights of %s%s", self.job.model.init, "" if source.has_head or not head else "; a new head")
-        load_weights(self._module.capt, head | state, str(self.job.model.init))
+        load_weights(self._module.capt, with_rows(head | state, self.model_config.vocab_rows), str(self.job.model.init))
 
     def build_batches(self, progress: Progress) -> Iterator[list[LanguageBatch]]:
         """This rank's micro-batches of each coming step."""

@@ -38,7 +38,7 @@ _HF_FIELDS: dict[str, str] = {
     "initializer_range": "initializer_range",
     "pad_id": "pad_token_id",
 }
-_ARCHITECTURE = ("layers", "hidden", "heads", "ffn", "layer_norm_eps", "pad_id", "max_positions", "vocab_rows")
+_ARCHITECTURE = ("layers", "hidden", "heads", "ffn", "layer_norm_eps", "pad_id", "max_positions")
 
 
 class RobertaConfig(Section):
@@ -53,7 +53,9 @@ class RobertaConfig(Section):
     heads: PositiveInt = PRESETS["small"]["heads"]
     ffn: PositiveInt = Field(PRESETS["small"]["ffn"], description="also the inner size of the aggregation head")
     vocab_size: PositiveInt | None = Field(None, description="rows of the vocabulary; unset = as the tokenizer has")
-    pad_vocab_to: PositiveInt = Field(1, description="round the rows of the embedding up to a multiple of this")
+    pad_vocab_to: PositiveInt = Field(
+        1, description="fill the rows of the embedding up to a multiple of this, with zeros that are never predicted"
+    )
     max_positions: PositiveInt = Field(512, description="longest sequence, special tokens included")
     pad_id: NonNegativeInt = 1
     dropout: NonNegativeFloat = Field(0.1, lt=1)
@@ -95,10 +97,15 @@ class RobertaConfig(Section):
 
     @property
     def vocab_rows(self) -> int:
-        """Rows of the word embedding: ``vocab_size`` rounded up to ``pad_vocab_to``."""
+        """Rows of the word embedding: ``classes`` rounded up to ``pad_vocab_to``."""
+        return -(-self.classes // self.pad_vocab_to) * self.pad_vocab_to
+
+    @property
+    def classes(self) -> int:
+        """Ids that are embedded and predicted: ``vocab_size``, once it is known."""
         if self.vocab_size is None:
             raise ConfigError("model.vocab_size is not known yet: set it, or take it from the tokenizer first")
-        return -(-self.vocab_size // self.pad_vocab_to) * self.pad_vocab_to
+        return self.vocab_size
 
     def for_tokenizer(self, vocab_size: int, pad_id: int) -> RobertaConfig:
         """This configuration with the vocabulary of a tokenizer of ``vocab_size`` ids filled in.
@@ -129,6 +136,11 @@ class RobertaConfig(Section):
                 raise CheckpointError(
                     f"{source}: model.{name} is {theirs} there but {mine} in this job; set it to {theirs}"
                 )
+        if other.vocab_rows not in (self.classes, self.vocab_rows):
+            raise CheckpointError(
+                f"{source}: holds {other.vocab_rows} rows of vocabulary, this job's model {self.classes} "
+                f"(padded to {self.vocab_rows}); set model.vocab_size to {other.vocab_rows}"
+            )
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> RobertaConfig:
@@ -168,7 +180,7 @@ class RobertaConfig(Section):
             "architectures": ["RobertaForMaskedLM"],
             "model_type": "roberta",
             **{theirs: getattr(self, ours) for ours, theirs in _HF_FIELDS.items()},
-            "vocab_size": self.vocab_rows,
+            "vocab_size": self.classes,
             "max_position_embeddings": self.position_rows,
             "type_vocab_size": 1,
             "hidden_act": "gelu",

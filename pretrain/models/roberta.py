@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pretrain.models.attention import SelfAttention
 from pretrain.models.config import RobertaConfig
 from pretrain.models.dropout import dropout
+from pretrain.models.vocabulary import WordEmbedding
 from tokenizer.errors import DataError
 
 
@@ -26,7 +27,7 @@ class Embeddings(nn.Module):
         self.pad_id = config.pad_id
         self.max_positions = config.max_positions
         self.dropout = config.dropout
-        self.word = nn.Embedding(config.vocab_rows, config.hidden, padding_idx=config.pad_id)
+        self.word = WordEmbedding(config.classes, config.vocab_rows, config.hidden, config.pad_id)
         self.position = nn.Embedding(config.position_rows, config.hidden, padding_idx=config.pad_id)
         # RoBERTa has one segment: a constant added to all tokens, kept as a parameter so that exports are lossless.
         self.token_type = nn.Embedding(1, config.hidden)
@@ -139,9 +140,11 @@ def take_rows(x: Float[Tensor, "b L h"], rows: Int[Tensor, "b r"]) -> Float[Tens
 
 
 def initialise(module: nn.Module, std: float) -> None:
-    """BERT's initialisation, in place: matrices N(0, ``std``), padding rows and biases 0, LayerNorm the identity."""
+    """BERT's initialisation, in place: matrices N(0, ``std``), rows of padding and biases 0, LayerNorm the identity."""
     for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Embedding):
+        if isinstance(part, WordEmbedding):
+            part.draw(std)
+        elif isinstance(part, nn.Linear | nn.Embedding):
             nn.init.normal_(part.weight, 0.0, std)
         if isinstance(part, nn.Linear):
             nn.init.zeros_(part.bias)

@@ -37,13 +37,16 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
     return {**job, "model": {**job["model"], "init": str(folder / "hf")}}, folder / "hf"
 
 
-def test_training_starts_from_the_weights_and_the_tokenizer_of_the_folder(start: Any) -> None:
+@pytest.mark.parametrize("multiple", [1, 64])
+def test_training_starts_from_the_weights_and_the_tokenizer_of_the_folder(start: Any, multiple: int) -> None:
     from transformers import RobertaForMaskedLM
 
     job, hf = start
+    job = {**job, "model": {**job["model"], "pad_vocab_to": multiple}}
     task = LanguageTask(job_from_mapping(job, "test"), hf.parent / "run")
     assert task.prepared.tokenizer_folder == hf
     module: Any = task.build_modules()["model"]
+    assert len(module.capt.mlm.bias) % multiple == 0
     tokens = torch.randint(5, 300, (3, 32))
     tokens[:, 0], tokens[:, -1] = 0, 2
     theirs = RobertaForMaskedLM.from_pretrained(hf).eval()

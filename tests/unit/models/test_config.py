@@ -106,6 +106,14 @@ def test_architecture_mismatch_names_the_field(field: str) -> None:
         mine.require_same_architecture(other, "folder")
 
 
+def test_padding_is_no_architecture_but_other_ids_are() -> None:
+    mine = RobertaConfig(size="tiny", vocab_size=99, pad_vocab_to=64)
+    mine.require_same_architecture(RobertaConfig(size="tiny", vocab_size=99), "folder")
+    mine.require_same_architecture(RobertaConfig(size="tiny", vocab_size=128), "an export with the padding in it")
+    with pytest.raises(CheckpointError, match=r"folder: holds 100 rows .* set model\.vocab_size to 100"):
+        mine.require_same_architecture(RobertaConfig(size="tiny", vocab_size=100), "folder")
+
+
 def test_imports_no_torch() -> None:
     code = "import sys, pretrain.models.config, pretrain.models.flops; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
