@@ -130,8 +130,9 @@ class LanguageTask:
         self, engine: Engine, part: LanguageBatch, to_sum: Tensor, step: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
         out = engine(
-            part.tokens, part.corrupted, part.positions, part.labels, part.documents, padded=part.padded, step=step
-        )
+            part.tokens, part.corrupted, part.positions, part.labels, part.documents,
+            padded=part.padded, runs=part.runs, step=step,
+        )  # fmt: skip
         mlm = out.mlm_loss_sum * to_sum.to(out.mlm_loss_sum.dtype)
         report = {"loss/mlm": mlm, "accuracy/mlm": out.mlm_correct * to_sum}
         loss = mlm
