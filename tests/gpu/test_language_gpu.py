@@ -68,6 +68,7 @@ def test_attention_by_runs_equals_the_mask(precision: str, monkeypatch: pytest.M
     documents[-1, 100:] = -1
     runs = len(documents) + int((documents.diff(dim=1) != 0).sum())
     tokens = torch.randint(5, 97, (6, 128), generator=generator).masked_fill(documents == -1, 1)
+    weight = torch.randn(6, 128, 128, generator=generator)
     results = []
     for by_runs in (False, True):
         monkeypatch.setattr(attention, "takes_runs", lambda x, by_runs=by_runs: by_runs)
@@ -80,7 +81,7 @@ def test_attention_by_runs_equals_the_mask(precision: str, monkeypatch: pytest.M
         with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
             out = model(tokens.cuda(), padded=True, documents=documents.cuda(), runs=runs)
         real = (documents != -1).cuda()
-        out[real].square().sum().backward()
+        (out[real] * weight.cuda()[real]).sum().backward()
         results.append([out[real].detach().float(), *(p.grad for p in model.parameters() if p.grad is not None)])
     bound = 2e-2 if precision == "bf16" else 1e-4
     for ours, theirs in zip(*results, strict=True):

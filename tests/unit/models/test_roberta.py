@@ -68,9 +68,15 @@ def test_documents_do_not_see_each_other() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")  # on a CPU, run by run
-@pytest.mark.parametrize("kind", ["documents", "both"])
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("fields", [{}, {"pooling": "mean"}, {"activation_checkpointing": "full"}], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "autocast", "fields"),
+    [
+        ("documents", False, {}),
+        ("both", True, {}),
+        ("both", False, {"pooling": "mean"}),
+        ("both", False, {"activation_checkpointing": "full"}),
+    ],
+)
 def test_attention_by_runs_equals_the_mask(
     kind: str, autocast: bool, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
