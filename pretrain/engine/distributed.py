@@ -23,7 +23,7 @@ T = TypeVar("T")
 Group = dist.ProcessGroup | None
 
 _control_group: Group = None
-"""Over which ranks agree on verdicts and flags: a CPU group, so that no GPU waits (None: the default group)."""
+"""Over which ranks agree on verdicts: a CPU group, so that no GPU waits (None: the default group)."""
 
 
 def is_distributed() -> bool:
@@ -108,15 +108,6 @@ def gather_objects(value: T) -> list[T]:
     out: list[T | None] = [None] * world_size()
     dist.all_gather_object(out, value, group=_control_group)
     return out  # type: ignore[return-value]
-
-
-def highest_over_ranks(value: int) -> int:
-    """The largest of the ranks' numbers, on every rank; cheap enough for every step."""
-    if world_size() == 1:
-        return value
-    number = torch.tensor(value)
-    dist.all_reduce(number, dist.ReduceOp.MAX, group=_control_group)
-    return int(number)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from pretrain.engine.checkpoint import (
 from pretrain.engine.checkpoint.save import config_text
 from pretrain.engine.engines import build_engines
 from pretrain.engine.loop import Run, train
+from pretrain.engine.precision import check_precision
 from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED, check_is_free, held
 from pretrain.engine.safe_files import write_json
 from pretrain.engine.task import Progress
@@ -44,6 +45,7 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None) ->
         checkpoint: name of a checkpoint folder under ``checkpoints/`` to resume from.
     """
     run_dir = job.run.dir
+    check_precision(job.engine.precision)
     if not resume:
         check_is_free(run_dir)
     _set_threads(job)

@@ -1,7 +1,8 @@
-"""What the language task refuses before it prepares anything."""
+"""What the language task says, and what it refuses, before it trains."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,14 @@ def test_tf32_without_a_gpu_is_refused_before_data_is_prepared(tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"contrast\.precision tf32"):
         LanguageTask(job, tmp_path / "run")
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(("queue", "short"), [(64, False), (63, True)])
+def test_a_queue_of_less_than_a_step_is_noticed_under_accumulation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, queue: int, short: bool
+) -> None:
+    mapping = language_mapping(tmp_path, batch={"global": 32, "micro": 2}, contrast={"queue": queue})
+    task = LanguageTask(job_from_mapping(mapping, "test"), tmp_path / "run")
+    with caplog.at_level(logging.WARNING):
+        task.build_modules()
+    assert ("holds less than one step, which pushes 64" in caplog.text) == short
