@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -11,13 +10,15 @@ from pretrain.config.base import Section
 from pretrain.config.schema import Job, ValidateSection
 from pretrain.data.config import CorruptionConfig, DataConfig
 from pretrain.models.config import RobertaConfig
+from pretrain.models.hub import Source
 
 
 class TokenizerSection(Section):
     """A tokenizer to use (``path``), or how to train one on ``data.*`` when there is none (cached by content)."""
 
-    path: Path | None = Field(
-        None, description="folder: ours, any Hugging Face tokenizer, vocab.json + merges.txt, vocab.txt"
+    path: Source | None = Field(
+        None,
+        description="folder: ours, any Hugging Face tokenizer, vocab.json + merges.txt, vocab.txt; or USER/NAME[@REV]",
     )
     type: Literal["unigram", "bpe"] = "unigram"
     vocab_size: PositiveInt = 8192
@@ -85,7 +86,8 @@ class LanguageJob(Job):
 
     @model_validator(mode="after")
     def _positions_suffice(self) -> LanguageJob:
-        if self.data.sequence_length > self.model.max_positions:
+        open_ = self.model.init is not None and "max_positions" not in self.model.model_fields_set
+        if not open_ and self.data.sequence_length > self.model.max_positions:
             raise ValueError(
                 f"data.sequence_length {self.data.sequence_length} is longer than the position table: "
                 f"model.max_positions is {self.model.max_positions}"

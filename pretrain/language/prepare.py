@@ -17,7 +17,9 @@ from pretrain.data.shard_writer import locked
 from pretrain.language.config import LanguageJob
 from pretrain.language.from_hf import HFModel, read_hf
 from pretrain.models.config import RobertaConfig
+from pretrain.models.hub import TOKENIZER_FILES, local_folder
 from tokenizer.encode import TextTokenizer, load_tokenizer
+from tokenizer.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
@@ -35,6 +37,8 @@ class Prepared:
     model_config: RobertaConfig
     source: HFModel | None
     """What ``model.init`` names."""
+    job: LanguageJob
+    """The job with the sizes that ``model.init`` decides filled in."""
 
 
 def vocabulary_of(tokenizer: TextTokenizer) -> Vocabulary:
@@ -50,8 +54,10 @@ def tokenizer_folder(job: LanguageJob, progress: Progress | None = None) -> Path
     Several processes may call this at once: one trains, the others wait.
     """
     section = job.tokenizer
-    if section.path is not None or job.model.init is not None:
-        return section.path or job.model.init  # type: ignore[return-value]
+    if section.path is not None:
+        return local_folder(section.path, TOKENIZER_FILES)
+    if job.model.init is not None:
+        return local_folder(job.model.init)
     corpus = open_corpus(job.data, "train", progress)
     assert corpus is not None, "every job has training text"
     recipe = {
@@ -89,11 +95,11 @@ def prepare(job: LanguageJob, progress: Progress | None = None) -> Prepared:
     folder = tokenizer_folder(job, progress)
     tokenizer = load_tokenizer(folder)
     length = job.data.sequence_length
-    config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     source = None
     if job.model.init is not None:
         source = read_hf(job.model.init)
-        config.require_same_architecture(source.config, str(job.model.init))
+        job = _started_from(job, source, tokenizer)
+    config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     train = prepare_shards(job.data, tokenizer, "train", progress)
     assert train is not None, "every job has training text"
     held_out = prepare_shards(job.data, tokenizer, "validation", progress)
@@ -105,4 +111,22 @@ def prepare(job: LanguageJob, progress: Progress | None = None) -> Prepared:
         corruptor=Corruptor(job.corruption, vocabulary_of(tokenizer), length),
         model_config=config,
         source=source,
+        job=job,
     )
+
+
+def _started_from(job: LanguageJob, source: HFModel, tokenizer: TextTokenizer) -> LanguageJob:
+    name, given = job.model.init, job.model
+    if tokenizer.backend.get_vocab() != source.tokenizer.backend.get_vocab():
+        raise ConfigError(f"tokenizer.path: not the vocabulary of model.init {name}; leave tokenizer.path out")
+    model = given.started_from(source.config, str(name))
+    if job.data.sequence_length > model.max_positions:
+        raise ConfigError(
+            f"data.sequence_length {job.data.sequence_length} is longer than the position table of {name}: "
+            f"at most {model.max_positions}"
+        )
+    logger.info(
+        "%s: %d layers x %d, %d heads, %d ids, %d positions",
+        name, model.layers, model.hidden, model.heads, model.vocab_rows, model.max_positions,
+    )  # fmt: skip
+    return job.model_copy(update={"model": model})

@@ -20,13 +20,11 @@ from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, Report
 from pretrain.language.batches import Assembler, LanguageBatch, training_batches
 from pretrain.language.config import LanguageJob
-from pretrain.language.from_hf import HFModel
+from pretrain.language.from_hf import start_from
 from pretrain.language.module import LanguageModule
 from pretrain.language.prepare import Prepared, prepare
 from pretrain.language.validation import validate
-from pretrain.models.build import load_weights
 from pretrain.models.flops import flops_per_token
-from pretrain.models.hf_map import HEAD
 from tokenizer.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -38,9 +36,9 @@ class LanguageTask:
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, LanguageJob)
-        self.job = job
         self.status = ""
         self.prepared: Prepared = prepare(job)
+        self.job = self.prepared.job
         self.model_config = self.prepared.model_config
         self.contrasts = job.contrast.weight > 0
         self.queue: ShardedQueue | None = None
@@ -51,7 +49,7 @@ class LanguageTask:
         torch.manual_seed(derive(self.job.run.seed, "init"))
         self._module = LanguageModule(self.job, self.model_config)
         if self.prepared.source is not None:
-            self._start_from(self.prepared.source)
+            start_from(self._module.capt, self.prepared.source, str(self.job.model.init))
         if self.contrasts and self.job.contrast.queue:
             self.queue = ShardedQueue(
                 self.job.contrast.queue,
@@ -60,15 +58,6 @@ class LanguageTask:
                 device=distributed.device(),
             )
         return {"model": self._module}
-
-    def _start_from(self, source: HFModel) -> None:
-        """``model.init``: the weights of a Hugging Face folder; the aggregation head too, where it brings one."""
-        assert self._module is not None
-        own = self._module.capt.state_dict()
-        head = {name: tensor for name, tensor in own.items() if name.startswith(HEAD)}
-        state = {name: tensor for name, tensor in source.state.items() if head or not name.startswith(HEAD)}
-        logger.info("weights of %s%s", self.job.model.init, "" if source.has_head or not head else "; a new head")
-        load_weights(self._module.capt, head | state, str(self.job.model.init))
 
     def build_batches(self, progress: Progress) -> Iterator[list[LanguageBatch]]:
         """This rank's micro-batches of each coming step."""
