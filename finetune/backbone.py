@@ -26,6 +26,7 @@ from pretrain.language.from_hf import is_hf
 from pretrain.language.restore import load_model
 from pretrain.models.hf_folder import read_config, read_json, read_tensors
 from pretrain.models.hf_map import names
+from pretrain.models.hub import local_folder
 from tokenizer.encode import TextTokenizer, load_tokenizer
 from tokenizer.errors import CheckpointError, DataError
 
@@ -62,7 +63,7 @@ def load_backbone(
 
     Args:
         path: a run (its best checkpoint, else the newest) or a checkpoint, of ``capt_language`` or of fine-tuning; or a
-            Hugging Face folder of a masked-language model, a classifier or an encoder. Heads are left behind.
+            Hugging Face folder (or hub id) of a masked-language model, a classifier or an encoder. Heads are left behind.
         dropout: of hidden layers.
         attention_dropout: of attention weights.
         allow_missing: warn of weights that are missing (they stay as initialised) or unknown, instead of refusing.
@@ -70,7 +71,7 @@ def load_backbone(
     Raises:
         CheckpointError: nothing usable there, no tokenizer, or weights are missing, unknown or of another shape.
     """
-    source = str(path)
+    source, path = str(path), local_folder(path)
     if is_hf(path):
         described, state, tokenizer = _read_hf(path)
     else:

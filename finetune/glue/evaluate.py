@@ -1,4 +1,4 @@
-"""``capt evaluate`` of a fine-tuned checkpoint: the metrics of its dev set, kept in its run."""
+"""``capt evaluate`` of a fine-tuned checkpoint: the metrics of its dev set."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from finetune.glue.predict import Progress, as_text, evaluate
-from pretrain.engine.kept import EVALUATION, keep
 
 __all__ = ["as_text", "command"]
 
@@ -20,7 +19,4 @@ def command(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """`evaluate` by the options of the command line; ``data`` is the folder with GLUE's files, if it has moved."""
-    result = evaluate(checkpoint, path=data, out=out, batch=batch, progress=progress)
-    measured = Path(result["checkpoint"])
-    keep(measured, EVALUATION.format(checkpoint=measured.name), result)
-    return result
+    return evaluate(checkpoint, path=data, out=out, batch=batch, progress=progress)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from launcher.commands import options as o
+from pretrain.models.hub import source_path
 from tokenizer.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from pretrain.convert.about import About
 
 
 def register(app: typer.Typer) -> None:
@@ -21,56 +24,95 @@ def register(app: typer.Typer) -> None:
 def convert(
     context: typer.Context,
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A checkpoint or run; with --from a folder to read.")
+        Path,
+        typer.Argument(
+            metavar="SOURCE",
+            parser=source_path,
+            help="A checkpoint or run; with --from a folder or USER/NAME of the hub.",
+        ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder to write.")],
     to: Annotated[str | None, typer.Option(help="hf, sentence-transformers or onnx.")] = None,
-    from_: Annotated[str | None, typer.Option("--from", help="hf: make a checkpoint of a Hugging Face folder.")] = None,
-    pooling: Annotated[str, typer.Option(help="head (the aggregation head), cls or mean; not for hf.")] = "head",
+    from_: Annotated[str | None, typer.Option("--from", help="hf: make a run of a Hugging Face model.")] = None,
+    pooling: Annotated[
+        str | None, typer.Option(help="mean (the default), cls or head (the aggregation head); not for hf.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older export in OUT.")] = False,
+    license: Annotated[str | None, typer.Option(help="For the model card: apache-2.0, mit, ...")] = None,
+    language: Annotated[
+        list[str] | None, typer.Option(help="For the model card: en, de, ... (may stand several times).")
+    ] = None,
+    base_model: Annotated[
+        str | None, typer.Option(help="For the model card: hub id that training started from; else that of model.init.")
+    ] = None,
+    push: Annotated[str | None, typer.Option(metavar="USER/NAME", help="Upload the export to the hub.")] = None,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository of --push public.")] = False,
 ) -> None:
     """Write a checkpoint as a Hugging Face, sentence-transformers or ONNX folder, or the other way round."""
     o.quiet(context)
-    if to is not None and from_ is None and _task_of(source) == "glue":
-        if to != "hf":
-            raise ConfigError(f"--to {to!r}: a fine-tuned checkpoint can be written as hf")
-        from finetune.glue.export import export
+    card = {"--license": license, "--language": language, "--base-model": base_model, "--push": push}
+    foreign = [name for name, value in card.items() if value]
+    if from_ is not None and foreign:
+        raise ConfigError(f"{foreign[0]} has no meaning with --from")
+    if public and push is None:
+        raise ConfigError("--public has no meaning without --push")
+    from pretrain.convert.about import About
+    from pretrain.convert.push import check_push
+    from pretrain.convert.push import push as upload
 
-        typer.echo(export(source, out, overwrite=overwrite))
-        return
+    if push is not None:
+        check_push(push)
+    about = About(license, tuple(language or ()), base_model, push or "PATH")
+    typer.echo(_write(source, out, to, from_, pooling, overwrite, about))
+    if push is not None:
+        typer.echo(upload(out, push, private=not public))
+
+
+def _write(
+    source: Path, out: Path, to: str | None, from_: str | None, pooling: str | None, overwrite: bool, about: About
+) -> Path:
+    """By the task of the checkpoint, as its manifest says: ``config.yaml`` is read once the files are verified."""
+    if to is not None and from_ is None:
+        from pretrain.engine.checkpoint import find_best, read_manifest
+
+        task = read_manifest(find_best(source))["task"]
+        if task == "glue":
+            from finetune.glue.export import export
+
+            if to != "hf" or pooling is not None:
+                raise ConfigError("a fine-tuned checkpoint can be written as hf alone, without --pooling")
+            return export(source, out, overwrite=overwrite, about=about)
+        if task != "capt_language":
+            raise CheckpointError(f"{source}: a checkpoint of task {task}; there is no export of it")
     from pretrain.convert.commands import convert as write
 
-    typer.echo(write(source, out, to=to, from_=from_, pooling=pooling, overwrite=overwrite))
-
-
-def _task_of(path: Path) -> str:
-    """The task of a checkpoint or run; the verb itself complains of what it cannot read."""
-    from pretrain.engine.checkpoint import find_checkpoint, read_job
-
-    try:
-        return read_job(find_checkpoint(path)).task.type
-    except CheckpointError:
-        with suppress(CheckpointError, ConfigError, OSError):
-            if (kind := read_job(path).task.type) != "capt_language":
-                return kind
-        return "capt_language"
+    return write(source, out, to=to, from_=from_, pooling=pooling, overwrite=overwrite, about=about)
 
 
 def neighbors(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A sentence-transformers folder (capt convert --to).")],
+    context: typer.Context,
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL",
+            parser=source_path,
+            help="A sentence-transformers folder (capt convert --to), or USER/NAME.",
+        ),
+    ],
     queries: Annotated[list[str], typer.Argument(metavar="QUERY...", help="Sentences to find neighbours of.")],
     run: Annotated[Path | None, typer.Option(help="Search in the training text of this run.")] = None,
     text: Annotated[list[Path] | None, typer.Option(help="Search in this file (may stand several times).")] = None,
     top: Annotated[int, typer.Option(min=1, help="Neighbours a query.")] = 3,
-    limit: Annotated[int, typer.Option(min=1, help="Lines to search in.")] = 2000,
+    lines: Annotated[int, typer.Option("--lines", "--limit", min=1, help="How many lines to search, at most.")] = 2000,
     json: o.Json = False,
 ) -> None:
     """Show the lines of a text that an exported encoder puts nearest to each query."""
+    o.quiet(context)
     from dataclasses import asdict
 
     from pretrain.language.neighbors import neighbors as find
 
-    found = find(model, queries, run=run, text=text or (), top=top, limit=limit)
+    found = find(model, queries, run=run, text=text or (), top=top, limit=lines)
     if json:
         o.echo_json(
             [{"query": query, "found": [asdict(n) for n in near]} for query, near in zip(queries, found, strict=True)]

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from launcher.commands import options as o
+from pretrain.models.hub import source_path
 from tokenizer.errors import CheckpointError, ConfigError
 
 
@@ -26,7 +27,8 @@ def evaluate(
         Path,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="A checkpoint, a run (its best one where it keeps one, else its newest), or a Hugging Face folder.",
+            parser=source_path,
+            help="A checkpoint, a run (its best or newest one), a Hugging Face folder, or USER/NAME of the hub.",
         ),
     ],
     text: Annotated[list[Path] | None, typer.Option(help="Held-out text (may stand several times).")] = None,

@@ -23,6 +23,9 @@ from tokenizer import safe_files
 from tokenizer.errors import CheckpointError
 
 _MAX_JSON_BYTES = 4_000_000
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+"""Endings of files that could run code when they are opened."""
+
 _DTYPES = ("F64", "F32", "F16", "BF16")
 """Of weights; quantized ones are not numbers that could be copied into a model."""
 
@@ -77,7 +80,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is missing, not such a file, or a key in it names code to run.
     """
-    _require_regular(path)
+    require_regular(path)
     value = safe_files.read_json(path, limit=_MAX_JSON_BYTES, error=CheckpointError)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}")
@@ -131,7 +134,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 def read_tensor_file(path: Path) -> dict[str, Tensor]:
     """All tensors of one safetensors file. Raises ``CheckpointError`` as :func:`read_tensors` does."""
-    pickles = sorted(p.name for p in path.parent.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
+    pickles = sorted(p.name for p in path.parent.glob("*") if p.suffix in PICKLES)
     if not path.exists() and pickles:
         raise CheckpointError(
             f"{path.parent}: holds no {path.name} but {pickles[0]}, a pickle, which could run code when it is opened; "
@@ -151,7 +154,7 @@ def read_tensor_file(path: Path) -> dict[str, Tensor]:
 @contextmanager
 def open_tensors(path: Path) -> Iterator[Any]:
     """``safetensors.safe_open`` of a regular file of this folder. Raises ``CheckpointError`` for a damaged one."""
-    _require_regular(path)
+    require_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -159,7 +162,7 @@ def open_tensors(path: Path) -> Iterator[Any]:
         raise CheckpointError(f"{path}: not a whole safetensors file: {' '.join(str(error).split())}") from None
 
 
-def _require_regular(path: Path) -> None:
+def require_regular(path: Path) -> None:
     """Refuse FIFOs, devices and links, but for the links into ``blobs/`` that make up a hub cache's snapshot folder."""
     try:
         mode = path.lstat().st_mode

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 _ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(@(?P<revision>[\w.-]+(/[\w.-]+)*))?")
 
+_SNAPSHOT = re.compile(r"models--(?P<user>[\w.-]+?)--(?P<name>[\w.-]+)/snapshots/(?P<revision>[0-9a-f]{40})")
+
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "vocab.txt",
@@ -45,12 +47,28 @@ Source = Annotated[Path, BeforeValidator(lambda given: source_path(given) if isi
 """A field of a configuration: a folder, or a hub id."""
 
 
+def is_hub_id(text: str) -> bool:
+    """Whether ``text`` has the form ``USER/NAME`` or ``USER/NAME@REVISION``."""
+    return _ID.fullmatch(text) is not None
+
+
 def hub_id(path: Path) -> tuple[str, str | None] | None:
     """The repository and the revision that ``path`` names, or None where it is or may be a path of this machine."""
     found = _ID.fullmatch(str(path))
     if found is None or path.exists() or path.is_symlink() or Path(path.parts[0]).exists():
         return None
     return found["repo"], found["revision"]
+
+
+def origin(given: Path, folder: Path) -> str:
+    """What ``given``, read from ``folder``, may be called in public: the hub id with its revision, or a folder's name.
+
+    A folder of the hub client's cache (``models--USER--NAME/snapshots/REVISION``) is its hub id as well.
+    """
+    cached = _SNAPSHOT.fullmatch("/".join(folder.absolute().parts[-3:]))
+    if cached is not None:
+        return f"{cached['user']}/{cached['name']}@{cached['revision']}"
+    return given.name
 
 
 def local_folder(path: Path, files: tuple[str, ...] = ENCODER_FILES) -> Path:
@@ -67,6 +85,7 @@ def local_folder(path: Path, files: tuple[str, ...] = ENCODER_FILES) -> Path:
         GatedRepoError,
         HfHubHTTPError,
         HFValidationError,
+        HTTPError,  # type: ignore[attr-defined]
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -83,11 +102,13 @@ def local_folder(path: Path, files: tuple[str, ...] = ENCODER_FILES) -> Path:
         problem = f"the hub's model has no revision {revision!r}"
     except LocalEntryNotFoundError:
         why = "the hub client is offline" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
-        problem = f"no such folder; {why}, and {constants.HF_HUB_CACHE} has no copy"
+        problem = f"no such folder; {why}, and {constants.HF_HUB_CACHE} has no whole copy"
     except HFValidationError:
         problem = "neither a folder nor a hub id"
     except HfHubHTTPError as error:  # its text may quote the request
         problem = f"the hub answers with status {error.response.status_code}"
+    except HTTPError as error:
+        problem = f"the hub cannot be reached ({type(error).__name__})"
     else:
         logger.info("%s: from the hub, revision %s (%s@%s pins it)", path, folder.name, repo, folder.name)
         return folder
