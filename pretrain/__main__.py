@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     level = logging.DEBUG if options.debug else logging.INFO if rank == 0 else logging.WARNING
     logging.basicConfig(level=level, format=f"[rank {rank}] %(message)s", stream=sys.stderr)
     try:
-        job = load_job(options.config, options.overrides)
+        job = load_job(options.config, options.overrides, resolved=options.resume)
         return _run(job, options)
     except UserError as error:
         if options.debug:

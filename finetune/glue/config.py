@@ -102,6 +102,12 @@ class GlueJob(Job):
     optimizer: GlueOptimizer = GlueOptimizer()
     validate_: GlueValidate = Field(GlueValidate(), alias="validate")
 
+    def check_inputs(self) -> list[str]:
+        """The files of the task and the encoder; see `finetune.glue.inputs.describe_inputs`."""
+        from finetune.glue.inputs import describe_inputs  # numpy
+
+        return describe_inputs(self)
+
     def longest(self, max_positions: int) -> int:
         """Tokens that a row may have with an encoder of so many positions. Raises ``ConfigError`` if it has too few."""
         length = self.data.sequence_length or min(512, max_positions)

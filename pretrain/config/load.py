@@ -145,12 +145,20 @@ def _overrides(arguments: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-def load_mapping(config: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def load_mapping(config: str | Path, overrides: Sequence[str] = (), *, resolved: bool = False) -> dict[str, Any]:
     """Merge a file, its bases and the overrides (later wins; lists are replaced) into one plain mapping.
+
+    Args:
+        config: a path, or the name of a shipped file.
+        overrides: ``a.b=value`` each.
+        resolved: ``config`` is what a run or a checkpoint wrote, maybe somebody else's: a path alone, no ``base:`` is
+            followed, ``${...}`` is text, and nothing comes from the environment.
 
     Raises:
         ConfigError: a file is missing or malformed, a key stands twice, an override or interpolation is invalid.
     """
+    if resolved:
+        return _merged(_read(Path(config)), _overrides(overrides))
     path = resolve_path(config)
     layers = [*_with_bases(path), _overrides(overrides)]
     try:
@@ -159,6 +167,15 @@ def load_mapping(config: str | Path, overrides: Sequence[str] = ()) -> dict[str,
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
     assert isinstance(merged, dict)
     return {str(key): value for key, value in merged.items()}
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """``above`` over ``below``: mappings are merged, everything else is replaced."""
+    result = dict(below)
+    for key, value in above.items():
+        old = result.get(key)
+        result[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result
 
 
 def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -172,13 +189,13 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def load_job(config: str | Path, overrides: Sequence[str] = ()) -> Job:
-    """Read, merge and validate a job.
+def load_job(config: str | Path, overrides: Sequence[str] = (), *, resolved: bool = False) -> Job:
+    """Read, merge and validate a job; ``resolved`` is that of ``load_mapping``: a run's or a checkpoint's file.
 
     Raises:
         ConfigError: one line naming the file, the key, the value and what would be valid.
     """
-    mapping = load_mapping(config, overrides)
+    mapping = load_mapping(config, overrides, resolved=resolved)
     return job_from_mapping(mapping, str(config))
 
 

@@ -133,6 +133,16 @@ class Job(Section):
             )
         return self
 
+    def check_inputs(self) -> list[str]:
+        """Look whether the files that the job reads are there, without torch and without reading them through.
+
+        Returns a line for each input (corpus, tokenizer, ``model.init``), for a person to check. Tasks override it.
+
+        Raises:
+            UserError: an input is not named, not there, or not what it should be; one line with the key.
+        """
+        return []
+
     def accumulation(self, world: int) -> int:
         """Micro-batches an optimizer step on ``world`` ranks. Raises ``ValueError`` when the identity cannot hold."""
         share = self.batch.micro * world

@@ -22,6 +22,13 @@ CORRUPTIONS = {
 """Where the corruptions of ``corruption.type`` are; other packages add theirs as entry points, ``capt.corruptions``."""
 
 
+NO_TEXT = (
+    "data names no text: set data.files (paths or globs), data.shards (a folder of capt data prepare) or data.name "
+    "(a dataset of the hub)"
+)
+"""What a job without text is told."""
+
+
 def corruption_entry(name: str) -> EntryPoint:
     """Where the corruption called ``name`` is: one of ``CORRUPTIONS``, or an entry point of another package.
 
@@ -53,11 +60,13 @@ Patterns = Annotated[list[str], BeforeValidator(_as_list)]
 class DataConfig(Section):
     """Where the text comes from, and how it becomes windows of token ids.
 
-    ``source`` may be left out: it is ``files`` where ``files`` or ``shards`` is given, ``hub`` where ``name`` is given,
-    and ``docstrings`` (those of the installed Python packages) otherwise.
+    ``source`` follows from what is named: ``files`` where ``files`` or ``shards`` is given, ``hub`` where ``name`` is.
+    ``docstrings`` (those of the installed Python packages) has to be asked for, and gives way to text that is named.
     """
 
-    source: Literal["files", "docstrings", "hub"]
+    source: Literal["files", "docstrings", "hub"] | None = Field(
+        None, description="follows from files, shards or name; docstrings: a small corpus for trying things out"
+    )
     files: Patterns = Field([], description="paths or globs of .txt, .jsonl, .json, .tokens, .raw (or .gz), .parquet")
     validation_files: Patterns = Field([], description="held-out text; without it a fraction of the text is held out")
     name: str | None = Field(None, description="hub dataset id, or a folder that datasets' save_to_disk wrote")
@@ -82,10 +91,11 @@ class DataConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _infer_source(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or values.get("source") is not None:
+        if not isinstance(values, dict) or values.get("source") not in (None, "docstrings"):
             return values
-        files = values.get("files") or values.get("shards")
-        return {**values, "source": "files" if files else "hub" if values.get("name") else "docstrings"}
+        if values.get("files") or values.get("shards"):
+            return {**values, "source": "files"}
+        return {**values, "source": "hub"} if values.get("name") else values
 
     @field_validator("document_start")
     @classmethod
@@ -102,7 +112,7 @@ class DataConfig(Section):
             raise ValueError("data.source is files, but data.files is empty: name at least one file or glob")
         if self.source == "hub" and self.name is None:
             raise ValueError("data.source is hub, but data.name is not set: give a dataset id, as Salesforce/wikitext")
-        if self.source != "files" and self.files:
+        if self.source not in ("files", None) and self.files:
             raise ValueError(f"data.files is given, but data.source is {self.source}: set data.source=files")
         for key in ("name", "subset", "validation_split"):
             if self.source != "hub" and getattr(self, key) is not None:

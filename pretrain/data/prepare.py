@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from pretrain.data.config import DataConfig
+from pretrain.data.config import NO_TEXT, DataConfig
 from pretrain.data.corpus import Corpus, Part
 from pretrain.data.docstrings import docstring_file
 from pretrain.data.files import FileCorpus, resolve
@@ -124,6 +124,8 @@ def _text(data: DataConfig, progress: Progress | None, hub_split: str | None) ->
         if data.name is None:
             raise AssertionError("DataConfig lets no hub source through without a name")
         return HubCorpus(data.name, data.subset, hub_split or data.split, data.text_column, data.document_start)
+    if data.source is None:
+        raise DataError(NO_TEXT)
     if data.source == "docstrings":
         paths = [docstring_file(data.cache / "docstrings", data.workers or usable_cores(), progress=progress)]
     else:

@@ -94,5 +94,11 @@ class LanguageJob(Job):
             )
         return self
 
+    def check_inputs(self) -> list[str]:
+        """Corpus, tokenizer and ``model.init``; see `pretrain.language.inputs.describe_inputs`."""
+        from pretrain.language.inputs import describe_inputs  # numpy, and the readers of files
+
+        return describe_inputs(self)
+
 
 JOB = LanguageJob

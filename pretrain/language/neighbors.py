@@ -43,7 +43,7 @@ def candidates(run: Path | None, text: Sequence[Path], limit: int) -> list[str]:
         corpus = FileCorpus(resolve([str(path) for path in text], "--text"), "text", None)
         lines = (line for passage in corpus for line in passage.text.splitlines())
     elif run is not None:
-        job = load_job(run / "config.yaml")
+        job = load_job(run / "config.yaml", resolved=True)
         if not isinstance(job, LanguageJob):
             raise DataError(f"{run}: a {job.task.type} run has no text; give --text FILE")
         lines = tokenizer_corpus(job.data)

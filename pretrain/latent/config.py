@@ -229,6 +229,14 @@ class LatentJob(Job):
             raise ValueError("critic.squared_in_encoder compares two views: set objective.views=2")
         return self
 
+    def check_inputs(self) -> list[str]:
+        """The files of the three splits; of clusters nothing is read."""
+        if self.data.clusters is not None:
+            return [f"corpus: one-hot vectors of {self.data.clusters} classes"]
+        from pretrain.latent.corpus import describe_files  # numpy
+
+        return describe_files(self.data)
+
     def _clusters_fit(self) -> None:
         if self.model.posterior not in ("gaussian", "mlp"):
             raise ValueError("data.clusters takes model.posterior gaussian or mlp")

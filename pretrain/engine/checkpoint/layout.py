@@ -104,7 +104,7 @@ def read_metadata(checkpoint: Path) -> dict[str, Any]:
 
 def read_job(checkpoint: Path) -> Job:
     """The resolved configuration the checkpoint was written with."""
-    return load_job(checkpoint / CONFIG)
+    return load_job(checkpoint / CONFIG, resolved=True)
 
 
 def verify(checkpoint: Path) -> dict[str, Any]:
