@@ -63,7 +63,7 @@ def load_backbone(
 
     Args:
         path: a run (its best checkpoint, else the newest) or a checkpoint, of ``capt_language`` or of fine-tuning; or a
-            Hugging Face folder (or hub id) of a masked-language model, a classifier or an encoder. Heads are left behind.
+            Hugging Face folder or hub id of a masked-language model, a classifier or an encoder. Heads are left behind.
         dropout: of hidden layers.
         attention_dropout: of attention weights.
         allow_missing: warn of weights that are missing (they stay as initialised) or unknown, instead of refusing.

@@ -170,5 +170,6 @@ def build_encoder(
     kind = keys.pop("model_type")
     try:
         return TransformersSentences(AutoModel.from_config(AutoConfig.for_model(kind, **keys)), described, source)
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise CheckpointError(f"{source}: config.json does not describe a {kind} encoder: {error}") from None
+    except Exception as error:  # each of its classes raises what it likes for a value that it does not
+        text = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{source}: config.json does not describe a {kind} encoder: {text}") from None

@@ -63,10 +63,14 @@ def open_folder(path: Path) -> Opened:
             raise DataError(f"{path}: {_what_is_missing(path)}")
     except DataError:
         raise
-    except Exception as error:  # the Rust library raises bare Exception for whatever is wrong in a file
-        raise DataError(f"{path}: damaged tokenizer ({error})") from error
+    except BaseException as error:  # the Rust library raises bare Exception for whatever is wrong in a file, or panics
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"{path}: damaged tokenizer ({error})") from None
     declared = {role: name for key, role in _DECLARED if (name := _content(config.get(key))) is not None}
     longest = config.get("model_max_length", 512)
+    if isinstance(longest, bool) or not isinstance(longest, int | float) or not longest >= 1:
+        raise DataError(f"{path}: model_max_length is {str(longest)[:60]!r} in its configuration, not a number of ids")
     # transformers writes 1e30 for "no limit"
     return Opened(tokenizer, declared, int(longest) if longest < 1_000_000_000 else 512)
 

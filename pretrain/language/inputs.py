@@ -8,6 +8,7 @@ from pretrain.data.config import NO_TEXT, DataConfig
 from pretrain.data.files import FileCorpus, resolve
 from pretrain.data.shards import ShardSet
 from pretrain.language.config import LanguageJob
+from pretrain.models.hub import hub_id
 from tokenizer.encode import TextTokenizer, load_tokenizer
 from tokenizer.errors import CheckpointError, ConfigError, DataError
 
@@ -22,8 +23,11 @@ def describe_inputs(job: LanguageJob) -> list[str]:
     """
     given = job.tokenizer.path or job.model.init
     corpus = _shards(job.data) if job.data.shards is not None else _text(job.data)
-    if job.model.init is not None:
+    if job.model.init is not None and hub_id(job.model.init) is None:
         check_hf_folder(job.model.init)
+    if given is not None and hub_id(given) is not None:
+        corpus.append(f"tokenizer: that of the hub's model {given}, fetched at the start")
+        return corpus + ([f"model.init: {job.model.init}"] if job.model.init is not None else [])
     tokenizer = None if given is None else load_tokenizer(given)
     if tokenizer is None:
         if job.data.shards is not None and not job.data.files and job.data.source == "files":

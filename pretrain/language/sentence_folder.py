@@ -42,11 +42,13 @@ def load_sentence_model(given: Path) -> Any:
 
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     try:
-        return SentenceTransformer(str(folder), device="cpu", model_kwargs={"use_safetensors": True}, **options)
+        model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"use_safetensors": True}, **options)
+        model.encode(["a text"], show_progress_bar=False)
+        return model
     except Exception as error:  # what its many readers raise for a file that they do not like
         text = " ".join(str(error).split())[:300]
         raise CheckpointError(
-            f"{given}: sentence-transformers cannot load it: {type(error).__name__}: {text}"
+            f"{given}: sentence-transformers cannot use it: {type(error).__name__}: {text}"
         ) from None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -34,6 +34,13 @@ def shown(value: object) -> str:
     """A foreign value in a message: on one line, and not of any length."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first five names of tensors, which a foreign file may have given any length and any characters."""
+    given = list(names)
+    first = [name if name.isprintable() and len(name) <= 100 else shown(name) for name in given[:5]]
+    return ", ".join(first) + (f" and {len(given) - 5} more" if len(given) > 5 else "")
 
 
 def parse(config: Mapping[str, Any], source: str) -> HFConfig:

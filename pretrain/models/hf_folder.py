@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pretrain.models.hf_config import shown
+from pretrain.models.hf_config import listed, shown
 from tokenizer import safe_files
 from tokenizer.errors import CheckpointError
 
@@ -128,7 +128,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         tensors.update(read_tensor_file(folder / name))
     if tensors.keys() != weight_map.keys():
         odd = sorted(tensors.keys() ^ weight_map.keys())
-        raise CheckpointError(f"{index}: the index and its shards name different tensors: {shown(odd[:10])}")
+        raise CheckpointError(f"{index}: the index and its shards name different tensors: {listed(odd)}")
     return tensors
 
 
@@ -142,12 +142,12 @@ def read_tensor_file(path: Path) -> dict[str, Tensor]:
         )
     with open_tensors(path) as file:
         odd = [
-            f"{name} of {kind}"
+            f"{kind} {name}"
             for name in file.keys()  # noqa: SIM118 (a safetensors handle is no dict)
             if (kind := file.get_slice(name).get_dtype()) not in _DTYPES and not _BUFFER.fullmatch(name)
         ]
         if odd:
-            raise CheckpointError(f"{path}: weights are {', '.join(_DTYPES)} here, not {shown(odd[:5])}")
+            raise CheckpointError(f"{path}: weights are {', '.join(_DTYPES)} here, not {listed(odd)}")
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from pretrain.models.hf_config import listed
 from tokenizer.errors import CheckpointError
 
 ROBERTA: dict[str, tuple[str, ...]] = {
@@ -115,12 +116,8 @@ def _fill(name: str, at: Mapping[str, str]) -> str:
 def _check_names(given: set[str], wanted: set[str], source: str) -> None:
     missing, unexpected = sorted(wanted - given), sorted(given - wanted)
     if missing or unexpected:
-        parts = [f"{word}: {_shorten(odd)}" for word, odd in (("missing", missing), ("unexpected", unexpected)) if odd]
+        parts = [f"{word}: {listed(odd)}" for word, odd in (("missing", missing), ("unexpected", unexpected)) if odd]
         raise CheckpointError(f"{source} does not have the tensors of this RoBERTa: {'; '.join(parts)}")
-
-
-def _shorten(odd: list[str]) -> str:
-    return ", ".join(odd[:5]) + (f" and {len(odd) - 5} more" if len(odd) > 5 else "")
 
 
 def _check_ties(state: Mapping[str, Tensor], ties: Mapping[str, str], source: str) -> None:

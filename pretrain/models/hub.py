@@ -81,11 +81,11 @@ def local_folder(path: Path, files: tuple[str, ...] = ENCODER_FILES) -> Path:
     if named is None:
         return path
     from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import (
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
         GatedRepoError,
         HfHubHTTPError,
         HFValidationError,
-        HTTPError,  # type: ignore[attr-defined]
+        HTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
