@@ -23,9 +23,9 @@ from pydantic import (
 from finetune.glue.tasks import glue_task
 from pretrain.config.base import Section
 from pretrain.config.schema import BatchSection, Job, OptimizerSection, ScheduleSection, ValidateSection
-from pretrain.data.config import default_cache
 from pretrain.models.hub import Source
 from tokenizer.errors import ConfigError
+from tokenizer.files import default_cache
 
 
 class GlueData(Section):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -12,6 +11,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model
 
 from pretrain.config.base import Section
 from tokenizer.errors import ConfigError, instead_of
+from tokenizer.files import default_cache
 
 CORRUPTIONS = {
     "mask_tokens": "pretrain.data.corruption:MaskTokens",
@@ -43,15 +43,13 @@ def corruption_entry(name: str) -> EntryPoint:
     raise ConfigError(f"corruption.type: there is no corruption {name!r}; {hint}")
 
 
-def default_cache() -> Path:
-    """``$XDG_CACHE_HOME/capt``, or ``~/.cache/capt``: where shard sets that a job builds by itself are kept."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "capt"
-
-
 def _as_list(value: Any) -> Any:
     """Let ``data.files=my.txt`` on the command line mean a list of one."""
     return [value] if isinstance(value, str | Path) else value
+
+
+def _as_word(value: Any) -> Any:
+    return {True: "once", False: "never"}[value] if isinstance(value, bool) else value
 
 
 Patterns = Annotated[list[str], BeforeValidator(_as_list)]
@@ -86,7 +84,12 @@ class DataConfig(Section):
     workers: PositiveInt | None = Field(None, description="processes that tokenize; without it one a usable core")
     cache: Path = Field(default_factory=default_cache, description="where prepared shards and docstrings are kept")
     shards: Path | None = Field(None, description="folder that capt data prepare wrote; nothing else is read then")
-    verify: bool = Field(True, description="compare every shard's SHA-256 before use")
+    verify: Annotated[Literal["always", "once", "never"], BeforeValidator(_as_word)] = Field(
+        "once",
+        description="compare every shard's SHA-256 before use: in full at every start (always), not again while a file"
+        " stays as it is on this host (once, true), or not at all (never, false)",
+    )
+    allow_change: bool = Field(False, description="a resumed run may go on with other text than it began with")
 
     @model_validator(mode="before")
     @classmethod

@@ -85,11 +85,11 @@ def _shards(data: DataConfig) -> list[str]:
         folder = data.shards / split
         if split == "validation" and not folder.is_dir():
             continue
-        shards = ShardSet.open(folder, verify=False)
+        shards = ShardSet.open(folder)
         lines.append(f"corpus: {folder}, {shards.documents:,} documents, {shards.tokens:,} tokens")
     return lines
 
 
 def _check_shards_are_of(data: DataConfig, tokenizer: TextTokenizer) -> None:
     if data.shards is not None:
-        ShardSet.open(data.shards / "train", verify=False).check_tokenizer(tokenizer)
+        ShardSet.open(data.shards / "train").check_tokenizer(tokenizer)

@@ -47,9 +47,7 @@ def load_sentence_model(given: Path) -> Any:
         return model
     except Exception as error:  # what its many readers raise for a file that they do not like
         text = " ".join(str(error).split())[:300]
-        raise CheckpointError(
-            f"{given}: sentence-transformers cannot use it: {type(error).__name__}: {text}"
-        ) from None
+        raise CheckpointError(f"{given}: sentence-transformers cannot use it: {type(error).__name__}: {text}") from None
 
 
 def _check(folder: Path) -> None:

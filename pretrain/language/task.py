@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pretrain.config.schema import Job
-from pretrain.contrast import ShardedQueue, capt_loss
+from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
 from pretrain.data.corruption import IGNORE
 from pretrain.engine import distributed
 from pretrain.engine.engines import Engine
 from pretrain.engine.safe_files import sync_file
 from pretrain.engine.seeding import derive
-from pretrain.engine.task import Progress, Report
+from pretrain.engine.task import Progress, Report, is_logged
+from pretrain.engine.verification import all_ranks
 from pretrain.language.batches import Assembler, LanguageBatch, training_batches
 from pretrain.language.config import LanguageJob
 from pretrain.language.from_hf import start_from
@@ -37,7 +40,7 @@ class LanguageTask:
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, LanguageJob)
         self.status = ""
-        self.prepared: Prepared = prepare(job)
+        self.prepared: Prepared = prepare(job, ranks=all_ranks())
         self.job = self.prepared.job
         self.model_config = self.prepared.model_config
         self.contrasts = job.contrast.weight > 0
@@ -57,6 +60,7 @@ class LanguageTask:
                 dtype=_DTYPES[self.job.contrast.queue_dtype],
                 device=distributed.device(),
             )
+            self.queue.expect(2 * self.job.batch.global_)
         return {"model": self._module}
 
     def build_batches(self, progress: Progress) -> Iterator[list[LanguageBatch]]:
@@ -92,14 +96,17 @@ class LanguageTask:
         engine = engines["model"]
         assert self._module is not None
         tau = self._module.temperature(progress.step)
-        masked = torch.tensor(sum(int((part.labels != IGNORE).sum()) for part in batch), dtype=torch.float64)
-        everywhere = distributed.all_reduce_sum(masked.to(engine.device)).clamp_min(1)
+        stats = ContrastStats() if self.contrasts and is_logged(self.job, progress.step + 1) else None
+        # counted where the batch was made, and filled in: to copy a number to a device is to wait for the device
+        masked = sum(int(np.count_nonzero(part.labels.numpy() != IGNORE)) for part in batch)
+        here = torch.full((), masked, dtype=torch.float64, device=engine.device)
+        everywhere = distributed.all_reduce_sum(here).clamp_min(1)
         # The engine averages over ranks and micro-batches; this factor turns that into a sum.
         to_sum = distributed.world_size() * len(batch) / everywhere
         totals: dict[str, Tensor] = {}
         for part in batch:
             part = part.to(engine.device)
-            loss, parts = self._losses(engine, part, to_sum, progress.step)
+            loss, parts = self._losses(engine, part, to_sum, progress.step, stats)
             engine.backward(loss)
             engine.step()
             for name, value in parts.items():
@@ -108,11 +115,15 @@ class LanguageTask:
         progress.tokens += self.job.batch.global_ * self.job.data.sequence_length
         report: Report = {**totals, "grad_norm": engine.gradient_norm()}
         if self.contrasts:
-            report["temperature"] = float(tau.detach() if isinstance(tau, Tensor) else tau)
+            report["temperature"] = tau.detach() if isinstance(tau, Tensor) else tau
+        if stats is not None:
+            report["contrast/accuracy"] = stats.top1
+            report["contrast/margin"] = stats.margin
+            report["contrast/positive_probability"] = stats.positive_probability
         return report
 
     def _losses(
-        self, engine: Engine, part: LanguageBatch, to_sum: Tensor, step: int
+        self, engine: Engine, part: LanguageBatch, to_sum: Tensor, step: int, stats: ContrastStats | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         out = engine(
             part.tokens, part.corrupted, part.positions, part.labels, part.documents, padded=part.padded, step=step
@@ -124,10 +135,14 @@ class LanguageTask:
             section = self.job.contrast
             ids = part.ids if section.mask_duplicates else None
             queue = self.queue if step >= section.queue_start else None
-            capt = capt_loss(
-                out.s, out.s_hat, queue, temperature=out.temperature, in_batch=section.in_batch,
-                reduction=section.reduction, ids=ids, impl=section.impl,
+            contrast = functools.partial(
+                capt_loss, queue=queue, temperature=out.temperature, in_batch=section.in_batch,
+                reduction=section.reduction, ids=ids, impl=section.impl, equal_rows=True,
             )  # fmt: skip
+            capt = contrast(out.s, out.s_hat)
+            if stats is not None:  # in a pass of its own: sums that know the largest logit round otherwise
+                with torch.no_grad():
+                    contrast(out.s, out.s_hat, stats=stats)
             if self.queue is not None:
                 self.queue.enqueue(out.s.detach(), out.s_hat.detach(), ids=ids)
             loss = mlm + section.weight * capt
@@ -142,21 +157,32 @@ class LanguageTask:
         return validate(engines["model"], self._assembler("validation"), self.job, len(self.prepared.validation))
 
     def save_state(self, folder: Path) -> dict[str, Any]:
-        """This rank's queue shard; the tokenizer's fingerprint goes into the JSON state."""
+        """This rank's queue shard; what tokenizer and text are known by goes into the JSON state."""
         if self.queue is not None:
             sync_file(self.queue.save_shard(folder))
-        return {"tokenizer": self.prepared.tokenizer.fingerprint, "queue": self.job.contrast.queue}
+        return {
+            "tokenizer": self.prepared.tokenizer.fingerprint,
+            "text": self.prepared.train.shards.manifest.key,
+            "queue": self.job.contrast.queue,
+        }
 
     def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Reload the queue for this world size; refuse another tokenizer.
+        """Reload the queue for this world size; refuse another tokenizer, and other text unless it is meant.
 
         Raises:
-            CheckpointError: the checkpoint was trained with another tokenizer.
+            CheckpointError: the checkpoint was trained with another tokenizer, or on other text (a checkpoint of an
+                earlier version does not say on which).
         """
         if state["tokenizer"] != self.prepared.tokenizer.fingerprint:
             raise CheckpointError(
                 f"{folder}: trained with tokenizer {state['tokenizer'][:12]}, this job has "
                 f"{self.prepared.tokenizer.fingerprint[:12]}; set tokenizer.path={folder / 'tokenizer'}"
+            )
+        text = self.prepared.train.shards.manifest.key
+        if state.get("text", text) != text and not self.job.data.allow_change:
+            raise CheckpointError(
+                f"{folder}: trained on other text than this job reads (files or data.* options have changed since);"
+                " data.allow_change=true goes on with what there is now"
             )
         if self.queue is not None and state["queue"]:
             self.queue.load_shards(folder)

@@ -8,6 +8,7 @@ tokenizer files are fetched, no pickle and no code, into the hub client's own ca
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from pathlib import Path
@@ -80,6 +81,14 @@ def local_folder(path: Path, files: tuple[str, ...] = ENCODER_FILES) -> Path:
     named = hub_id(path)
     if named is None:
         return path
+    from huggingface_hub import constants
+
+    return _snapshot(*named, files, constants.HF_HUB_CACHE)
+
+
+@functools.cache
+def _snapshot(repo: str, revision: str | None, files: tuple[str, ...], cache: str) -> Path:
+    """Asked for once a process, which so sees one revision."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (  # type: ignore[attr-defined]
         GatedRepoError,
@@ -91,7 +100,7 @@ def local_folder(path: Path, files: tuple[str, ...] = ENCODER_FILES) -> Path:
         RevisionNotFoundError,
     )
 
-    repo, revision = named
+    path = repo if revision is None else f"{repo}@{revision}"
     try:
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(files)))
     except GatedRepoError:
@@ -102,7 +111,7 @@ def local_folder(path: Path, files: tuple[str, ...] = ENCODER_FILES) -> Path:
         problem = f"the hub's model has no revision {revision!r}"
     except LocalEntryNotFoundError:
         why = "the hub client is offline" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
-        problem = f"no such folder; {why}, and {constants.HF_HUB_CACHE} has no whole copy"
+        problem = f"no such folder; {why}, and {cache} has no whole copy"
     except HFValidationError:
         problem = "neither a folder nor a hub id"
     except HfHubHTTPError as error:  # its text may quote the request

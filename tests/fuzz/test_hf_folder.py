@@ -165,15 +165,7 @@ def prepared(good: Path, folder: Path, rng: random.Random) -> Path:
     for _ in range(rng.choice((1, 1, 2))):
         try:
             rng.choice(EDITS)(folder / "model", rng)
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            AttributeError,
-            IndexError,
-            TypeError,
-            Exception,
-        ):  # an edit upon an edit
+        except Exception:  # an edit of what another edit has damaged
             continue
     return folder / "model"
 

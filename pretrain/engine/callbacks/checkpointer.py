@@ -56,6 +56,7 @@ class Checkpointer(Callback):
     def _save(self, run: Run) -> None:
         if self._saved == run.progress.step:
             return
+        run.settle()  # a state that has diverged must not be kept
         self._commit(run)
         asynchronous = run.job.checkpoint.asynchronous
         self._pending = begin_save(run.dir, run.job, run.engines, run.task, run.progress, asynchronous=asynchronous)
