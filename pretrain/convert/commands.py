@@ -111,7 +111,7 @@ def _card(restored: Restored, to: str, pooling: str, about: About | None) -> str
     from pretrain.language.evaluations import sections_of
 
     config, run = restored.model.config, restored.checkpoint.resolve().parent.parent
-    progress = read_metadata(restored.checkpoint)["progress"]
+    progress = read_metadata(restored.checkpoint).progress.model_dump()
     facts: dict[str, Any] = {
         "layers": config.layers,
         "hidden size": config.hidden,

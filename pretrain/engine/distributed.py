@@ -102,6 +102,12 @@ def broadcast_object(value: T, src: int = 0) -> T:
     return box[0]
 
 
+def broadcast_tensor(x: Tensor) -> None:
+    """Overwrite ``x`` on every rank by that of rank 0."""
+    if world_size() > 1:
+        dist.broadcast(x.detach(), 0, group=None if x.is_cuda else _control_group)
+
+
 def gather_objects(value: T) -> list[T]:
     """Every rank's value, in rank order, on every rank (small picklable objects)."""
     if world_size() == 1:
