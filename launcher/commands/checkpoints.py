@@ -75,7 +75,7 @@ def _write(
     if to is not None and from_ is None:
         from pretrain.engine.checkpoint import find_best, read_manifest
 
-        task = read_manifest(find_best(source))["task"]
+        task = read_manifest(find_best(source)).task
         if task == "glue":
             from finetune.glue.export import export
 

@@ -106,7 +106,7 @@ def _task_of(path: Path) -> str:
     from pretrain.engine.checkpoint import find_best, read_manifest
     from pretrain.language.from_hf import is_hf
 
-    return "capt_language" if is_hf(path) else str(read_manifest(find_best(path))["task"])
+    return "capt_language" if is_hf(path) else str(read_manifest(find_best(path)).task)
 
 
 def _evaluation(task: str, checkpoint: Path) -> ModuleType:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 GRACE = 6.0
@@ -27,11 +28,12 @@ class _State:
     begun = False
     reason = ""
     last_words: Callable[[], None] | None = None
+    heard = 0
 
 
 def install(exit_code: int) -> None:
     """From here on a stop signal raises :class:`Interrupted`; a rank that cannot unwind exits with ``exit_code``."""
-    _State.begun, _State.reason, _State.last_words = False, "", None
+    _State.begun, _State.reason, _State.last_words, _State.heard = False, "", None, 0
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     for number in SIGNALS:
@@ -48,6 +50,22 @@ def begin() -> None:
 def reason() -> str:
     """Why this rank ends before its first step; empty when no signal has come."""
     return _State.reason
+
+
+def hear(number: int) -> None:
+    """A stop signal has come after the first step: all ranks will agree on when to stop."""
+    _State.heard = number
+
+
+def heard() -> int:
+    """The stop signal that this process got after the first step; 0 for none."""
+    return _State.heard
+
+
+def give_up(number: int, where: str) -> NoReturn:
+    """End here, since the step that the ranks would stop after cannot be done. Raises :class:`Interrupted`."""
+    _State.reason = f"{signal.Signals(number).name} received {where}"
+    raise Interrupted(_State.reason)
 
 
 def before_exit(last_words: Callable[[], None] | None) -> None:

@@ -64,6 +64,9 @@ class LoaderSection(Section):
 
     workers: NonNegativeInt = 1
     prefetch: PositiveInt = 4
+    timeout_minutes: PositiveFloat = Field(
+        10.0, description="how long a step's data may take before the run ends with an error that says so"
+    )
 
 
 class LanguageValidate(ValidateSection):

@@ -21,9 +21,10 @@ from pretrain.engine.safe_files import sync_file
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, Report, is_logged
 from pretrain.engine.verification import all_ranks
-from pretrain.language.batches import Assembler, LanguageBatch, training_batches
+from pretrain.language.batches import Assembler, LanguageBatch
 from pretrain.language.config import LanguageJob
 from pretrain.language.from_hf import start_from
+from pretrain.language.loading import training_batches
 from pretrain.language.module import LanguageModule
 from pretrain.language.prepare import Prepared, prepare
 from pretrain.language.validation import validate
@@ -69,10 +70,7 @@ class LanguageTask:
         steps = self.job.schedule.max_steps - progress.step
         starts = range(progress.samples, progress.samples + steps * batch.global_, batch.global_)
         shape = (batch.global_, batch.micro, distributed.world_size(), distributed.rank())
-        loader = self.job.loader
-        return training_batches(
-            self._assembler("train"), starts, shape, workers=loader.workers, prefetch=loader.prefetch
-        )
+        return training_batches(self._assembler("train"), starts, shape, self.job.loader)
 
     def _assembler(self, split: str) -> Assembler:
         windows = self.prepared.train if split == "train" else self.prepared.validation
