@@ -25,7 +25,7 @@ from pretrain.language.config import LanguageJob
 from pretrain.language.from_hf import is_hf
 from pretrain.language.restore import load_model
 from pretrain.models.hf_folder import read_config, read_json, read_tensors
-from pretrain.models.hf_map import names
+from pretrain.models.hf_map import joined, names
 from pretrain.models.hub import local_folder
 from tokenizer.encode import TextTokenizer, load_tokenizer
 from tokenizer.errors import CheckpointError, DataError
@@ -133,7 +133,7 @@ def _read_hf(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], TextToken
     if not isinstance(layers, int) or layers > _MAX_LAYERS:
         raise CheckpointError(f"{folder / 'config.json'}: num_hidden_layers is {layers!r}")
     if ours:
-        return described, _under_our_names(tensors, layers), tokenizer
+        return described, _under_our_names(tensors, layers, str(folder)), tokenizer
     return described, {f"model.{name}": tensor for name, tensor in tensors.items()}, tokenizer
 
 
@@ -155,13 +155,15 @@ def _encoder_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _under_our_names(tensors: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
+def _under_our_names(tensors: Mapping[str, Tensor], layers: int, source: str) -> dict[str, Tensor]:
     """RoBERTa's encoder under the names of `RobertaSentences`; what is not in the table keeps its own name."""
     left, found = dict(tensors), {}
     for ours, theirs in names(layers):
         parts = [name.removeprefix("roberta.") for name in theirs]
         if ours.startswith("encoder.") and all(part in left for part in parts):
-            found[f"model.{ours.removeprefix('encoder.')}"] = torch.cat([left.pop(part) for part in parts])
+            found[f"model.{ours.removeprefix('encoder.')}"] = joined(left, parts, source)
+            for part in parts:
+                del left[part]
     return found | left
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 from dataclasses import dataclass
@@ -78,12 +79,22 @@ def open_folder(path: Path) -> Opened:
 def _from_tokenizer_json(path: Path) -> Tokenizer:
     spec = json.loads(path.read_text(encoding="utf-8"))
     spec["truncation"] = spec["padding"] = None  # sentence encoders carry theirs; lengths are the caller's business
+    _check_character_maps(spec.get("normalizer"))
     if spec["model"]["type"] == "Unigram":
         vocabulary = spec["model"]["vocab"]
         for token in spec["added_tokens"]:
             if token["special"] and token["id"] < len(vocabulary) and vocabulary[token["id"]][0] == token["content"]:
                 vocabulary[token["id"]][1] = NEVER_IN_TEXT
     return Tokenizer.from_str(json.dumps(spec))
+
+
+def _check_character_maps(normalizer: Any) -> None:
+    """The Rust library panics, on stderr too, where a precompiled character map is no base64."""
+    if isinstance(normalizer, dict):
+        for inner in normalizer.get("normalizers", ()):
+            _check_character_maps(inner)
+        if normalizer.get("type") == "Precompiled":
+            base64.b64decode(normalizer["precompiled_charsmap"], validate=True)
 
 
 def _byte_level_bpe(path: Path, config: dict[str, Any]) -> Tokenizer:

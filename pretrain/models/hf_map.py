@@ -6,7 +6,7 @@ Where several Hugging Face tensors stand for one of ours, they are its rows in t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -98,8 +98,17 @@ def from_hf(state: Mapping[str, Tensor], layers: int, source: str = "the Hugging
     table = {ours: parts for ours, parts in names(layers) if not (headless and ours.startswith(MLM))}
     theirs = {name for name in state if name not in HF_TIED and not HF_UNUSED.fullmatch(name)}
     _check_names(theirs, {name for parts in table.values() for name in parts}, source)
-    out = {ours: torch.cat([state[name] for name in parts]) for ours, parts in table.items()}
+    out = {ours: joined(state, parts, source) for ours, parts in table.items()}
     return out | {name: out[other] for name, other in TIED.items()}
+
+
+def joined(state: Mapping[str, Tensor], parts: Sequence[str], source: str) -> Tensor:
+    """The tensors ``parts`` of ``state`` as the rows of one. Raises ``CheckpointError`` where their shapes differ."""
+    try:
+        return torch.cat([state[name] for name in parts])
+    except RuntimeError:
+        shapes = ", ".join(f"{name} {tuple(state[name].shape)}" for name in parts)
+        raise CheckpointError(f"{source}: not the shapes of this RoBERTa: {shapes}") from None
 
 
 def prefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
