@@ -24,6 +24,7 @@ from pretrain.engine.checkpoint import find_best, read_job, read_weights, verify
 from pretrain.language.config import LanguageJob
 from pretrain.language.from_hf import is_hf
 from pretrain.language.restore import load_model
+from pretrain.models.hf_config import shown
 from pretrain.models.hf_folder import read_config, read_json, read_tensors
 from pretrain.models.hf_map import joined, names
 from pretrain.models.hub import local_folder
@@ -126,12 +127,12 @@ def _read_hf(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], TextToken
     tokenizer = _tokenizer_of(folder, folder)
     pad = described.get("pad_token_id")
     if pad not in (None, tokenizer.special.pad):
-        raise CheckpointError(f"{folder}: the model pads with {pad}, its tokenizer with {tokenizer.special.pad}")
+        raise CheckpointError(f"{folder}: the model pads with {shown(pad)}, its tokenizer with {tokenizer.special.pad}")
     described = {**_encoder_keys(described), "pad_token_id": tokenizer.special.pad}
     tensors = _encoder_tensors(read_tensors(folder))
     layers = described.get("num_hidden_layers", described.get("n_layers", 1))
-    if not isinstance(layers, int) or layers > _MAX_LAYERS:
-        raise CheckpointError(f"{folder / 'config.json'}: num_hidden_layers is {layers!r}")
+    if not isinstance(layers, int) or not 0 < layers <= _MAX_LAYERS:
+        raise CheckpointError(f"{folder / 'config.json'}: num_hidden_layers is {shown(layers)}")
     if ours:
         return described, _under_our_names(tensors, layers, str(folder)), tokenizer
     return described, {f"model.{name}": tensor for name, tensor in tensors.items()}, tokenizer
