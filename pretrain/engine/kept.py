@@ -20,7 +20,7 @@ def run_of(path: Path) -> Path | None:
     """The run folder that ``path``, a run or one of its checkpoints, lies in; None for a checkpoint that was copied."""
     path = path.resolve()
     folders = [path, path.parent.parent] if path.parent.name == "checkpoints" else [path]
-    return next((folder for folder in folders if (folder / "metrics.jsonl").is_file()), None)
+    return next((folder for folder in folders if (folder / "checkpoints").is_dir()), None)
 
 
 def keep(path: Path, name: str, result: Mapping[str, Any]) -> None:
