@@ -16,6 +16,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
+from pretrain.config.base import PathField
 from tokenizer.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def source_path(given: str | Path) -> Path:
     return Path.cwd() / given if str(given).startswith("./") else Path(given)
 
 
-Source = Annotated[Path, BeforeValidator(lambda given: source_path(given) if isinstance(given, str) else given)]
+Source = Annotated[PathField, BeforeValidator(lambda given: str(source_path(given)) if isinstance(given, str) else given)]
 """A field of a configuration: a folder, or a hub id."""
 
 
