@@ -45,7 +45,9 @@ def source_path(given: str | Path) -> Path:
     return Path.cwd() / given if str(given).startswith("./") else Path(given)
 
 
-Source = Annotated[PathField, BeforeValidator(lambda given: str(source_path(given)) if isinstance(given, str) else given)]
+Source = Annotated[
+    PathField, BeforeValidator(lambda given: str(source_path(given)) if isinstance(given, str) else given)
+]
 """A field of a configuration: a folder, or a hub id."""
 
 
