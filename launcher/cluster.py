@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import NonNegativeInt, PositiveInt, Section
 from pretrain.config.load import explain, load_mapping
 from tokenizer.errors import ConfigError
 

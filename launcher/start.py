@@ -58,10 +58,10 @@ def resume(
     if checkpoint is not None:
         runfolder.check_checkpoint(run, checkpoint)
     if (
-        load_job(config, overrides).run.dir.resolve() != run.resolve()
+        load_job(config, overrides, resolved=True).run.dir.resolve() != run.resolve()
     ):  # the folder was moved, or is reached by another path
         overrides = [*overrides, f"run.dir={run}"]
-    job = load_job(config, overrides)
+    job = load_job(config, overrides, resolved=True)
     if options == Options():
         options = Options.read(run / "launch.json")
     chosen = ["--checkpoint", checkpoint] if checkpoint else []

@@ -1,14 +1,17 @@
 """The registry of tasks: a plain dict from ``task.type`` to the package that implements it.
 
 A task's package has two modules: ``config`` (a ``JOB`` class, no torch) and ``task`` (a ``TASK`` class, which
-satisfies :class:`pretrain.engine.task.Task`). Other distributions add tasks through the entry-point group
+satisfies :class:`pretrain.engine.task.Task`); it may have ``evaluate`` (:func:`task_module`, for ``capt evaluate``) and
+``report`` (what it adds to ``capt report``). Other distributions add tasks through the entry-point group
 ``capt.tasks`` (name = the type, value = the package).
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any
 
 from tokenizer.errors import ConfigError, instead_of
@@ -26,6 +29,8 @@ def task_packages() -> dict[str, str]:
 
 
 def _package(type_: str) -> str:
+    if type_ in TASKS:  # without a search through every installed distribution, which takes as long as all the rest
+        return TASKS[type_]
     packages = task_packages()
     if type_ not in packages:
         raise ConfigError(f"task.type: unknown task {type_!r}; {instead_of(type_, sorted(packages))}")
@@ -35,6 +40,16 @@ def _package(type_: str) -> str:
 def job_class(type_: str) -> Any:
     """The configuration class of a task (imports no torch). Raises ``ConfigError`` for an unknown type."""
     return importlib.import_module(f"{_package(type_)}.config").JOB
+
+
+def task_module(type_: str, name: str) -> ModuleType | None:
+    """The module ``name`` of a task's package, None where it has none. Raises ``ConfigError`` for an unknown type.
+
+    ``evaluate`` has ``command(checkpoint, *, ...) -> dict``, whose keywords are the options of ``capt evaluate`` that
+    mean something to the task, and ``as_text(result) -> str``.
+    """
+    path = f"{_package(type_)}.{name}"
+    return importlib.import_module(path) if importlib.util.find_spec(path) else None
 
 
 def task_class(type_: str) -> Any:

@@ -8,23 +8,16 @@ fairseq: biases and LayerNorm do not decay, as in every job here.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
 from finetune.glue.tasks import glue_task
-from pretrain.config.base import Section
+from pretrain.config.base import PathField, PositiveInt, Section
 from pretrain.config.schema import BatchSection, Job, OptimizerSection, ScheduleSection, ValidateSection
-from pretrain.data.config import default_cache
+from pretrain.models.hub import Source
 from tokenizer.errors import ConfigError
+from tokenizer.files import default_cache
 
 
 class GlueData(Section):
@@ -32,12 +25,16 @@ class GlueData(Section):
 
     task: str = Field(description="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli")
     source: Literal["files", "hub"] = Field("files", description="the official TSV files, or the datasets library")
-    path: Path | None = Field(None, description="files: folder with RTE/, CoLA/, ...; hub: a saved copy of the dataset")
-    sequence_length: PositiveInt | None = Field(None, ge=8, description="tokens, at most; unset = 512 or the positions")
+    path: PathField | None = Field(
+        None, description="files: folder with RTE/, CoLA/, ...; hub: a saved copy of the dataset"
+    )
+    sequence_length: PositiveInt | None = Field(
+        None, ge=8, le=2**20, description="tokens, at most; unset = 512 or the positions"
+    )
     bucketing: bool = Field(True, description="batches of like lengths; false: plain shuffled order")
     shuffle: bool = Field(True, description="false: file order in every epoch, without bucketing")
     max_train: PositiveInt | None = Field(None, description="train on so many examples, the same for every seed")
-    cache: Path = Field(default_factory=default_cache, description="where the token ids of large tasks are kept")
+    cache: PathField = Field(default_factory=default_cache, description="where the token ids of large tasks are kept")
 
     @field_validator("task")
     @classmethod
@@ -60,7 +57,9 @@ class GlueData(Section):
 class GlueModel(Section):
     """The encoder to start from and the dropouts of fine-tuning."""
 
-    init: Path = Field(description="a run or checkpoint of ours, or a Hugging Face folder")
+    init: Source = Field(
+        description="a run or checkpoint of ours, a Hugging Face folder, or USER/NAME[@REV] of the hub"
+    )
     dropout: NonNegativeFloat = Field(0.1, lt=1)
     attention_dropout: NonNegativeFloat = Field(0.1, lt=1)
     classifier_dropout: NonNegativeFloat | None = Field(None, lt=1, description="of the head; unset = model.dropout")
@@ -98,6 +97,19 @@ class GlueJob(Job):
     schedule: GlueSchedule = GlueSchedule()
     optimizer: GlueOptimizer = GlueOptimizer()
     validate_: GlueValidate = Field(GlueValidate(), alias="validate")
+
+    def metric_names(self) -> frozenset[str]:
+        """The task's metrics, and what `finetune.metrics.measure` adds; MNLI's second dev set has them again."""
+        task = glue_task(self.data.task)
+        names = (*task.metrics, "loss", "degenerate", "baseline")
+        suffixes = ("", "_mismatched") if "dev_mismatched" in task.splits else ("",)
+        return frozenset(f"{name}{suffix}" for name in names for suffix in suffixes)
+
+    def check_inputs(self) -> list[str]:
+        """The files of the task and the encoder; see `finetune.glue.inputs.describe_inputs`."""
+        from finetune.glue.inputs import describe_inputs  # numpy
+
+        return describe_inputs(self)
 
     def longest(self, max_positions: int) -> int:
         """Tokens that a row may have with an encoder of so many positions. Raises ``ConfigError`` if it has too few."""

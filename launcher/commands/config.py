@@ -32,16 +32,17 @@ def validate(
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Check a job; the first thing wrong is one line, and the exit code is 2."""
+    """Check a job and that its inputs are there; the first thing wrong is one line, and the exit code is 2."""
     from pretrain.config.load import load_job
     from pretrain.engine.deepspeed_config import deepspeed_config
 
     job = load_job(config, overrides or [])
     deepspeed_config(job, nproc or 1)
+    inputs = job.check_inputs()
     if json:
-        o.echo_json({"config": config, "task": job.task.type, "valid": True})
+        o.echo_json({"config": config, "task": job.task.type, "inputs": inputs, "valid": True})
     else:
-        typer.echo(f"{config}: a valid {job.task.type} job")
+        typer.echo("\n".join([f"{config}: a valid {job.task.type} job", *inputs]))
 
 
 @app.command(epilog="\b\nExample: capt config schema capt_language > schema.json")

@@ -149,8 +149,9 @@ def inspect(
     from pretrain.data.shards import ShardSet
     from pretrain.data.summary import summarize
     from tokenizer.encode import load_tokenizer
+    from tokenizer.verification import Verifier
 
-    opened = ShardSet.open(shards)
+    opened = ShardSet.open(shards, Verifier(again=True))
     loaded = load_tokenizer(tokenizer) if tokenizer else None
     if loaded is not None:
         opened.check_tokenizer(loaded)

@@ -226,10 +226,10 @@ class SweepTrial(tune.Trainable):
 
     def _max_steps(self) -> int:
         """Known only from the run: a task may work it out from its data."""
-        return int(load_mapping(self._run / "config.yaml")["schedule"]["max_steps"])
+        return int(load_mapping(self._run / "config.yaml", resolved=True)["schedule"]["max_steps"])
 
     def _stops_early(self) -> bool:
-        return load_mapping(self._run / "config.yaml")["schedule"].get("stop_after") is not None
+        return load_mapping(self._run / "config.yaml", resolved=True)["schedule"].get("stop_after") is not None
 
 
 def _locked(path: Path) -> IO[str]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import PathField, PathText, PositiveInt, Section
 from tokenizer.errors import ConfigError, instead_of
+from tokenizer.files import default_cache
 
 CORRUPTIONS = {
     "mask_tokens": "pretrain.data.corruption:MaskTokens",
@@ -20,6 +20,17 @@ CORRUPTIONS = {
     "replace": "pretrain.data.corruption:Replace",
 }
 """Where the corruptions of ``corruption.type`` are; other packages add theirs as entry points, ``capt.corruptions``."""
+
+
+NO_TEXT = (
+    "data names no text: set data.files (paths or globs), data.shards (a folder of capt data prepare) or data.name "
+    "(a dataset of the hub)"
+)
+"""What a job without text is told."""
+
+
+TEXT_KEYS = ("source", "files", "shards", "name", "subset", "validation_files", "validation_split")
+"""The keys of ``data`` that say which text is read."""
 
 
 def corruption_entry(name: str) -> EntryPoint:
@@ -36,31 +47,31 @@ def corruption_entry(name: str) -> EntryPoint:
     raise ConfigError(f"corruption.type: there is no corruption {name!r}; {hint}")
 
 
-def default_cache() -> Path:
-    """``$XDG_CACHE_HOME/capt``, or ``~/.cache/capt``: where shard sets that a job builds by itself are kept."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "capt"
-
-
 def _as_list(value: Any) -> Any:
     """Let ``data.files=my.txt`` on the command line mean a list of one."""
     return [value] if isinstance(value, str | Path) else value
 
 
-Patterns = Annotated[list[str], BeforeValidator(_as_list)]
+def _as_word(value: Any) -> Any:
+    return {True: "once", False: "never"}[value] if isinstance(value, bool) else value
+
+
+Patterns = Annotated[list[PathText], BeforeValidator(_as_list)]
 
 
 class DataConfig(Section):
     """Where the text comes from, and how it becomes windows of token ids.
 
-    ``source`` may be left out: it is ``files`` where ``files`` or ``shards`` is given, ``hub`` where ``name`` is given,
-    and ``docstrings`` (those of the installed Python packages) otherwise.
+    ``source`` follows from what is named: ``files`` where ``files`` or ``shards`` is given, ``hub`` where ``name`` is.
+    ``docstrings`` (those of the installed Python packages) has to be asked for, and gives way to text that is named.
     """
 
-    source: Literal["files", "docstrings", "hub"]
+    source: Literal["files", "docstrings", "hub"] | None = Field(
+        None, description="follows from files, shards or name; docstrings: a small corpus for trying things out"
+    )
     files: Patterns = Field([], description="paths or globs of .txt, .jsonl, .json, .tokens, .raw (or .gz), .parquet")
     validation_files: Patterns = Field([], description="held-out text; without it a fraction of the text is held out")
-    name: str | None = Field(None, description="hub dataset id, or a folder that datasets' save_to_disk wrote")
+    name: PathText | None = Field(None, description="hub dataset id, or a folder that datasets' save_to_disk wrote")
     subset: str | None = Field(None, description="the hub dataset's configuration; else its first, with a warning")
     split: str = "train"
     validation_split: str | None = Field(None, description="hub split to validate on; else a fraction is held out")
@@ -71,21 +82,29 @@ class DataConfig(Section):
         " a blank line between documents, and a row of a table is one; WikiText's files have their own, '^ = [^=]'."
         " With '.' every line is a document",
     )
-    sequence_length: int = Field(512, ge=8, description="tokens of a window, <s> and </s> included")
+    sequence_length: int = Field(512, ge=8, le=2**20, description="tokens of a window, <s> and </s> included")
     cross_document_attention: bool = Field(True, description="false: tokens attend only within their document")
     validation_fraction: float = Field(0.01, ge=0.0, lt=1.0, description="share of the text to hold out; 0 = none")
-    workers: PositiveInt | None = Field(None, description="processes that tokenize; without it one a usable core")
-    cache: Path = Field(default_factory=default_cache, description="where prepared shards and docstrings are kept")
-    shards: Path | None = Field(None, description="folder that capt data prepare wrote; nothing else is read then")
-    verify: bool = Field(True, description="compare every shard's SHA-256 before use")
+    workers: PositiveInt | None = Field(
+        None, le=1024, description="processes that tokenize; without it one a usable core"
+    )
+    cache: PathField = Field(default_factory=default_cache, description="where prepared shards and docstrings are kept")
+    shards: PathField | None = Field(None, description="folder that capt data prepare wrote; nothing else is read then")
+    verify: Annotated[Literal["always", "once", "never"], BeforeValidator(_as_word)] = Field(
+        "once",
+        description="compare every shard's SHA-256 before use: in full at every start (always), not again while a file"
+        " stays as it is on this host (once, true), or not at all (never, false)",
+    )
+    allow_change: bool = Field(False, description="a resumed run may go on with other text than it began with")
 
     @model_validator(mode="before")
     @classmethod
     def _infer_source(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or values.get("source") is not None:
+        if not isinstance(values, dict) or values.get("source") not in (None, "docstrings"):
             return values
-        files = values.get("files") or values.get("shards")
-        return {**values, "source": "files" if files else "hub" if values.get("name") else "docstrings"}
+        if values.get("files") or values.get("shards"):
+            return {**values, "source": "files"}
+        return {**values, "source": "hub"} if values.get("name") else values
 
     @field_validator("document_start")
     @classmethod
@@ -102,7 +121,7 @@ class DataConfig(Section):
             raise ValueError("data.source is files, but data.files is empty: name at least one file or glob")
         if self.source == "hub" and self.name is None:
             raise ValueError("data.source is hub, but data.name is not set: give a dataset id, as Salesforce/wikitext")
-        if self.source != "files" and self.files:
+        if self.source not in ("files", None) and self.files:
             raise ValueError(f"data.files is given, but data.source is {self.source}: set data.source=files")
         for key in ("name", "subset", "validation_split"):
             if self.source != "hub" and getattr(self, key) is not None:
@@ -121,8 +140,8 @@ class CorruptionConfig(Section):
     mask_fraction: float = Field(0.8, ge=0.0, le=1.0, description="of the chosen tokens, replaced by <mask>")
     random_fraction: float = Field(0.1, ge=0.0, le=1.0, description="of the chosen, replaced at random; the rest stays")
     span_p: float = Field(0.2, gt=0.0, lt=1.0, description="mask_spans: parameter of the geometric span length")
-    span_max: PositiveInt = Field(10, description="mask_spans: longest span, in tokens")
-    window: PositiveInt = Field(3, description="shuffle: how far a token may move (k of Lample et al. 2018)")
+    span_max: PositiveInt = Field(10, le=2**20, description="mask_spans: longest span, in tokens")
+    window: PositiveInt = Field(3, le=2**20, description="shuffle: how far a token may move (k of Lample et al. 2018)")
 
     @property
     def names(self) -> list[str]:

@@ -18,7 +18,7 @@ import pyarrow.parquet
 
 from pretrain.data.corpus import PASSAGE, Corpus, Piece, row_pieces
 from tokenizer.errors import DataError
-from tokenizer.files import sha256
+from tokenizer.verification import Verifier
 
 WIKITEXT_START = re.compile(r"^ = [^=]")
 """An article of WikiText begins with its title, `` = Title = ``; sections have more than one sign."""
@@ -28,11 +28,14 @@ class FileCorpus(Corpus):
     """The documents of ``paths``, read one after the other. Raises ``DataError`` for a file that cannot be text.
 
     Plain text: one paragraph a line, a blank line between documents (or ``document_start``, see ``DataConfig``).
-    JSON lines and parquet: one document a row, in ``text_column``.
+    JSON lines and parquet: one document a row, in ``text_column``. ``verifier`` hashes the files, or knows them.
     """
 
-    def __init__(self, paths: Sequence[Path], text_column: str, document_start: str | None) -> None:
+    def __init__(
+        self, paths: Sequence[Path], text_column: str, document_start: str | None, verifier: Verifier | None = None
+    ) -> None:
         self._readers = [(path, _reader(path)) for path in paths]
+        self._verifier = verifier
         self._column = text_column
         self._start = re.compile(document_start) if document_start else None
         for path in paths:
@@ -55,14 +58,16 @@ class FileCorpus(Corpus):
             before += path.stat().st_size
 
     def contents(self) -> list[dict[str, str | int]]:
-        """Name, format, size and SHA-256 of every file."""
+        """Name, format, size and SHA-256 of every file; the first time all ranks of the verifier together."""
         return self._contents
 
     @cached_property
     def _contents(self) -> list[dict[str, str | int]]:
+        paths = [path for path, _ in self._readers]
+        digests = (self._verifier or Verifier()).digests(paths)
         return [
-            {"name": str(path), "format": _suffix(path), "bytes": path.stat().st_size, "sha256": sha256(path)}
-            for path, _ in self._readers
+            {"name": str(path), "format": _suffix(path), "bytes": path.stat().st_size, "sha256": digest}
+            for path, digest in zip(paths, digests, strict=True)
         ]
 
     def text(self, path: Path, raw: io.BufferedReader) -> Iterator[Piece]:

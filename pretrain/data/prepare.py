@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from pretrain.data.config import DataConfig
+from pretrain.data.config import NO_TEXT, DataConfig
 from pretrain.data.corpus import Corpus, Part
 from pretrain.data.docstrings import docstring_file
 from pretrain.data.files import FileCorpus, resolve
+from pretrain.data.manifest import Tokenizer
 from pretrain.data.parallel import usable_cores
 from pretrain.data.shard_writer import Options, write_shards
-from pretrain.data.shards import ShardSet, Tokenizer
+from pretrain.data.shards import ShardSet
 from tokenizer.errors import DataError
+from tokenizer.verification import ALONE, Ranks, Verifier
 
 log = logging.getLogger(__name__)
 
@@ -24,20 +26,28 @@ Split = Literal["train", "validation"]
 Progress = Callable[[int, int], None]
 
 
-def open_corpus(data: DataConfig, split: Split, progress: Progress | None = None) -> Corpus | None:
+def open_corpus(
+    data: DataConfig, split: Split, progress: Progress | None = None, verifier: Verifier | None = None
+) -> Corpus | None:
     """The text of a split; None where a job has no validation text.
 
     Validation text is ``validation_files``, else the hub's ``validation_split``, else ``validation_fraction`` of the
     training text, which is then left out of the training split. Raises ``DataError`` for files that are missing, of an
-    unknown kind, or used for both splits.
+    unknown kind, or used for both splits. ``verifier`` (see ``verifier_of``) hashes the text; all its ranks call this.
     """
+    verifier = verifier or verifier_of(data)
+    with verifier.ranks.agreed():
+        return _open_corpus(data, split, progress, verifier)
+
+
+def _open_corpus(data: DataConfig, split: Split, progress: Progress | None, verifier: Verifier) -> Corpus | None:
     named = data.validation_files or data.validation_split
     if split == "validation" and data.validation_files:
         held_out = resolve(data.validation_files, "data.validation_files")
         if both := sorted(set(held_out) & set(resolve(data.files, "data.files"))):
             raise DataError(f"data.validation_files: {both[0]} is training text too (data.files)")
-        return FileCorpus(held_out, data.text_column, data.document_start)
-    corpus = _text(data, progress, data.validation_split if split == "validation" else None)
+        return FileCorpus(held_out, data.text_column, data.document_start, verifier)
+    corpus = _text(data, progress, verifier, data.validation_split if split == "validation" else None)
     if named or data.validation_fraction == 0:
         return corpus if split == "train" or named else None
     part = Part(corpus, data.validation_fraction, held_out=split == "validation")
@@ -47,22 +57,34 @@ def open_corpus(data: DataConfig, split: Split, progress: Progress | None = None
     return part
 
 
-def prepare(data: DataConfig, tokenizer: Tokenizer, split: Split, progress: Progress | None = None) -> ShardSet | None:
+def verifier_of(data: DataConfig, ranks: Ranks = ALONE) -> Verifier:
+    """What hashes the files of a job, and remembers them in ``data.cache``."""
+    return Verifier(data.cache, ranks, again=data.verify == "always")
+
+
+def prepare(
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    split: Split,
+    progress: Progress | None = None,
+    verifier: Verifier | None = None,
+) -> ShardSet | None:
     """The shard set of a split: that of ``data.shards``, or one in ``data.cache`` that is built if need be.
 
     The cache goes by content (``cache_key``), so any change of text, tokenizer or options leads to another folder.
-    Every process may call this: one builds while the others wait. None where a job has no validation text.
+    All ranks of ``verifier`` call this: one builds while the others wait. None where a job has no validation text.
 
     Raises ``DataError`` for text that cannot be used, damaged shards, or shards of another tokenizer.
     """
-    if data.shards is not None:
-        folder = data.shards / split
-        if split == "validation" and not folder.is_dir():
-            return None
-        shards = ShardSet.open(folder, data.verify)
-        shards.check_tokenizer(tokenizer)
-        return shards
-    return _prepare(data, tokenizer, split, progress, None)
+    verifier = verifier or verifier_of(data)
+    if data.shards is None:
+        return _prepare(data, tokenizer, split, progress, None, verifier)
+    folder = data.shards / split
+    if split == "validation" and not any(verifier.ranks.gather(folder.is_dir())):
+        return None
+    shards = ShardSet.open(folder, verifier, verify=data.verify != "never")
+    shards.check_tokenizer(tokenizer)
+    return shards
 
 
 def prepare_folder(
@@ -73,7 +95,8 @@ def prepare_folder(
     Shard sets that stand there already are kept if they are the same; raises ``DataError`` if they are others.
     """
     splits: tuple[Split, ...] = ("train", "validation")
-    written = {split: _prepare(data, tokenizer, split, progress, out / split) for split in splits}
+    verifier = verifier_of(data)
+    written = {split: _prepare(data, tokenizer, split, progress, out / split, verifier) for split in splits}
     return {split: shards for split, shards in written.items() if shards is not None}
 
 
@@ -93,9 +116,14 @@ def cache_key(corpus: Corpus, tokenizer: Tokenizer, options: Options) -> str:
 
 
 def _prepare(
-    data: DataConfig, tokenizer: Tokenizer, split: Split, progress: Progress | None, folder: Path | None
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    split: Split,
+    progress: Progress | None,
+    folder: Path | None,
+    verifier: Verifier,
 ) -> ShardSet | None:
-    corpus = open_corpus(data, split, progress)
+    corpus = open_corpus(data, split, progress, verifier)
     if corpus is None:
         return None
     options: Options = {
@@ -112,22 +140,25 @@ def _prepare(
         key=key,
         options=options,
         workers=data.workers or usable_cores(),
-        verify=data.verify,
+        verifier=verifier,
+        verify=data.verify != "never",
         progress=progress,
     )
 
 
-def _text(data: DataConfig, progress: Progress | None, hub_split: str | None) -> Corpus:
+def _text(data: DataConfig, progress: Progress | None, verifier: Verifier, hub_split: str | None) -> Corpus:
     if data.source == "hub":
         from pretrain.data.hub import HubCorpus  # datasets takes a second to import
 
         if data.name is None:
             raise AssertionError("DataConfig lets no hub source through without a name")
         return HubCorpus(data.name, data.subset, hub_split or data.split, data.text_column, data.document_start)
+    if data.source is None:
+        raise DataError(NO_TEXT)
     if data.source == "docstrings":
         paths = [docstring_file(data.cache / "docstrings", data.workers or usable_cores(), progress=progress)]
     else:
         if not data.files:
             raise DataError("data.files is empty: data.shards alone holds no text to train a tokenizer on")
         paths = resolve(data.files, "data.files")
-    return FileCorpus(paths, data.text_column, data.document_start)
+    return FileCorpus(paths, data.text_column, data.document_start, verifier)

@@ -16,19 +16,20 @@ import numpy as np
 from jaxtyping import Shaped
 
 from pretrain.data.corpus import Corpus, Passage
-from pretrain.data.parallel import ordered_map
-from pretrain.data.shards import (
+from pretrain.data.manifest import (
     DOCUMENTS,
     MANIFEST,
     FileRecord,
     Manifest,
-    ShardSet,
     Tokenizer,
     TokenizerRecord,
     token_dtype,
 )
+from pretrain.data.parallel import ordered_map
+from pretrain.data.shards import ShardSet
 from tokenizer.errors import DataError
 from tokenizer.files import new_folder
+from tokenizer.verification import Verifier
 
 SHARD_TOKENS = 1 << 27
 """Tokens of a shard: 256 MiB of uint16."""
@@ -47,6 +48,7 @@ def write_shards(
     options: Options,
     workers: int,
     shard_tokens: int = SHARD_TOKENS,
+    verifier: Verifier,
     verify: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> ShardSet:
@@ -54,23 +56,33 @@ def write_shards(
 
     The result is the same for any number of workers. It appears whole, by a rename, or not at all; of several processes
     that write the same folder, one does and the others wait for it. ``key`` and ``options`` go into the manifest; a
-    shard set with this key that is there already is used (``verify``: once its hashes are checked). ``progress`` is
-    told ``corpus.position`` and ``corpus.size``.
+    shard set with this key that is there already is used (``verify``: once its hashes are checked). All ranks of
+    ``verifier`` call this alike. ``progress`` is told ``corpus.position`` and ``corpus.size``.
 
     Raises ``DataError`` when the corpus is not valid text or is empty, ``folder`` holds something else, or the disk is
     full.
     """
+    corpus.contents()  # all ranks together; the one that writes will only look it up
     manifest = folder / MANIFEST
-    if not manifest.is_file():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_name(f".{folder.name}.lock")):
-            if not manifest.is_file():
-                _write(corpus, tokenizer, folder, key, options, workers, shard_tokens, progress)
-                verify = False
-    shards = ShardSet.open(folder, verify)
-    if shards.manifest.key != key:
-        raise DataError(f"{folder} holds other shards than this job makes: take another folder, or remove it")
-    return shards
+    with verifier.ranks.agreed():
+        if not manifest.is_file():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with locked(folder.with_name(f".{folder.name}.lock")):
+                if not manifest.is_file():
+                    _write(corpus, tokenizer, folder, key, options, workers, shard_tokens, progress)
+                    _trust(folder, verifier)
+        found = Manifest.read(folder).key
+        if found != key:
+            raise DataError(f"{folder} holds other shards than this job makes: take another folder, or remove it")
+    return ShardSet.open(folder, verifier, verify=verify)
+
+
+def _trust(folder: Path, verifier: Verifier) -> None:
+    """What has just been written, and hashed on the way, need not be read."""
+    manifest = Manifest.read(folder)
+    inspections = manifest.inspections()
+    for name, record in manifest.records().items():
+        verifier.trust(folder / name, record.sha256, inspections[name].name)
 
 
 def _write(
@@ -170,18 +182,9 @@ class _Stream(AbstractContextManager["_Stream"]):
             raise DataError(f"no text in {', '.join(str(part['name']) for part in corpus.contents())}")
         self._index.write(np.array([self._tokens], dtype="<i8"))
         self.__exit__()
-        special = tokenizer.special
         return Manifest(
             key=key,
-            tokenizer=TokenizerRecord(
-                fingerprint=tokenizer.fingerprint,
-                vocab_size=tokenizer.vocab_size,
-                bos=special.bos,
-                pad=special.pad,
-                eos=special.eos,
-                mask=special.mask,
-                special_ids=tuple(sorted(tokenizer.special_ids)),
-            ),
+            tokenizer=TokenizerRecord.of(tokenizer),
             source=corpus.contents(),
             options=options,
             documents=self._documents,

@@ -34,6 +34,9 @@ class Run:
     """Waits until all ranks know what any has found in the steps done (a signal, a divergence, which raises). Ranks
     otherwise hear of it a few steps late, so whatever is about to keep the state calls it first, on all ranks."""
 
+    failed_saves: int = 0
+    """Periodic checkpoints that could not be written; the run goes on without them."""
+
     validation: Mapping[str, float] = field(default_factory=dict)
     """The last validation's values, the same on every rank."""
     validated_at: int = -1

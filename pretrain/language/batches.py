@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,12 +10,11 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from pretrain.data.corruption import IGNORE, Corruptor
 from pretrain.data.packing import PackedDataset
 from pretrain.data.randomness import generator_for
-from pretrain.data.sampler import Sampler, micro_batches
+from pretrain.data.sampler import Sampler
 
 
 @dataclass(frozen=True)
@@ -44,10 +42,6 @@ class LanguageBatch:
         if runs is None and self.documents is not None and self.documents.is_cpu:
             runs = len(self.documents) + int(np.count_nonzero(np.diff(self.documents.numpy(), axis=1)))
         return replace(self._each(lambda tensor: tensor.to(device, non_blocking=True)), runs=runs)
-
-    def pin_memory(self) -> LanguageBatch:
-        """The batch in page-locked memory."""
-        return self._each(Tensor.pin_memory)
 
     def _each(self, function: Callable[[Tensor], Tensor]) -> LanguageBatch:
         changed: dict[str, Any] = {name: function(x) for name, x in vars(self).items() if isinstance(x, Tensor)}
@@ -88,47 +82,6 @@ class Assembler:
             padded=bool((tokens[:, -1] == self._pad_id).any()),
             documents=documents,
         )
-
-
-class _Steps(Dataset[list[LanguageBatch]]):
-    """Indexed by the first sample number of a step: this rank's micro-batches of it."""
-
-    def __init__(self, assembler: Assembler, shape: tuple[int, int, int, int]) -> None:
-        self._assembler = assembler
-        self._shape = shape
-
-    def __getitem__(self, start: int) -> list[LanguageBatch]:
-        return [self._assembler(samples) for samples in micro_batches(start, *self._shape)]
-
-
-def training_batches(
-    assembler: Assembler, starts: Sequence[int], shape: tuple[int, int, int, int], *, workers: int, prefetch: int
-) -> Iterator[list[LanguageBatch]]:
-    """This rank's micro-batches of the steps that begin at the sample numbers ``starts``.
-
-    ``shape`` is (global batch, micro-batch, world, rank). ``workers`` processes assemble ahead of the training.
-    """
-    loader: DataLoader[Any] = DataLoader(
-        _Steps(assembler, shape),
-        batch_size=None,
-        sampler=starts,
-        num_workers=workers,
-        prefetch_factor=prefetch if workers else None,
-        pin_memory=torch.cuda.is_available(),
-        collate_fn=_as_is,
-        worker_init_fn=_leave_stopping_to_the_rank,
-    )
-    return iter(loader)
-
-
-def _leave_stopping_to_the_rank(worker: int) -> None:
-    """A scheduler that signals every process of a job must not take the loaders from a rank that is about to save."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _as_is(batches: list[LanguageBatch]) -> list[LanguageBatch]:
-    return batches
 
 
 def validation_batches(

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import NonNegativeInt, PositiveInt, Section
 from pretrain.config.schema import Job, ValidateSection
-from pretrain.data.config import CorruptionConfig, DataConfig
+from pretrain.data.config import TEXT_KEYS, CorruptionConfig, DataConfig
 from pretrain.models.config import RobertaConfig
+from pretrain.models.hub import Source
+
+MASKED_METRICS = ("loss/mlm", "accuracy/mlm", "validation_samples")
+CONTRAST_METRICS = ("loss/capt_fixed", "retrieval/to_corrupted", "retrieval/to_original", "alignment", "uniformity")
+NOISE_METRICS = ("cosine_gap", "centred_gap", "drift", "top1")
+"""What validation reports; the last of them for both ways of pooling, as ``noise/mean/top1``."""
 
 
 class TokenizerSection(Section):
     """A tokenizer to use (``path``), or how to train one on ``data.*`` when there is none (cached by content)."""
 
-    path: Path | None = Field(
-        None, description="folder: ours, any Hugging Face tokenizer, vocab.json + merges.txt, vocab.txt"
+    path: Source | None = Field(
+        None,
+        description="folder: ours, any Hugging Face tokenizer, vocab.json + merges.txt, vocab.txt; or USER/NAME[@REV]",
     )
     type: Literal["unigram", "bpe"] = "unigram"
-    vocab_size: PositiveInt = 8192
+    vocab_size: PositiveInt = Field(8192, le=2**24)
     byte_fallback: bool = True
     max_sentences: PositiveInt = Field(1_000_000, description="lines of the corpus to train on, sampled by seed")
 
@@ -40,7 +47,9 @@ class ContrastSection(Section):
     """The CAPT loss. ``weight`` 0 is MLM alone: one view, no queue."""
 
     weight: NonNegativeFloat = 1.0
-    queue: NonNegativeInt = Field(8192, description="representations over all ranks, both views counted; 0 = none")
+    queue: NonNegativeInt = Field(
+        8192, le=2**31 - 1, description="representations over all ranks, both views counted; 0 = none"
+    )
     queue_start: NonNegativeInt = Field(
         0, description="step from which queued rows are negatives; an encoder that still changes fast needs some"
     )
@@ -65,8 +74,11 @@ class ContrastSection(Section):
 class LoaderSection(Section):
     """Background processes that assemble batches; their number never changes what is trained on."""
 
-    workers: NonNegativeInt = 1
-    prefetch: PositiveInt = 4
+    workers: NonNegativeInt = Field(1, le=1024)
+    prefetch: PositiveInt = Field(4, le=65_536)
+    timeout_minutes: PositiveFloat = Field(
+        10.0, description="how long a step's data may take before the run ends with an error that says so"
+    )
 
 
 class LanguageValidate(ValidateSection):
@@ -89,12 +101,32 @@ class LanguageJob(Job):
 
     @model_validator(mode="after")
     def _positions_suffice(self) -> LanguageJob:
-        if self.data.sequence_length > self.model.max_positions:
+        open_ = self.model.init is not None and "max_positions" not in self.model.model_fields_set
+        if not open_ and self.data.sequence_length > self.model.max_positions:
             raise ValueError(
                 f"data.sequence_length {self.data.sequence_length} is longer than the position table: "
                 f"model.max_positions is {self.model.max_positions}"
             )
         return self
+
+    @classmethod
+    def replaced_by(cls, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Text that is named later takes the place of text that was named before, whatever its kind."""
+        old, new = below.get("data"), above.get("data")
+        if not isinstance(old, Mapping) or not isinstance(new, Mapping) or not any(new.get(key) for key in TEXT_KEYS):
+            return below
+        return {**below, "data": {key: value for key, value in old.items() if key not in TEXT_KEYS}}
+
+    def metric_names(self) -> frozenset[str]:
+        """Of masked tokens and noise; those of the contrast only where it is trained."""
+        names = MASKED_METRICS + tuple(f"noise/{pool}/{name}" for pool in ("cls", "mean") for name in NOISE_METRICS)
+        return frozenset(names + (CONTRAST_METRICS if self.contrast.weight > 0 else ()))
+
+    def check_inputs(self) -> list[str]:
+        """Corpus, tokenizer and ``model.init``; see `pretrain.language.inputs.describe_inputs`."""
+        from pretrain.language.inputs import describe_inputs  # numpy, and the readers of files
+
+        return describe_inputs(self)
 
 
 JOB = LanguageJob

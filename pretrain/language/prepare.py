@@ -11,13 +11,16 @@ from pathlib import Path
 
 from pretrain.data.corruption import Corruptor, Vocabulary
 from pretrain.data.packing import PackedDataset
-from pretrain.data.prepare import open_corpus, tokenizer_corpus
+from pretrain.data.prepare import open_corpus, tokenizer_corpus, verifier_of
 from pretrain.data.prepare import prepare as prepare_shards
 from pretrain.data.shard_writer import locked
 from pretrain.language.config import LanguageJob
 from pretrain.language.from_hf import HFModel, read_hf
 from pretrain.models.config import RobertaConfig
+from pretrain.models.hub import TOKENIZER_FILES, local_folder
 from tokenizer.encode import TextTokenizer, load_tokenizer
+from tokenizer.errors import ConfigError
+from tokenizer.verification import ALONE, Ranks, Verifier
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
@@ -35,6 +38,8 @@ class Prepared:
     model_config: RobertaConfig
     source: HFModel | None
     """What ``model.init`` names."""
+    job: LanguageJob
+    """The job with the sizes that ``model.init`` decides filled in."""
 
 
 def vocabulary_of(tokenizer: TextTokenizer) -> Vocabulary:
@@ -42,17 +47,23 @@ def vocabulary_of(tokenizer: TextTokenizer) -> Vocabulary:
     return Vocabulary(tokenizer.vocab_size, tokenizer.special.mask, tuple(tokenizer.special_ids))
 
 
-def tokenizer_folder(job: LanguageJob, progress: Progress | None = None) -> Path:
+def _given_tokenizer(job: LanguageJob) -> Path | None:
+    if job.tokenizer.path is not None:
+        return local_folder(job.tokenizer.path, TOKENIZER_FILES)
+    return None if job.model.init is None else local_folder(job.model.init)
+
+
+def tokenizer_folder(job: LanguageJob, progress: Progress | None = None, verifier: Verifier | None = None) -> Path:
     """The folder of the job's tokenizer: ``tokenizer.path``, that of ``model.init``, or one trained on ``data.*``.
 
-    A trained one is cached by content.
-
-    Several processes may call this at once: one trains, the others wait.
+    A trained one is cached by content. All ranks of ``verifier`` call this: one trains, the others wait.
     """
     section = job.tokenizer
-    if section.path is not None or job.model.init is not None:
-        return section.path or job.model.init  # type: ignore[return-value]
-    corpus = open_corpus(job.data, "train", progress)
+    given = _given_tokenizer(job)
+    if given is not None:
+        return given
+    verifier = verifier or verifier_of(job.data)
+    corpus = open_corpus(job.data, "train", progress, verifier)
     assert corpus is not None, "every job has training text"
     recipe = {
         "text": [(part["format"], part["sha256"]) for part in corpus.contents()],
@@ -61,42 +72,52 @@ def tokenizer_folder(job: LanguageJob, progress: Progress | None = None) -> Path
     }
     name = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:32]
     folder = job.data.cache / "tokenizers" / name
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_suffix(".lock")):
-        if not folder.exists():
-            from tokenizer.train import train
-
-            logger.info("training a %s tokenizer of %d pieces into %s", section.type, section.vocab_size, folder)
-            train(
-                tokenizer_corpus(job.data, progress),
-                folder,
-                vocab_size=section.vocab_size,
-                type=section.type,
-                byte_fallback=section.byte_fallback,
-                model_max_length=job.model.max_positions,
-                max_sentences=section.max_sentences,
-            )
+    with verifier.ranks.agreed():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder.with_suffix(".lock")):
+            if not folder.exists():
+                _train(job, folder, progress)
     return folder
 
 
-def prepare(job: LanguageJob, progress: Progress | None = None) -> Prepared:
-    """Everything a rank needs before it can build the model.
+def _train(job: LanguageJob, folder: Path, progress: Progress | None) -> None:
+    from tokenizer.train import train
+
+    section = job.tokenizer
+    logger.info("training a %s tokenizer of %d pieces into %s", section.type, section.vocab_size, folder)
+    train(
+        tokenizer_corpus(job.data, progress),
+        folder,
+        vocab_size=section.vocab_size,
+        type=section.type,
+        byte_fallback=section.byte_fallback,
+        model_max_length=job.model.max_positions,
+        max_sentences=section.max_sentences,
+    )
+
+
+def prepare(job: LanguageJob, progress: Progress | None = None, ranks: Ranks = ALONE) -> Prepared:
+    """Everything a rank needs before it can build the model. All ``ranks`` call this; what fails on one fails on all.
 
     Raises:
         DataError: unusable text, damaged shards, shards of another tokenizer.
         ConfigError: a model configuration that does not fit the tokenizer.
     """
-    folder = tokenizer_folder(job, progress)
-    tokenizer = load_tokenizer(folder)
+    verifier = verifier_of(job.data, ranks)
+    with ranks.agreed():
+        _given_tokenizer(job)  # a hub that one node cannot reach
+    folder = tokenizer_folder(job, progress, verifier)
     length = job.data.sequence_length
-    config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     source = None
-    if job.model.init is not None:
-        source = read_hf(job.model.init)
-        config.require_same_architecture(source.config, str(job.model.init))
-    train = prepare_shards(job.data, tokenizer, "train", progress)
+    with ranks.agreed():
+        tokenizer = load_tokenizer(folder)
+        if job.model.init is not None:
+            source = read_hf(job.model.init)
+            job = _started_from(job, source, tokenizer)
+        config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    train = prepare_shards(job.data, tokenizer, "train", progress, verifier)
     assert train is not None, "every job has training text"
-    held_out = prepare_shards(job.data, tokenizer, "validation", progress)
+    held_out = prepare_shards(job.data, tokenizer, "validation", progress, verifier)
     return Prepared(
         tokenizer=tokenizer,
         tokenizer_folder=folder,
@@ -105,4 +126,22 @@ def prepare(job: LanguageJob, progress: Progress | None = None) -> Prepared:
         corruptor=Corruptor(job.corruption, vocabulary_of(tokenizer), length),
         model_config=config,
         source=source,
+        job=job,
     )
+
+
+def _started_from(job: LanguageJob, source: HFModel, tokenizer: TextTokenizer) -> LanguageJob:
+    name, given = job.model.init, job.model
+    if tokenizer.backend.get_vocab() != source.tokenizer.backend.get_vocab():
+        raise ConfigError(f"tokenizer.path: not the vocabulary of model.init {name}; leave tokenizer.path out")
+    model = given.started_from(source.config, str(name))
+    if job.data.sequence_length > model.max_positions:
+        raise ConfigError(
+            f"data.sequence_length {job.data.sequence_length} is longer than the position table of {name}: "
+            f"at most {model.max_positions}"
+        )
+    logger.info(
+        "%s: %d layers x %d, %d heads, %d ids, %d positions",
+        name, model.layers, model.hidden, model.heads, model.vocab_rows, model.max_positions,
+    )  # fmt: skip
+    return job.model_copy(update={"model": model})

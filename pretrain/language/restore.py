@@ -21,6 +21,8 @@ class Restored:
     model: CaptModel
     tokenizer: TextTokenizer
     job: LanguageJob
+    has_mlm: bool = True
+    """False where the masked-language-model head was never trained (a bare encoder from elsewhere)."""
 
 
 def load_model(path: Path) -> Restored:

@@ -21,16 +21,15 @@ from pretrain.engine.engines import Engine
 from pretrain.engine.safe_files import sync_file
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, Report, is_logged
-from pretrain.language.batches import Assembler, LanguageBatch, training_batches
+from pretrain.engine.verification import all_ranks
+from pretrain.language.batches import Assembler, LanguageBatch
 from pretrain.language.config import LanguageJob
-from pretrain.language.from_hf import HFModel
+from pretrain.language.from_hf import start_from
+from pretrain.language.loading import training_batches
 from pretrain.language.module import LanguageModule
 from pretrain.language.prepare import Prepared, prepare
 from pretrain.language.validation import validate
-from pretrain.models.build import load_weights
 from pretrain.models.flops import flops_per_token
-from pretrain.models.hf_map import HEAD
-from pretrain.models.vocabulary import with_rows
 from tokenizer.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -42,12 +41,12 @@ class LanguageTask:
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, LanguageJob)
-        self.job = job
         self.status = ""
         self.contrasts = job.contrast.weight > 0
         if self.contrasts:
             require(job.contrast.precision, distributed.device())
-        self.prepared: Prepared = prepare(job)
+        self.prepared: Prepared = prepare(job, ranks=all_ranks())
+        self.job = self.prepared.job
         self.model_config = self.prepared.model_config
         self.queue: ShardedQueue | None = None
         self._module: LanguageModule | None = None
@@ -57,7 +56,7 @@ class LanguageTask:
         torch.manual_seed(derive(self.job.run.seed, "init"))
         self._module = LanguageModule(self.job, self.model_config)
         if self.prepared.source is not None:
-            self._start_from(self.prepared.source)
+            start_from(self._module.capt, self.prepared.source, str(self.job.model.init))
         if self.contrasts and self.job.contrast.queue:
             self.queue = ShardedQueue(
                 self.job.contrast.queue,
@@ -68,25 +67,13 @@ class LanguageTask:
             self.queue.expect(2 * self.job.batch.global_)
         return {"model": self._module}
 
-    def _start_from(self, source: HFModel) -> None:
-        """``model.init``: the weights of a Hugging Face folder; the aggregation head too, where it brings one."""
-        assert self._module is not None
-        own = self._module.capt.state_dict()
-        head = {name: tensor for name, tensor in own.items() if name.startswith(HEAD)}
-        state = {name: tensor for name, tensor in source.state.items() if head or not name.startswith(HEAD)}
-        logger.info("weights of %s%s", self.job.model.init, "" if source.has_head or not head else "; a new head")
-        load_weights(self._module.capt, with_rows(head | state, self.model_config.vocab_rows), str(self.job.model.init))
-
     def build_batches(self, progress: Progress) -> Iterator[list[LanguageBatch]]:
         """This rank's micro-batches of each coming step."""
         batch = self.job.batch
         steps = self.job.schedule.max_steps - progress.step
         starts = range(progress.samples, progress.samples + steps * batch.global_, batch.global_)
         shape = (batch.global_, batch.micro, distributed.world_size(), distributed.rank())
-        loader = self.job.loader
-        return training_batches(
-            self._assembler("train"), starts, shape, workers=loader.workers, prefetch=loader.prefetch
-        )
+        return training_batches(self._assembler("train"), starts, shape, self.job.loader)
 
     def _assembler(self, split: str) -> Assembler:
         windows = self.prepared.train if split == "train" else self.prepared.validation
@@ -173,21 +160,32 @@ class LanguageTask:
         return validate(engines["model"], self._assembler("validation"), self.job, len(self.prepared.validation))
 
     def save_state(self, folder: Path) -> dict[str, Any]:
-        """This rank's queue shard; the tokenizer's fingerprint goes into the JSON state."""
+        """This rank's queue shard; what tokenizer and text are known by goes into the JSON state."""
         if self.queue is not None:
             sync_file(self.queue.save_shard(folder))
-        return {"tokenizer": self.prepared.tokenizer.fingerprint, "queue": self.job.contrast.queue}
+        return {
+            "tokenizer": self.prepared.tokenizer.fingerprint,
+            "text": self.prepared.train.shards.manifest.key,
+            "queue": self.job.contrast.queue,
+        }
 
     def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Reload the queue for this world size; refuse another tokenizer.
+        """Reload the queue for this world size; refuse another tokenizer, and other text unless it is meant.
 
         Raises:
-            CheckpointError: the checkpoint was trained with another tokenizer.
+            CheckpointError: the checkpoint was trained with another tokenizer, or on other text (a checkpoint of an
+                earlier version does not say on which).
         """
         if state["tokenizer"] != self.prepared.tokenizer.fingerprint:
             raise CheckpointError(
                 f"{folder}: trained with tokenizer {state['tokenizer'][:12]}, this job has "
                 f"{self.prepared.tokenizer.fingerprint[:12]}; set tokenizer.path={folder / 'tokenizer'}"
+            )
+        text = self.prepared.train.shards.manifest.key
+        if state.get("text", text) != text and not self.job.data.allow_change:
+            raise CheckpointError(
+                f"{folder}: trained on other text than this job reads (files or data.* options have changed since);"
+                " data.allow_change=true goes on with what there is now"
             )
         if self.queue is not None and state["queue"]:
             self.queue.load_shards(folder)

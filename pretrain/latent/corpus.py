@@ -81,6 +81,20 @@ def file_of(data: DataSection, split: str) -> Path | None:
     return found[0] if found else None
 
 
+def describe_files(data: DataSection) -> list[str]:
+    """A line for the file of each split. Raises ``DataError`` where training or validation text is missing."""
+    lines = []
+    for split in _SPLITS:
+        path = file_of(data, split)
+        if path is None and split != "test":
+            raise DataError(f"data.path {data.path}: no .txt file whose name says {split}; set data.{split}")
+        if path is not None:
+            lines.append(f"{split}: {path}, {path.stat().st_size:,} bytes")
+    if data.vocabulary_file is not None and not data.vocabulary_file.is_file():
+        raise DataError(f"data.vocabulary_file: no file {data.vocabulary_file}")
+    return lines
+
+
 def read(path: Path, format: str) -> Iterator[list[str]]:
     """The words of each line that is not blank.
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from pydantic import (
     Field,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     ValidationError,
+    model_serializer,
     model_validator,
 )
 
-from pretrain.config.base import Section
+from pretrain.config.base import NonNegativeInt, PositiveInt, Section
+from pretrain.models.hf_config import parse
+from pretrain.models.hub import Source
 from tokenizer.errors import CheckpointError, ConfigError
 
 PRESETS: dict[str, dict[str, int]] = {
@@ -38,26 +38,36 @@ _HF_FIELDS: dict[str, str] = {
     "initializer_range": "initializer_range",
     "pad_id": "pad_token_id",
 }
+SIZES = ("layers", "hidden", "heads", "ffn", "vocab_size", "max_positions", "pad_id", "layer_norm_eps")
+"""What ``init`` decides where the job does not say it."""
+
 _ARCHITECTURE = ("layers", "hidden", "heads", "ffn", "layer_norm_eps", "pad_id", "max_positions")
 
 
 class RobertaConfig(Section):
     """A post-LN RoBERTa encoder (Liu et al. 2019) with CAPT's aggregation head. Field names are ``model.*`` keys.
 
-    ``layers``, ``hidden``, ``heads`` and ``ffn`` come from ``size`` unless given. Lengths are in tokens.
+    ``layers``, ``hidden``, ``heads`` and ``ffn`` come from ``init`` where there is one, else from ``size``, if not
+    given. Lengths are in tokens.
     """
 
     size: Literal["tiny", "small", "base", "large", "custom"] = "small"
-    layers: PositiveInt = PRESETS["small"]["layers"]
-    hidden: PositiveInt = PRESETS["small"]["hidden"]
-    heads: PositiveInt = PRESETS["small"]["heads"]
-    ffn: PositiveInt = Field(PRESETS["small"]["ffn"], description="also the inner size of the aggregation head")
-    vocab_size: PositiveInt | None = Field(None, description="rows of the vocabulary; unset = as the tokenizer has")
-    pad_vocab_to: PositiveInt = Field(
-        1, description="fill the rows of the embedding up to a multiple of this, with zeros that are never predicted"
+    layers: PositiveInt = Field(PRESETS["small"]["layers"], le=1000)
+    hidden: PositiveInt = Field(PRESETS["small"]["hidden"], le=65_536)
+    heads: PositiveInt = Field(PRESETS["small"]["heads"], le=65_536)
+    ffn: PositiveInt = Field(
+        PRESETS["small"]["ffn"], le=2**20, description="also the inner size of the aggregation head"
     )
-    max_positions: PositiveInt = Field(512, description="longest sequence, special tokens included")
-    pad_id: NonNegativeInt = 1
+    vocab_size: PositiveInt | None = Field(
+        None, le=2**24, description="rows of the vocabulary; unset = as the tokenizer has"
+    )
+    pad_vocab_to: PositiveInt = Field(
+        1,
+        le=65_536,
+        description="fill the rows of the embedding up to a multiple of this, with zeros that are never predicted",
+    )
+    max_positions: PositiveInt = Field(512, le=2**20, description="longest sequence, special tokens included")
+    pad_id: NonNegativeInt = Field(1, le=2**24)
     dropout: NonNegativeFloat = Field(0.1, lt=1)
     attention_dropout: NonNegativeFloat = Field(0.1, lt=1)
     layer_norm_eps: PositiveFloat = 1e-5
@@ -67,7 +77,10 @@ class RobertaConfig(Section):
         "none", description="recompute layers in the backward pass; offload also moves their inputs to host memory"
     )
     compile: bool = Field(False, description="torch.compile the layers (needs a C++ compiler, or Triton on a GPU)")
-    init: Path | None = Field(None, description="Hugging Face RoBERTa or XLM-R folder to start from")
+    init: Source | None = Field(
+        None,
+        description="RoBERTa or XLM-R to start from, which brings its sizes: a Hugging Face folder or USER/NAME[@REV]",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -75,11 +88,21 @@ class RobertaConfig(Section):
         if not isinstance(values, Mapping):
             return values
         size = values.get("size", "small")
+        if values.get("init") is not None:
+            return values  # which brings the sizes that are not given
         if size == "custom":
             missing = [key for key in PRESETS["small"] if key not in values]
             if missing:
                 raise ValueError(f"size custom needs {', '.join(missing)} as well (or take size {', '.join(PRESETS)})")
         return {**PRESETS.get(size, {}), **values} if isinstance(size, str) else values
+
+    @model_serializer(mode="wrap")
+    def _without_what_init_decides(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        written: dict[str, Any] = handler(self)
+        if self.init is None:
+            return written
+        open_ = {name for name in (*SIZES, "pooling") if name not in self.model_fields_set}
+        return {key: value for key, value in written.items() if key not in open_}
 
     @model_validator(mode="after")
     def _fits_together(self) -> RobertaConfig:
@@ -143,32 +166,35 @@ class RobertaConfig(Section):
             )
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> RobertaConfig:
-        """The configuration that a Hugging Face ``config.json`` of RoBERTa or XLM-R describes.
+    def from_hf(cls, config: Mapping[str, Any], source: str = "config.json") -> RobertaConfig:
+        """The configuration that a Hugging Face ``config.json`` of RoBERTa or XLM-R, read from ``source``, describes.
 
         Raises:
             CheckpointError: a key is missing or has a value that this encoder cannot represent; the key is named.
         """
-        required = [*_HF_FIELDS.values(), "vocab_size", "max_position_embeddings", "type_vocab_size"]
-        missing = [key for key in required if key not in config]
-        if missing:
-            raise CheckpointError(f"config.json has no {', '.join(missing)}; a RoBERTa or XLM-R encoder needs them")
-        if config["type_vocab_size"] != 1:
-            raise CheckpointError(
-                f"config.json: type_vocab_size is {config['type_vocab_size']}; RoBERTa has 1 (no segments)"
-            )
-        fields = {ours: config[theirs] for ours, theirs in _HF_FIELDS.items()}
+        found = parse(config, source)
+        fields = {ours: getattr(found, theirs) for ours, theirs in _HF_FIELDS.items()}
+        usable = found.max_position_embeddings - found.pad_token_id - 1
         try:
-            usable = config["max_position_embeddings"] - config["pad_token_id"] - 1
-            return cls(size="custom", vocab_size=config["vocab_size"], max_positions=usable, **fields)
+            return cls(size="custom", vocab_size=found.vocab_size, max_positions=usable, **fields)
         except ValidationError as error:
             first = error.errors()[0]
             where = "".join(f"{_HF_FIELDS.get(str(name), name)}: " for name in first["loc"])
-            raise CheckpointError(f"config.json does not describe a RoBERTa encoder: {where}{first['msg']}") from None
-        except TypeError as error:
-            raise CheckpointError(
-                f"config.json: max_position_embeddings or pad_token_id is no number: {error}"
-            ) from None
+            raise CheckpointError(f"{source} does not describe a RoBERTa encoder: {where}{first['msg']}") from None
+
+    def started_from(self, other: RobertaConfig, source: str) -> RobertaConfig:
+        """This configuration with the sizes of ``other`` (those of ``init``, read from ``source``) where it gives none.
+
+        Raises:
+            CheckpointError: as `require_same_architecture`, for a size that was given.
+        """
+        given = self.model_fields_set
+        taken = {name: getattr(other, name) for name in SIZES if name not in given}
+        if "pooling" not in given:
+            taken["pooling"] = other.pooling
+        completed = self.model_copy(update={**taken, "size": "custom"})
+        completed.require_same_architecture(other, source)
+        return completed
 
     def to_hf(self, *, bos_id: int, eos_id: int) -> dict[str, Any]:
         """The ``config.json`` of the stock ``RobertaForMaskedLM`` that computes what this encoder does.

@@ -66,7 +66,9 @@ def read_run(folder: Path) -> RunRecord:
     odd = {key for key, value in values if not math.isfinite(value)}
     if odd:
         notes.append(f"values that are not finite were logged for {', '.join(sorted(odd))}")
-    return RunRecord(folder, flatten(load_mapping(folder / "config.yaml")), status, training, validation, notes)
+    return RunRecord(
+        folder, flatten(load_mapping(folder / "config.yaml", resolved=True)), status, training, validation, notes
+    )
 
 
 def _read_rows(path: Path) -> tuple[list[Row], list[str]]:

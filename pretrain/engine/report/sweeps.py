@@ -242,13 +242,13 @@ def _trial(line: Mapping[str, Any], folder: Path) -> Trial:
 def _config(trials: list[Trial]) -> dict[str, Any]:
     for trial in trials:
         if (trial.run / "config.yaml").is_file():
-            return flatten(load_mapping(trial.run / "config.yaml"))
+            return flatten(load_mapping(trial.run / "config.yaml", resolved=True))
     return {}
 
 
 def _seeds(folder: Path) -> list[int]:
     try:
-        section = load_mapping(folder / SWEEP).get("sweep") if (folder / SWEEP).is_file() else None
+        section = load_mapping(folder / SWEEP, resolved=True).get("sweep") if (folder / SWEEP).is_file() else None
     except ConfigError:
         return []
     found = section.get("seeds") if isinstance(section, Mapping) else None

@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pretrain.data.config import CorruptionConfig, DataConfig, default_cache
+from pretrain.data.config import CorruptionConfig, DataConfig
+from tokenizer.files import default_cache
 
 
 @pytest.mark.parametrize(
     ("keys", "source"),
     [
-        ({}, "docstrings"),
+        ({}, None),
+        ({"source": "docstrings"}, "docstrings"),
+        ({"source": "docstrings", "files": "a.txt"}, "files"),
+        ({"source": "docstrings", "name": "x/y"}, "hub"),
         ({"files": "a.txt"}, "files"),
         ({"shards": "prepared"}, "files"),
         ({"name": "Salesforce/wikitext"}, "hub"),
@@ -21,7 +25,7 @@ from pretrain.data.config import CorruptionConfig, DataConfig, default_cache
         ({"source": None, "files": ["a.txt"]}, "files"),
     ],
 )
-def test_source_follows_from_what_is_given(keys: dict[str, object], source: str) -> None:
+def test_source_follows_from_what_is_given(keys: dict[str, object], source: str | None) -> None:
     assert DataConfig(**keys).source == source
 
 
@@ -34,7 +38,7 @@ def test_one_file_is_a_list_of_one() -> None:
     [
         ({"source": "files"}, r"data\.files is empty"),
         ({"source": "hub"}, r"data\.name is not set"),
-        ({"source": "docstrings", "files": "a.txt"}, r"data\.source is docstrings: set data\.source=files"),
+        ({"source": "hub", "name": "x/y", "files": "a.txt"}, r"data\.source is hub: set data\.source=files"),
         ({"files": "a.txt", "name": "x/y"}, r"data\.name is given, but data\.source is files"),
         ({"validation_split": "test"}, r"data\.validation_split is given"),
         ({"sequence_length": 4}, "greater than or equal to 8"),

@@ -10,13 +10,21 @@ from pretrain.data.shard_writer import write_shards
 from pretrain.data.summary import summarize
 from tests.unit.data.doubles import ByteTokenizer, ListCorpus
 from tokenizer.errors import ConfigError
+from tokenizer.verification import Verifier
 
 BOS, PAD, EOS = 0, 1, 2
 
 
 def pack(folder: Path, texts: list[str], length: int, shard_tokens: int = 1 << 20) -> PackedDataset:
     shards = write_shards(
-        ListCorpus(texts), ByteTokenizer(), folder, key="k", options={}, workers=1, shard_tokens=shard_tokens
+        ListCorpus(texts),
+        ByteTokenizer(),
+        folder,
+        key="k",
+        options={},
+        workers=1,
+        shard_tokens=shard_tokens,
+        verifier=Verifier(folder.parent),
     )
     return PackedDataset(shards, length)
 

@@ -13,16 +13,23 @@ import pytest
 
 from pretrain.data import shard_writer
 from pretrain.data.corpus import documents
+from pretrain.data.manifest import token_dtype
 from pretrain.data.shard_writer import write_shards
-from pretrain.data.shards import ShardSet, token_dtype
+from pretrain.data.shards import ShardSet
 from tests.unit.data.doubles import ByteTokenizer, ListCorpus
 from tokenizer.errors import DataError
+from tokenizer.verification import Verifier
 
 TEXTS = [f"Document {i}. " + "More text of it. " * (i * 7 % 400) for i in range(300)]
 
 
+def verifier(folder: Path) -> Verifier:
+    return Verifier(folder.parent / ".cache", again=True)
+
+
 def build(folder: Path, texts: list[str] = TEXTS, **options: object) -> ShardSet:
     settings = {"tokenizer": ByteTokenizer(), "key": "k", "options": {}, "workers": 1, "shard_tokens": 10_000}
+    settings["verifier"] = verifier(folder)
     return write_shards(ListCorpus(texts), folder=folder, **(settings | options))
 
 
@@ -101,18 +108,18 @@ def test_damage_is_found_and_named(tmp_path: Path, name: str) -> None:
 
     path.write_bytes(whole[:-2])
     with pytest.raises(DataError, match=rf"{name} is damaged: expected {len(whole)} bytes, found {len(whole) - 2}"):
-        ShardSet.open(folder, verify=False)
+        ShardSet.open(folder)
 
     flipped = bytearray(whole)
     flipped[random.Random(0).randrange(len(whole))] ^= 1
     path.write_bytes(flipped)
     expected, found = (hashlib.sha256(data).hexdigest() for data in (whole, flipped))
     with pytest.raises(DataError, match=f"{name} is damaged: expected SHA-256 {expected}, found {found}"):
-        ShardSet.open(folder)
+        ShardSet.open(folder, verifier(folder))
 
     path.unlink()
-    with pytest.raises(DataError, match=rf"{name} is missing: manifest.json lists it with {len(whole)} bytes"):
-        ShardSet.open(folder, verify=False)
+    with pytest.raises(DataError, match=rf"{name} is missing: {len(whole)} bytes are expected"):
+        ShardSet.open(folder)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +208,7 @@ def _build_and_log(folder: Path, log: Path) -> None:
             threading.Event().wait(0.2)
             return super().pieces()
 
-    write_shards(Logged(TEXTS), ByteTokenizer(), folder, key="k", options={}, workers=1)
+    write_shards(Logged(TEXTS), ByteTokenizer(), folder, key="k", options={}, workers=1, verifier=verifier(folder))
 
 
 def test_opened_shards_travel_by_name(tmp_path: Path) -> None:
@@ -241,6 +248,6 @@ def _write_and_measure(folder: Path, pipe: object) -> None:
     from pretrain.data.files import FileCorpus
 
     corpus = FileCorpus([folder / "a.txt"], "text", None)
-    write_shards(corpus, ByteTokenizer(), folder / "s", key="k", options={}, workers=1)
+    write_shards(corpus, ByteTokenizer(), folder / "s", key="k", options={}, workers=1, verifier=verifier(folder))
     status = Path("/proc/self/status").read_text()
     pipe.send(int(status.split("VmHWM:")[1].split()[0]) * 1024)

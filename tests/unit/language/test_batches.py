@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
+import threading
+import time
+
 import numpy as np
 import pytest
 import torch
 
 from pretrain.config.load import job_from_mapping
 from pretrain.data.corruption import IGNORE
-from pretrain.language.batches import Assembler, LanguageBatch, training_batches, validation_batches
+from pretrain.engine import interruption
+from pretrain.engine.callbacks.signals import StopSignals
+from pretrain.language import loading
+from pretrain.language.batches import Assembler, LanguageBatch, validation_batches
+from pretrain.language.config import LoaderSection
+from pretrain.language.loading import training_batches
 from pretrain.language.prepare import Prepared, prepare
 from tests.language import language_mapping
+from tokenizer.errors import DataError
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +45,8 @@ def _epochs(prepared: Prepared, world: int, start: int, steps: int, workers: int
     for rank in range(world):
         starts = range(start, start + steps * size, size)
         shape = (size, micro, world, rank)
-        for step, parts in enumerate(
-            training_batches(_assembler(prepared), starts, shape, workers=workers, prefetch=2)
-        ):
+        loader = LoaderSection(workers=workers, prefetch=2)
+        for step, parts in enumerate(training_batches(_assembler(prepared), starts, shape, loader)):
             for index, part in enumerate(parts):
                 for row in range(micro):
                     base = starts[step] + index * micro * world
@@ -109,3 +120,70 @@ def test_validation_counts_each_sample_once_and_ranks_agree_on_the_number_of_bat
     assert all(count == counts[0] for count in counts)
     expected = _assembler(prepared)(np.arange(11)).ids.tolist()
     assert sorted(ids) == sorted(expected)
+
+
+class _Stuck(Assembler):
+    """An assembler whose worker hangs, dies, or fails at the third step."""
+
+    def __init__(self, prepared: Prepared, what: str) -> None:
+        super().__init__(
+            prepared.train, prepared.corruptor, seed=3, stream="s", shuffle=True, pad_id=1,
+            cross_document_attention=True,
+        )  # fmt: skip
+        self.what = what
+
+    def __call__(self, samples: np.ndarray) -> LanguageBatch:
+        if samples[0] >= 8:
+            if self.what == "hangs":
+                time.sleep(60)
+            if self.what == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError(errno.EIO, "Input/output error", "shard-00000.bin")
+        return super().__call__(samples)
+
+
+def _all(prepared: Prepared, what: str, **loader: float) -> int:
+    shape = (4, 2, 1, 0)
+    section = LoaderSection(workers=1, prefetch=1, **loader)  # type: ignore[arg-type]
+    return len(list(training_batches(_Stuck(prepared, what), range(0, 16, 4), shape, section)))
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("hangs", r"no data for \d s: loader worker 0 of 1 has not answered.*loader\.timeout_minutes"),
+        ("dies", r"a loader worker has died .*Killed.*: the host's memory is full"),
+        ("fails", r"^shard-00000\.bin: Input/output error; the device is failing: look at dmesg$"),
+    ],
+)
+def test_data_that_does_not_come_is_an_error_that_names_the_cause(prepared: Prepared, what: str, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        _all(prepared, what, timeout_minutes=0.02)
+
+
+def test_a_stop_signal_ends_the_wait_for_data(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_GRACE", 0.5)
+    signals = StopSignals()
+    signals.install()
+    try:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        begin = time.monotonic()
+        with pytest.raises(interruption.Interrupted, match="SIGTERM received while no data came"):
+            _all(prepared, "hangs")
+        assert time.monotonic() - begin < 10
+    finally:
+        signals.received = 0
+        signals.restore()
+        interruption.hear(0)
+        interruption._State.reason = ""
+
+
+def test_descriptors_do_not_grow_with_the_accumulation(prepared: Prepared) -> None:
+    def most(micro_batches: int) -> int:
+        size, open_files = 2 * micro_batches, 0
+        loader = LoaderSection(workers=1, prefetch=4)
+        for _ in training_batches(_assembler(prepared), range(0, 3 * size, size), (size, 2, 1, 0), loader):
+            open_files = max(open_files, len(os.listdir("/proc/self/fd")))
+        return open_files
+
+    assert most(64) <= most(2) + 2

@@ -1,0 +1,95 @@
+"""Whether what a job reads is there, without torch: for dry runs and ``capt config validate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pretrain.data.config import NO_TEXT, DataConfig
+from pretrain.data.files import FileCorpus, resolve
+from pretrain.data.shards import ShardSet
+from pretrain.language.config import LanguageJob
+from pretrain.models.hub import hub_id
+from tokenizer.encode import TextTokenizer, load_tokenizer
+from tokenizer.errors import CheckpointError, ConfigError, DataError
+
+
+def describe_inputs(job: LanguageJob) -> list[str]:
+    """A line each for the corpus, the held-out text, the tokenizer and ``model.init``. No text is read.
+
+    Raises:
+        ConfigError: no text is named.
+        DataError: files, shards or the tokenizer are missing, or cannot be what they are said to be.
+        CheckpointError: ``model.init`` is no Hugging Face folder.
+    """
+    given = job.tokenizer.path or job.model.init
+    corpus = _shards(job.data) if job.data.shards is not None else _text(job.data)
+    if job.model.init is not None and hub_id(job.model.init) is None:
+        check_hf_folder(job.model.init)
+    if given is not None and hub_id(given) is not None:
+        corpus.append(f"tokenizer: that of the hub's model {given}, fetched at the start")
+        return corpus + ([f"model.init: {job.model.init}"] if job.model.init is not None else [])
+    tokenizer = None if given is None else load_tokenizer(given)
+    if tokenizer is None:
+        if job.data.shards is not None and not job.data.files and job.data.source == "files":
+            raise DataError("tokenizer.path is missing: data.shards alone holds no text to train a tokenizer on")
+        corpus.append(f"tokenizer: {job.tokenizer.type} of {job.tokenizer.vocab_size} ids, trained on the corpus")
+    else:
+        _check_shards_are_of(job.data, tokenizer)
+        corpus.append(f"tokenizer: {given}, {tokenizer.vocab_size} ids")
+    return corpus + ([f"model.init: {job.model.init}"] if job.model.init is not None else [])
+
+
+def check_hf_folder(folder: Path) -> None:
+    """Raise ``CheckpointError`` unless ``folder`` holds a ``config.json`` and weights in safetensors."""
+    if not folder.is_dir():
+        raise CheckpointError(f"model.init: no folder {folder}")
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"model.init {folder}: no config.json; name a Hugging Face folder")
+    if not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+        raise CheckpointError(f"model.init {folder}: no model.safetensors")
+
+
+def _text(data: DataConfig) -> list[str]:
+    if data.source is None:
+        raise ConfigError(NO_TEXT)
+    if data.source == "docstrings":
+        return ["corpus: the docstrings of the installed Python packages, a small one for trying things out"]
+    if data.source == "hub":
+        return [f"corpus: {_hub(str(data.name))}, {data.split}"]
+    train = resolve(data.files, "data.files")
+    lines = [_files("corpus", train, data)]
+    if data.validation_files:
+        held_out = resolve(data.validation_files, "data.validation_files")
+        lines.append(_files("validation", held_out, data))
+    return lines
+
+
+def _files(what: str, paths: list[Path], data: DataConfig) -> str:
+    size = FileCorpus(paths, data.text_column, data.document_start).size
+    return f"{what}: {len(paths)} file{'s' * (len(paths) > 1)}, {size:,} bytes"
+
+
+def _hub(name: str) -> str:
+    folder = Path(name)
+    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
+        return f"the saved dataset {name}"
+    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise DataError(f"data.name: {name} is no folder that datasets saved, and cannot be an id on the hub")
+    return f"the hub's dataset {name}, loaded at the start"
+
+
+def _shards(data: DataConfig) -> list[str]:
+    assert data.shards is not None
+    lines = []
+    for split in ("train", "validation"):
+        folder = data.shards / split
+        if split == "validation" and not folder.is_dir():
+            continue
+        shards = ShardSet.open(folder)
+        lines.append(f"corpus: {folder}, {shards.documents:,} documents, {shards.tokens:,} tokens")
+    return lines
+
+
+def _check_shards_are_of(data: DataConfig, tokenizer: TextTokenizer) -> None:
+    if data.shards is not None:
+        ShardSet.open(data.shards / "train").check_tokenizer(tokenizer)

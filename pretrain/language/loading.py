@@ -1,0 +1,159 @@
+"""Batches assembled by other processes, and how long they are waited for."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from pretrain.data.sampler import micro_batches
+from pretrain.engine import interruption
+from pretrain.language.batches import Assembler, LanguageBatch
+from pretrain.language.config import LoaderSection
+from tokenizer.errors import DataError, UserError, user_text
+
+logger = logging.getLogger(__name__)
+
+Shape = tuple[int, int, int, int]
+_POLL = 1
+"""Seconds between two looks at whether a signal has come or the time is up."""
+_GRACE = 5.0
+"""Seconds that a batch may still take after a stop signal: the run then ends with the step, as it should."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The micro-batches of a step with one tensor for each field of all of them.
+
+    A tensor that comes from another process costs this one a file descriptor for as long as it lives: so many a step,
+    whatever the accumulation.
+    """
+
+    tensors: dict[str, Tensor]
+    padded: list[bool]
+
+    @classmethod
+    def of(cls, parts: Sequence[LanguageBatch]) -> _Step:
+        names = [name for name, value in vars(parts[0]).items() if isinstance(value, Tensor)]
+        return cls(
+            {name: torch.stack([getattr(part, name) for part in parts]) for name in names},
+            [part.padded for part in parts],
+        )
+
+    def parts(self) -> list[LanguageBatch]:
+        """The micro-batches, as views of the tensors."""
+        rows = [dict(zip(self.tensors, values, strict=True)) for values in zip(*self.tensors.values(), strict=True)]
+        return [LanguageBatch(**row, padded=padded) for row, padded in zip(rows, self.padded, strict=True)]
+
+    def pin_memory(self) -> _Step:
+        """The step in page-locked memory."""
+        return _Step({name: tensor.pin_memory() for name, tensor in self.tensors.items()}, self.padded)
+
+
+class _Steps(Dataset[Any]):
+    """Indexed by the first sample number of a step: this rank's micro-batches of it, or what stood in the way."""
+
+    def __init__(self, assembler: Assembler, shape: Shape) -> None:
+        self._assembler = assembler
+        self._shape = shape
+
+    def __getitem__(self, start: int) -> _Step | str:
+        try:
+            return _Step.of([self._assembler(samples) for samples in micro_batches(start, *self._shape)])
+        except (UserError, OSError) as error:  # torch would send the stack trace of this process as the message
+            text = user_text(error)
+            if text is None:
+                raise
+            return text
+
+
+def training_batches(
+    assembler: Assembler, starts: Sequence[int], shape: Shape, loader: LoaderSection
+) -> Iterator[list[LanguageBatch]]:
+    """This rank's micro-batches of the steps that begin at the sample numbers ``starts``.
+
+    ``shape`` is (global batch, micro-batch, world, rank). ``loader.workers`` processes assemble ahead of the training.
+
+    Raises:
+        DataError: the data cannot be read; a process has died; nothing has come for ``loader.timeout_minutes``.
+        Interrupted: a stop signal has come, and no data since.
+    """
+    steps: DataLoader[Any] = DataLoader(
+        _Steps(assembler, shape),
+        batch_size=None,
+        sampler=starts,
+        num_workers=loader.workers,
+        prefetch_factor=loader.prefetch if loader.workers else None,
+        pin_memory=torch.cuda.is_available(),
+        collate_fn=_as_is,
+        worker_init_fn=_leave_stopping_to_the_rank,
+        timeout=_POLL if loader.workers else 0,
+    )
+    arriving = iter(steps)
+    for number in range(len(starts)):
+        step = _next(arriving, number, loader) if loader.workers else next(arriving)
+        if isinstance(step, str):
+            raise DataError(step)
+        yield step.parts()
+
+
+def _next(arriving: Iterator[Any], number: int, loader: LoaderSection) -> Any:
+    """The next step, looked for every second; workers take turns, so its number tells which one is late."""
+    worker, begin, stop_heard = number % loader.workers, time.monotonic(), 0.0
+    while True:
+        try:
+            return next(arriving)
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader timed out"):
+                raise _dead_worker(error) from error
+        now = time.monotonic()
+        if heard := interruption.heard():
+            stop_heard = stop_heard or now
+            if now - stop_heard > _GRACE:
+                _end(arriving)
+                interruption.give_up(heard, f"while no data came for {now - begin:.0f} s (loader worker {worker})")
+        if now - begin > 60 * loader.timeout_minutes:
+            _end(arriving)
+            raise DataError(
+                f"no data for {now - begin:.0f} s: loader worker {worker} of {loader.workers} has not answered. A file "
+                "system that hangs does this; if batches merely take so long, raise loader.timeout_minutes"
+            )
+
+
+def _end(arriving: Any) -> None:
+    """Kill the workers: torch would ask them to stop, and wait for the one that hangs."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises wherever the rank is just then
+    for process in arriving._workers:
+        process.kill()
+    for process in arriving._workers:
+        process.join(1.0)
+    signal.signal(signal.SIGCHLD, before)
+
+
+def _dead_worker(error: RuntimeError) -> Exception:
+    text = " ".join(f"{error.__cause__ or ''} {error}".split())
+    if "Caught" in text:  # an error of our own, in the worker
+        return error
+    remedies = {
+        "Bus error": "shared memory is full (df -h /dev/shm), or a data file was cut short while it was read",
+        "Killed": "the host's memory is full: set loader.workers or loader.prefetch lower",
+    }
+    remedy = next((remedy for word, remedy in remedies.items() if word in text), "dmesg may say more")
+    return DataError(f"a loader worker has died ({text[:200]}): {remedy}")
+
+
+def _leave_stopping_to_the_rank(worker: int) -> None:
+    """A scheduler that signals every process of a job must not take the loaders from a rank that is about to save."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _as_is(step: Any) -> Any:
+    return step
