@@ -30,7 +30,7 @@ class Flags:
     """Maxima over the ranks of a few numbers a step, which every rank reads :data:`LAG` steps later.
 
     A row of numbers is reduced where it lies, in the background, and copied to the host beside the work of the device;
-    by the time it is read it has long been there. A rank alone on a CPU has nobody to wait for and reads at once.
+    by the time it is read it has long been there. A rank alone on a CPU has nobody to wait for: ``lag`` is 0 there.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
 """Bytes that a training step sends, and in which types, for every shipped pretraining job of the language task.
 
 How often each gradient and weight travels, and in which type, is counted on two gloo ranks running the job in small
-(``tests/wire.py``; `tests/distributed/test_wire.py` holds every shipped job to it). That times the parameters of the job
-in full, which are counted on torch's meta device, are the bytes of a rank's gradients and weights. The contrast's bytes
-follow from its shapes (`docs/contrast.md`), which `tests/distributed/test_contrast_wire.py` verifies.
+(``tests/wire.py``; `tests/distributed/test_wire.py` holds every shipped job to it). That times the parameters of the
+job in full, which are counted on torch's meta device, are the bytes of a rank's gradients and weights. The contrast's
+bytes follow from its shapes (`docs/contrast.md`), which `tests/distributed/test_contrast_wire.py` verifies.
 """
 
 from __future__ import annotations

@@ -39,15 +39,20 @@ class Agreement(Callback):
         self._signals.install()
         stop = run.job.schedule.stop_after
         self._stop_after = stop if stop is not None and stop > run.progress.step else None
-        run.settle = lambda: self._act(run, run.progress.step)
+        run.settle = lambda: self._read(run, run.progress.step)
 
     def after_step(self, run: Run, report: Report) -> None:
         step, lag = run.progress.step, self._flags.lag
         skipped = any(engine.update_was_skipped() for engine in run.engines.values())
-        self._watched[step] = {} if skipped else {name: report[name] for name in _WATCHED if name in report}
-        self._flags.post(step, self._row(self._watched[step]))
-        near_the_end = step + lag >= run.job.schedule.max_steps  # then there is no later step to stop at
-        self._act(run, step if near_the_end else step - lag)
+        watched = {} if skipped else {name: report[name] for name in _WATCHED if name in report}
+        if lag:
+            self._watched[step] = watched
+            self._flags.post(step, self._row(watched))
+            near_the_end = step + lag >= run.job.schedule.max_steps  # then there is no later step to stop at
+            self._read(run, step if near_the_end else step - lag)
+        else:  # alone, on a CPU: the numbers are at hand, and this is ten times as fast
+            bad = not all(math.isfinite(number(figure)) for figure in watched.values())
+            self._act(run, step, self._signals.received, bad, watched)
         if not run.stopping and not run.finished and self._stop_after is not None and step >= self._stop_after:
             run.stopping = f"schedule.stop_after={self._stop_after} reached"
 
@@ -64,15 +69,17 @@ class Agreement(Callback):
                 row[i].fill_(1.0)
         return row
 
-    def _act(self, run: Run, until: int) -> None:
+    def _read(self, run: Run, until: int) -> None:
         for step, (received, *bad) in self._flags.read(until):
-            watched = self._watched.pop(step)
-            if any(bad):
-                run.diverged = True
-                raise TrainingDivergedError(_what(watched, step))
-            self._signals.received = self._signals.received or int(received)  # one that came meanwhile is not lost
-            if received and not run.finished:
-                run.stopping = f"{signal.Signals(int(received)).name} received"
+            self._act(run, step, int(received), any(bad), self._watched.pop(step))
+
+    def _act(self, run: Run, step: int, received: int, bad: bool, watched: dict[str, Figure]) -> None:
+        if bad:
+            run.diverged = True
+            raise TrainingDivergedError(_what(watched, step))
+        self._signals.received = self._signals.received or received  # one that came meanwhile is not lost
+        if received and not run.finished:
+            run.stopping = f"{signal.Signals(received).name} received"
 
     def on_end(self, run: Run) -> None:
         run.settle()
