@@ -103,7 +103,10 @@ def _task(overrides: list[str]) -> tuple[LanguageTask, Any, list[list[LanguageBa
     length, n = job.data.sequence_length, job.batch.micro
     slots = round(0.15 * (length - 2))
     data = types.SimpleNamespace(
-        model_config=job.model.for_tokenizer(VOCABULARY, 1), corruptor=types.SimpleNamespace(slots=slots), source=None
+        job=job,
+        model_config=job.model.for_tokenizer(VOCABULARY, 1),
+        corruptor=types.SimpleNamespace(slots=slots),
+        source=None,
     )
     with mock.patch("pretrain.language.task.prepare", return_value=data):
         task = LanguageTask(job, Path())
