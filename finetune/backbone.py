@@ -24,8 +24,10 @@ from pretrain.engine.checkpoint import find_best, read_job, read_weights, verify
 from pretrain.language.config import LanguageJob
 from pretrain.language.from_hf import is_hf
 from pretrain.language.restore import load_model
+from pretrain.models.hf_config import shown
 from pretrain.models.hf_folder import read_config, read_json, read_tensors
-from pretrain.models.hf_map import names
+from pretrain.models.hf_map import joined, names
+from pretrain.models.hub import local_folder
 from tokenizer.encode import TextTokenizer, load_tokenizer
 from tokenizer.errors import CheckpointError, DataError
 
@@ -62,7 +64,7 @@ def load_backbone(
 
     Args:
         path: a run (its best checkpoint, else the newest) or a checkpoint, of ``capt_language`` or of fine-tuning; or a
-            Hugging Face folder of a masked-language model, a classifier or an encoder. Heads are left behind.
+            Hugging Face folder or hub id of a masked-language model, a classifier or an encoder. Heads are left behind.
         dropout: of hidden layers.
         attention_dropout: of attention weights.
         allow_missing: warn of weights that are missing (they stay as initialised) or unknown, instead of refusing.
@@ -70,7 +72,7 @@ def load_backbone(
     Raises:
         CheckpointError: nothing usable there, no tokenizer, or weights are missing, unknown or of another shape.
     """
-    source = str(path)
+    source, path = str(path), local_folder(path)
     if is_hf(path):
         described, state, tokenizer = _read_hf(path)
     else:
@@ -125,14 +127,14 @@ def _read_hf(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], TextToken
     tokenizer = _tokenizer_of(folder, folder)
     pad = described.get("pad_token_id")
     if pad not in (None, tokenizer.special.pad):
-        raise CheckpointError(f"{folder}: the model pads with {pad}, its tokenizer with {tokenizer.special.pad}")
+        raise CheckpointError(f"{folder}: the model pads with {shown(pad)}, its tokenizer with {tokenizer.special.pad}")
     described = {**_encoder_keys(described), "pad_token_id": tokenizer.special.pad}
     tensors = _encoder_tensors(read_tensors(folder))
     layers = described.get("num_hidden_layers", described.get("n_layers", 1))
-    if not isinstance(layers, int) or layers > _MAX_LAYERS:
-        raise CheckpointError(f"{folder / 'config.json'}: num_hidden_layers is {layers!r}")
+    if not isinstance(layers, int) or not 0 < layers <= _MAX_LAYERS:
+        raise CheckpointError(f"{folder / 'config.json'}: num_hidden_layers is {shown(layers)}")
     if ours:
-        return described, _under_our_names(tensors, layers), tokenizer
+        return described, _under_our_names(tensors, layers, str(folder)), tokenizer
     return described, {f"model.{name}": tensor for name, tensor in tensors.items()}, tokenizer
 
 
@@ -154,13 +156,15 @@ def _encoder_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _under_our_names(tensors: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
+def _under_our_names(tensors: Mapping[str, Tensor], layers: int, source: str) -> dict[str, Tensor]:
     """RoBERTa's encoder under the names of `RobertaSentences`; what is not in the table keeps its own name."""
     left, found = dict(tensors), {}
     for ours, theirs in names(layers):
         parts = [name.removeprefix("roberta.") for name in theirs]
         if ours.startswith("encoder.") and all(part in left for part in parts):
-            found[f"model.{ours.removeprefix('encoder.')}"] = torch.cat([left.pop(part) for part in parts])
+            found[f"model.{ours.removeprefix('encoder.')}"] = joined(left, parts, source)
+            for part in parts:
+                del left[part]
     return found | left
 
 

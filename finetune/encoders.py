@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pretrain.models.config import RobertaConfig
+from pretrain.models.hf_config import shown
 from pretrain.models.roberta import RobertaEncoder, initialise
 from tokenizer.errors import CheckpointError
 
@@ -64,8 +65,10 @@ FAMILIES: dict[str, Family] = {
 def family_of(described: Mapping[str, Any], source: str) -> Family:
     """The family that a ``config.json`` belongs to. Raises ``CheckpointError`` for one that is not known here."""
     kind = described.get("model_type")
-    if kind not in FAMILIES:
-        raise CheckpointError(f"{source}: model_type is {kind!r}; encoders of {', '.join(FAMILIES)} can be fine-tuned")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise CheckpointError(
+            f"{source}: model_type is {shown(kind)}; encoders of {', '.join(FAMILIES)} can be fine-tuned"
+        )
     return FAMILIES[kind]
 
 
@@ -161,7 +164,7 @@ def build_encoder(
     """
     family = family_of(described, source)
     if described["model_type"] in OURS:
-        config = RobertaConfig.from_hf(described)
+        config = RobertaConfig.from_hf(described, f"{source}: config.json")
         update = {"dropout": dropout, "attention_dropout": attention_dropout}
         return RobertaSentences(config.model_copy(update=update))
     from transformers import AutoConfig, AutoModel
@@ -170,5 +173,6 @@ def build_encoder(
     kind = keys.pop("model_type")
     try:
         return TransformersSentences(AutoModel.from_config(AutoConfig.for_model(kind, **keys)), described, source)
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise CheckpointError(f"{source}: config.json does not describe a {kind} encoder: {error}") from None
+    except Exception as error:  # each of its classes raises what it likes for a value that it does not
+        text = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{source}: config.json does not describe a {kind} encoder: {text}") from None

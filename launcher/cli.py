@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
-from launcher.commands import checkpoints, config, corpora, glue, jobs, latent, sweep, tools
+from launcher.commands import checkpoints, config, corpora, evaluate, glue, jobs, latent, sweep, tools
 from tokenizer.errors import user_text
 
 app = typer.Typer(
@@ -20,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (jobs, sweep, checkpoints, glue, tools):
+for commands in (jobs, sweep, evaluate, checkpoints, glue, tools):
     commands.register(app)
 _GROUPS = {"tokenizer": corpora.tokenizer_app, "data": corpora.data_app, "config": config.app, "latent": latent.app}
 for name, group in _GROUPS.items():

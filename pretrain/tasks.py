@@ -1,7 +1,8 @@
 """The registry of tasks: a plain dict from ``task.type`` to the package that implements it.
 
 A task's package has two modules: ``config`` (a ``JOB`` class, no torch) and ``task`` (a ``TASK`` class, which
-satisfies :class:`pretrain.engine.task.Task`). Other distributions add tasks through the entry-point group
+satisfies :class:`pretrain.engine.task.Task`); it may have ``evaluate`` (:func:`task_module`, for ``capt evaluate``) and
+``report`` (what it adds to ``capt report``). Other distributions add tasks through the entry-point group
 ``capt.tasks`` (name = the type, value = the package).
 """
 
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any
 
 from tokenizer.errors import ConfigError, instead_of
@@ -43,6 +46,16 @@ def _package(type_: str) -> str:
 def job_class(type_: str) -> Any:
     """The configuration class of a task (imports no torch). Raises ``ConfigError`` for an unknown type."""
     return importlib.import_module(f"{_package(type_)}.config").JOB
+
+
+def task_module(type_: str, name: str) -> ModuleType | None:
+    """The module ``name`` of a task's package, None where it has none. Raises ``ConfigError`` for an unknown type.
+
+    ``evaluate`` has ``command(checkpoint, *, ...) -> dict``, whose keywords are the options of ``capt evaluate`` that
+    mean something to the task, and ``as_text(result) -> str``.
+    """
+    path = f"{_package(type_)}.{name}"
+    return importlib.import_module(path) if importlib.util.find_spec(path) else None
 
 
 def task_class(type_: str) -> Any:

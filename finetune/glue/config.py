@@ -15,6 +15,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, mo
 from finetune.glue.tasks import glue_task
 from pretrain.config.base import PathField, PositiveInt, Section
 from pretrain.config.schema import BatchSection, Job, OptimizerSection, ScheduleSection, ValidateSection
+from pretrain.models.hub import Source
 from tokenizer.errors import ConfigError
 from tokenizer.files import default_cache
 
@@ -56,7 +57,9 @@ class GlueData(Section):
 class GlueModel(Section):
     """The encoder to start from and the dropouts of fine-tuning."""
 
-    init: PathField = Field(description="a run or checkpoint of ours, or a Hugging Face folder")
+    init: Source = Field(
+        description="a run or checkpoint of ours, a Hugging Face folder, or USER/NAME[@REV] of the hub"
+    )
     dropout: NonNegativeFloat = Field(0.1, lt=1)
     attention_dropout: NonNegativeFloat = Field(0.1, lt=1)
     classifier_dropout: NonNegativeFloat | None = Field(None, lt=1, description="of the head; unset = model.dropout")

@@ -20,6 +20,7 @@ from finetune.encoders import Family, RobertaSentences, family_of
 from finetune.encoding import encode
 from finetune.glue.restore import Restored, load_classifier
 from finetune.glue.tasks import GlueTask
+from pretrain.convert.about import About, result
 from pretrain.convert.card import final_metrics
 from pretrain.convert.output import new_folder
 from pretrain.convert.reference import TEXTS, quiet_transformers, require_close
@@ -34,13 +35,7 @@ from tokenizer.safe_files import write_json
 logger = logging.getLogger(__name__)
 
 _CARD = """\
----
-library_name: transformers
-pipeline_tag: text-classification
-tags:
-- glue
-- {task}
----
+{head}
 
 # {name}
 
@@ -51,8 +46,8 @@ An encoder fine-tuned on GLUE's {folder}, from `{init}`. {meaning}
 ```python
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("PATH")
-model = AutoModelForSequenceClassification.from_pretrained("PATH")
+tokenizer = AutoTokenizer.from_pretrained("{location}")
+model = AutoModelForSequenceClassification.from_pretrained("{location}")
 logits = model(**tokenizer({texts}, return_tensors="pt")).logits
 ```
 
@@ -64,7 +59,7 @@ logits = model(**tokenizer({texts}, return_tensors="pt")).logits
 """
 
 
-def export(source: Path | Restored, out: Path, *, overwrite: bool = False) -> Path:
+def export(source: Path | Restored, out: Path, *, overwrite: bool = False, about: About | None = None) -> Path:
     """Write ``out``, load it with transformers and compare its logits with ours; returns ``out``.
 
     The logit of a score (STS-B) is on the scale of 0 to 5.
@@ -73,6 +68,7 @@ def export(source: Path | Restored, out: Path, *, overwrite: bool = False) -> Pa
         source: a checkpoint of a ``glue`` job, or a run (its best one).
         out: the folder to make.
         overwrite: replace an older export.
+        about: for the model card.
 
     Raises:
         CheckpointError: as `load_classifier`, ``out`` is taken, or transformers computes something else.
@@ -88,7 +84,7 @@ def export(source: Path | Restored, out: Path, *, overwrite: bool = False) -> Pa
         write_json(folder / "config.json", config)
         write_tensors(folder / "model.safetensors", _tensors(restored, family), {"format": "pt"})
         restored.tokenizer.save(folder, model_max_length=length)
-        (folder / "README.md").write_text(_card(restored), encoding="utf-8")
+        (folder / "README.md").write_text(_card(restored, about or About()), encoding="utf-8")
         with quiet_transformers():
             difference = _check(restored, family, folder)
     logger.info("%s: %s gives our logits within %.1e", out, family.architecture, difference)
@@ -158,13 +154,19 @@ def _check(restored: Restored, family: Family, folder: Path) -> float:
     return worst
 
 
-def _card(restored: Restored) -> str:
+def _card(restored: Restored, about: About) -> str:
     task, run = restored.task, restored.checkpoint.resolve().parent.parent
     step = read_metadata(restored.checkpoint).progress.step
     metrics = {name: value for name, value in final_metrics(run, step).items() if name.startswith("validation/")}
     meaning = "The logit is a similarity from 0 to 5." if task.regression else f"Classes: {', '.join(task.names)}."
+    about = about.started_from(restored.job.model.init, run)
+    fields = {"library_name": "transformers", "pipeline_tag": "text-classification", "tags": ["glue", task.name]}
+    scores = {name.removeprefix("validation/"): value for name, value in metrics.items()}
+    scores = {name: value for name, value in scores.items() if name not in ("loss", "degenerate", "baseline")}
+    results = [result("text-classification", f"GLUE {task.folder}, dev", scores, kind="glue")] if scores else []
     return _CARD.format(
-        task=task.name,
+        head=about.head(fields, run.name, results),
+        location=about.location,
         name=run.name,
         folder=task.folder,
         init=restored.job.model.init.name,

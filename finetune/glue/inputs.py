@@ -7,6 +7,7 @@ from pathlib import Path
 from finetune.glue.config import GlueJob
 from finetune.glue.files import find_split
 from finetune.glue.tasks import glue_task
+from pretrain.models.hub import hub_id
 from tokenizer.errors import CheckpointError, DataError
 
 
@@ -34,6 +35,8 @@ def _files(job: GlueJob) -> str:
 
 def _encoder(init: Path) -> str:
     marks = ("config.json", "manifest.json", "checkpoints")
+    if hub_id(init) is not None:
+        return f"the hub's model {init}, fetched at the start"
     if not init.is_dir():
         raise CheckpointError(f"model.init: no folder {init}; name a run, a checkpoint or a Hugging Face folder")
     if not any((init / mark).exists() for mark in marks):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from finetune.glue.files import Examples
 from finetune.glue.outputs import all_logits, metrics_of, predictions_of
 from finetune.glue.restore import Restored, load_classifier
 from pretrain.engine.distributed import device
+from pretrain.engine.kept import write_result
 from pretrain.engine.provenance import provenance
 from tokenizer.errors import ConfigError
 
@@ -92,8 +92,7 @@ def evaluate(
         "versions": provenance(),
     }
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write_result(out, result)
     return result
 
 

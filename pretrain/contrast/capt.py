@@ -6,6 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pretrain.contrast.info_nce import InBatch, Reduction, info_nce
+from pretrain.contrast.kernels.products import Precision
 from pretrain.contrast.queue import ShardedQueue
 from pretrain.contrast.stats import ContrastStats
 from pretrain.engine import distributed
@@ -24,6 +25,7 @@ def capt_loss(
     grad_reduction: Reduction = "mean",
     ids: Int[Tensor, " n"] | None = None,
     impl: str = "chunked",
+    precision: Precision = "fp32",
     stats: ContrastStats | None = None,
 ) -> Float[Tensor, ""]:
     r"""CAPT's loss between original sequences and their corruptions, exact over all ranks (Eq. 2-4).
@@ -48,6 +50,7 @@ def capt_loss(
         grad_reduction: how the engine combines gradients; see :func:`~pretrain.contrast.info_nce.info_nce`.
         ids: instance of each sample, to take copies of the same text out of the negatives.
         impl: ``chunked`` or ``dense``.
+        precision: of the matrix products; see :func:`~pretrain.contrast.info_nce.info_nce`.
         stats: filled with diagnostics.
 
     Raises:
@@ -67,6 +70,7 @@ def capt_loss(
         reduction=reduction,
         grad_reduction=grad_reduction,
         impl=impl,
+        precision=precision,
         stats=stats,
     )
     return over_rows if reduction == "sum" else 2 * over_rows

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pretrain.contrast.exchange import Exchange
 from pretrain.contrast.kernels import KERNELS
+from pretrain.contrast.kernels.products import Precision, Products, require
 from pretrain.contrast.queue import NO_ID, ShardedQueue
 from pretrain.contrast.sharded import ShardedSoftmax, Step
 from pretrain.contrast.stats import ContrastStats
@@ -41,6 +42,7 @@ def info_nce(
     reduction: Reduction = "mean",
     grad_reduction: Reduction = "mean",
     impl: str = "chunked",
+    precision: Precision = "fp32",
     stats: ContrastStats | None = None,
 ) -> Float[Tensor, ""]:
     r"""Contrastive loss of ``n`` anchors per rank, exact over all ranks of ``group``.
@@ -54,8 +56,7 @@ def info_nce(
     live rows receive gradients from the anchors of every rank that sees them.
 
     Args:
-        anchors: unit rows. In float64 everything is computed in float64, else in float32 (bfloat16 rows on a GPU are
-            multiplied as they are, with float32 sums).
+        anchors: unit rows. In float64 everything is computed in float64, else in float32, whatever their type.
         positives: unit rows; row ``i`` is the positive of anchor ``i``.
         temperature: a number, or a positive scalar tensor whose exact gradient is wanted.
         queue: more negatives, over all ranks. Enqueue *after* the loss.
@@ -72,18 +73,26 @@ def info_nce(
         grad_reduction: how the engine combines the parameter gradients of the ranks. The value returned on each rank is
             scaled so that this very combination of the ranks' values, and of their gradients, is exact.
         impl: ``chunked``, or ``dense`` (all logits of a rank at once, to compare with).
+        precision: of the matrix products with keys and queue, :mod:`pretrain.contrast.kernels.products`; exponentials,
+            sums and all else stay in float32.
         stats: filled with diagnostics of this rank's anchors.
 
     Raises:
         ConfigError: a temperature that is not positive, rows without unit norm (on a GPU, and in compiled code, this
-            is looked at only when ``stats`` are asked for), or arguments that do not fit each other.
+            is looked at only when ``stats`` are asked for), arguments that do not fit each other, or a precision that
+            the device does not have.
     """
     _check_options(temperature, in_batch, reduction, grad_reduction, impl)
+    require(precision, anchors.device)
     _check_rows(anchors, positives, negatives, ids, look_at_values=stats is not None or _may_look(anchors))
     _check_queue(anchors, queue, negatives, in_batch, group)
 
     dtype = torch.float64 if torch.float64 in (anchors.dtype, positives.dtype) else torch.float32
-    tensor_cores = anchors.is_cuda and anchors.dtype == positives.dtype == torch.bfloat16
+    if dtype == torch.float64 and precision != "fp32":
+        raise ConfigError(
+            f"precision {precision} is for float32 rows; float64 rows are multiplied in float64, with fp32"
+        )
+    products = Products(precision)
     bounded = not isinstance(temperature, Tensor) and 1 / temperature <= BOUNDED[dtype]
     samples = Exchange.agree(len(anchors), anchors.device, group, equal=equal_rows)
     scale = float(distributed.world_size(group)) if grad_reduction == "mean" else 1.0
@@ -104,14 +113,14 @@ def info_nce(
                 [*(instances[: len(rows)] for rows in live), *(instances.new_full((len(k),), NO_ID) for k in extra)]
             ),
             shared_ids=ids is not None,
-            operand_dtype=torch.bfloat16 if tensor_cores else dtype,
+            products=products,
             running_reference=not bounded or stats is not None,
             scale=scale,
             stats=stats,
         )
         tensors = [_joined(rows).to(dtype) for rows in (q, k, [*live, *extra])]
         tensors[2] = tensors[2].view_as(tensors[2])  # the positives may be the live keys: a compiler wants them apart
-        with torch.autocast(anchors.device.type, enabled=False):
+        with torch.autocast(anchors.device.type, enabled=False), products.on(anchors.device):
             losses.append(ShardedSoftmax.apply(*tensors, temperature, step))
     return functools.reduce(torch.add, losses)
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pretrain.contrast.exchange import Exchange
+from pretrain.contrast.kernels.products import Products
 from pretrain.contrast.kernels.protocol import Ids, Kernel, Sums
 from pretrain.contrast.queue import NO_ID, ShardedQueue
 from pretrain.contrast.stats import ContrastStats
@@ -39,6 +40,7 @@ class Step:
 
     ``anchor_ids (m,)`` and ``live_ids (c,)`` name instances; a key of the anchor's own instance is never a negative.
     ``shared_ids`` says that an id means the same on every rank and in the queue (because the user gave it).
+    ``products`` is the precision of all matrix products; sums are fp32 (fp64).
     """
 
     exchange: Exchange
@@ -48,7 +50,7 @@ class Step:
     anchor_ids: Tensor
     live_ids: Tensor
     shared_ids: bool
-    operand_dtype: torch.dtype
+    products: Products
     running_reference: bool
     scale: float
     stats: ContrastStats | None
@@ -82,9 +84,8 @@ class ShardedSoftmax(torch.autograd.Function):
         ctx: Any, anchors: Tensor, positives: Tensor, live: Tensor, temperature: Tensor | float, step: Step
     ) -> Tensor:
         """This rank's share of the loss, a scalar. Shapes: anchors and positives ``(m, d)``, live keys ``(c, d)``."""
-        queries = step.exchange.gather((anchors / temperature).to(step.operand_dtype))
+        queries = step.exchange.gather((anchors / temperature).to(step.products.travels_as(anchors.dtype)))
         query_ids = step.query_ids(queries)
-        live_rows = live.to(step.operand_dtype)
 
         wants_gradient = any(ctx.needs_input_grad)
         sums = Sums(
@@ -94,10 +95,10 @@ class ShardedSoftmax(torch.autograd.Function):
         )
         if step.queue is not None:
             ids = Ids(query_ids, step.queue.ids) if step.shared_ids else None
-            step.kernel.accumulate(sums, queries, step.queue.rows, ids)
+            step.kernel.accumulate(sums, queries, step.queue.rows, ids, step.products)
         live_parts = list(step.live_parts(query_ids))
         for part, ids in live_parts:
-            step.kernel.accumulate(sums[part], queries[part], live_rows, ids)
+            step.kernel.accumulate(sums[part], queries[part], live, ids, step.products)
         if sums.reference is not None:
             sums.raise_reference(step.exchange.highest(sums.reference))
         own = step.exchange.bring_home(sums)
@@ -120,7 +121,7 @@ class ShardedSoftmax(torch.autograd.Function):
             d_live = None
             if ctx.needs_input_grad[2]:
                 lse = (positive_logits + losses).to(anchors.dtype)
-                d_live = _live_gradient(queries, live_parts, live_rows, lse, step)
+                d_live = _live_gradient(queries, live_parts, live, lse, step)
             ctx.save_for_backward(d_anchors, -weight * anchors, d_live, d_temperature)
         return (losses.sum() * step.scale).to(anchors.dtype)
 
@@ -139,5 +140,5 @@ def _live_gradient(
     total = lse.new_zeros(live.shape)
     everyone_lse = step.exchange.gather(lse)
     for part, ids in parts:
-        total += step.kernel.key_gradient(queries[part], live, everyone_lse[part], ids)
+        total += step.kernel.key_gradient(queries[part], live, everyone_lse[part], ids, step.products)
     return total * step.scale

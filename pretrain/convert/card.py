@@ -1,18 +1,22 @@
 """The model card of an export: what the weights are, what they were trained on, how to load them, what to mind.
 
-Everything in it is read from the checkpoint and its run; what nobody recorded (language, licence) is left out for the
-author to add.
+Everything in it is read from the checkpoint and its run, or was said on the command line (licence, languages); what
+nobody said is left out. Of paths only the last part is shown.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from pretrain.convert.about import About, result
 from pretrain.engine.metrics_file import METRICS, VALIDATION, Row, read_metrics
+from pretrain.language.evaluations import Section
+from pretrain.models.hub import is_hub_id
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +65,6 @@ _CAVEATS: dict[Form, tuple[str, ...]] = {
         "`pooler_output` of `RobertaModel` is not trained (transformers initialises it at random): do not use it.",
         "The contrastive aggregation head is in `capt_head.safetensors`, which transformers does not read; "
         "the sentence-transformers export carries it.",
-        "Loaded by sentence-transformers, this folder gets mean pooling, which is not what was trained.",
     ),
     "sentence-transformers": ("Inputs longer than the trained length are cut.",),
     "onnx": ("Pass `input_ids` and `attention_mask` as int64; padding goes on the right.",),
@@ -97,6 +100,8 @@ _NOT_OF_THE_MODEL = {
     "lr", "grad_norm", "mfu", "seconds_per_step", "samples_per_second", "tokens_per_second",
 }  # fmt: skip
 
+_TOKEN = re.compile(r"(hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abp]-|AKIA|ASIA)[A-Za-z0-9_-]{8,}")
+_UNKNOWN = About()
 _PACKAGES = ("capt-pretraining", "torch", "transformers", "tokenizers", "safetensors")
 
 
@@ -108,6 +113,9 @@ def model_card(
     job: Mapping[str, Any],
     progress: Mapping[str, int] | None = None,
     metrics: Mapping[str, Any] | None = None,
+    about: About = _UNKNOWN,
+    evaluations: Sequence[Section] = (),
+    pooling: str = "mean",
 ) -> str:
     """The text of a ``README.md``: YAML head and Markdown.
 
@@ -115,21 +123,26 @@ def model_card(
         form: which export the card belongs to; decides the head, the loading example and the caveats.
         name: the title.
         model: facts of the architecture, such as layers and hidden size.
-        job: the resolved configuration as a mapping of sections; only known keys are shown, files by name only.
+        job: the resolved configuration as a mapping of sections; only known keys are shown, paths by name only.
         progress: how far the training is: ``step``, ``samples``, ``tokens``.
         metrics: final measurements (see :func:`final_metrics`).
+        about: licence, languages and the like, for the head.
+        evaluations: what ``capt evaluate`` has measured; also the head's ``model-index``.
+        pooling: whose sentence vectors ``evaluations`` are shown for.
     """
     trained = bool(progress and progress.get("step"))
     training = _training(job, progress or {}) if trained else {}
     parts = [
-        "---\n" + "\n".join(_yaml(_HEAD[form])) + "\n---",
+        about.head(_HEAD[form], name, _results(evaluations, pooling)),
         f"# {name}",
         _summary(job, trained),
-        "## Use\n\n" + _USE[form],
+        "## Use\n\n" + _USE[form].replace("PATH", about.location),
         "## Model\n\n" + _table(model),
     ]
     if training:
         parts.append("## Training\n\n" + _table(training))
+    if evaluations:
+        parts.append("## Evaluation\n\n" + "\n\n".join(_evaluation(section, pooling) for section in evaluations))
     if metrics:
         parts.append("## Last measurements of the run\n\n" + _table(metrics))
     parts += [
@@ -164,11 +177,37 @@ def _is_measurement(key: str) -> bool:
 def _training(job: Mapping[str, Any], progress: Mapping[str, int]) -> dict[str, Any]:
     facts = {label: value for key, label in _KEYS if (value := _lookup(job, key)) not in (None, [], ())}
     if "data files" in facts:
-        facts["data files"] = [Path(str(file)).name for file in facts["data files"]]
-    if "started from" in facts:
-        facts["started from"] = Path(str(facts["started from"])).name
+        facts["data files"] = [_name(file) for file in facts["data files"]]
+    for label in ("started from", "data set"):
+        if label in facts and not is_hub_id(str(facts[label])):
+            facts[label] = _name(facts[label])
     counted = {"step": "steps taken", "samples": "sequences seen", "tokens": "tokens seen (once a sequence)"}
     return facts | {label: progress[key] for key, label in counted.items() if key in progress}
+
+
+def _name(path: Any) -> str:
+    """The last part of a path or address: no folder of somebody's home, no query, nothing that looks like a token."""
+    name = Path(str(path).partition("?")[0]).name
+    return "(not shown)" if _TOKEN.search(name) else name
+
+
+def _results(evaluations: Sequence[Section], pooling: str) -> list[dict[str, Any]]:
+    """The head's results: of text the masked-language-model figures, of STS sets Spearman's rho of ``pooling``."""
+    found = []
+    for section in evaluations:
+        spearman = section.poolers.get(pooling, {}).get("spearman")
+        if spearman is not None:
+            metrics: dict[str, float | None] = {"spearman": spearman}
+            found.append(result("sentence-similarity", section.name, metrics))
+        elif section.metrics:
+            found.append(result("fill-mask", section.name, section.metrics))
+    return found
+
+
+def _evaluation(section: Section, pooling: str) -> str:
+    vectors = {f"{name} ({pooling})": value for name, value in section.poolers.get(pooling, {}).items()}
+    rows = {name: value for name, value in {**section.metrics, **vectors}.items() if value is not None}
+    return f"{_shown(section.name)}: {_shown(section.protocol)}\n\n{_table(rows)}"
 
 
 def _summary(job: Mapping[str, Any], trained: bool) -> str:
@@ -205,10 +244,3 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "run from its source tree, not installed"
-
-
-def _yaml(head: Mapping[str, Any]) -> list[str]:
-    lines: list[str] = []
-    for key, value in head.items():
-        lines += [f"{key}:", *(f"- {item}" for item in value)] if isinstance(value, list) else [f"{key}: {value}"]
-    return lines

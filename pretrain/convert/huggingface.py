@@ -57,7 +57,7 @@ def export_hf(
     """
     model = build_model(state, config, str(out))
     with new_folder(out, overwrite=overwrite) as folder:
-        write_description(config, tokenizer, folder, max_length=max_length or config.max_positions)
+        write_description(model.config, tokenizer, folder, max_length=max_length or config.max_positions)
         write_tensors(folder / "model.safetensors", to_hf(model.state_dict(), config.layers), {"format": "pt"})
         if model.aggregation is not None:
             head = {name: tensor.contiguous() for name, tensor in model.aggregation.state_dict().items()}
@@ -82,10 +82,10 @@ def write_description(
     Raises:
         CheckpointError: the tokenizer has ids for which the model has no row, or pads with another id.
     """
-    if tokenizer.vocab_size > config.vocab_rows or tokenizer.special.pad != config.pad_id:
+    if tokenizer.vocab_size > config.classes or tokenizer.special.pad != config.pad_id:
         raise CheckpointError(
             f"the tokenizer ({tokenizer.vocab_size} ids, padding {tokenizer.special.pad}) is not the model's "
-            f"({config.vocab_rows} rows, padding {config.pad_id})"
+            f"({config.classes} rows, padding {config.pad_id})"
         )
     described = config.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos)
     write_json(folder / "config.json", described | {"architectures": [architecture]})

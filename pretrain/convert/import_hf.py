@@ -2,59 +2,60 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import torch
 
-from pretrain.config.load import job_from_mapping
+from pretrain.config.load import job_from_mapping, load_mapping
 from pretrain.convert.output import new_folder
 from pretrain.engine.checkpoint.layout import step_folder
 from pretrain.engine.checkpoint.manifest import CONFIG
 from pretrain.engine.checkpoint.save import config_text, partial_folder, write_weights_only
 from pretrain.engine.seeding import derive
 from pretrain.language.config import LanguageJob
-from pretrain.language.from_hf import read_hf
+from pretrain.language.from_hf import read_hf, start_from
 from pretrain.language.module import LanguageModule
-from pretrain.models.build import load_weights
 from pretrain.models.config import RobertaConfig
-from pretrain.models.hf_map import HEAD, HEAD_FILE
+from pretrain.models.hub import local_folder, origin
 from tokenizer.encode import TextTokenizer
+from tokenizer.safe_files import write_json
 
-logger = logging.getLogger(__name__)
+RECIPE = "capt_continue"
+"""The shipped job whose hyper-parameters an imported model gets: those of continued pretraining."""
+
+IMPORTED = "imported.json"
+"""Of an imported run: ``source``, the hub id (with its revision) or the folder's name that the model came from."""
 
 
-def import_hf(folder: Path, out: Path, *, overwrite: bool = False) -> None:
-    """Make the run ``out`` from the masked-language model in ``folder``: its weights at step 0, and its tokenizer.
+def import_hf(source: Path, out: Path, *, overwrite: bool = False) -> None:
+    """Make the run ``out`` of a RoBERTa: its weights at step 0, and its tokenizer.
 
-    The aggregation head is that of ``capt_head.safetensors`` (our own exports have it), else freshly initialised.
-    ``out/config.yaml`` is a ``capt_language`` job with default hyper-parameters, to be overridden on the command line.
-    Nothing in ``folder`` is run or followed; see :mod:`pretrain.models.hf_folder`.
+    The aggregation head is that of ``capt_head.safetensors`` (our own exports have it), else freshly initialised; so is
+    the masked-language-model head of a bare encoder. ``out/config.yaml`` is the shipped job ``capt_continue`` with the
+    model's sizes, to be overridden on the command line. Nothing in ``source``, a folder or a hub id, is run or
+    followed; see :mod:`pretrain.models.hf_folder`.
 
     Raises:
         UserError: as :func:`pretrain.language.from_hf.read_hf` does, a tensor has the wrong shape, or ``out`` is taken.
     """
+    folder = local_folder(source)
     found = read_hf(folder)
     job = _job(found.config, out.absolute())
     torch.manual_seed(derive(job.run.seed, "init"))
     module = LanguageModule(job, found.config)
-    state = found.state
-    if not found.has_head:
-        logger.warning("%s has no %s: the aggregation head starts from random weights", folder, HEAD_FILE)
-        state |= {name: tensor for name, tensor in module.capt.state_dict().items() if name.startswith(HEAD)}
-    load_weights(module.capt, state, str(folder))
+    start_from(module.capt, found, str(source))
     with new_folder(out, overwrite=overwrite) as run:
+        write_json(run / IMPORTED, {"source": origin(source, folder)})
         _write_run(run, job, module, found.tokenizer)
 
 
 def _job(config: RobertaConfig, out: Path) -> LanguageJob:
-    mapping = {
-        "task": {"type": "capt_language"},
-        "run": {"dir": str(out)},
-        "data": {"sequence_length": config.max_positions},
-        "tokenizer": {"path": str(out / "tokenizer")},
-        "model": config.model_dump(mode="json", by_alias=True),
-    }
+    mapping = load_mapping(RECIPE)
+    length = min(mapping["data"]["sequence_length"], config.max_positions)
+    mapping["run"]["dir"] = str(out)
+    mapping["data"]["sequence_length"] = length
+    mapping["tokenizer"] = {"path": str(out / "tokenizer")}
+    mapping["model"] = config.model_dump(mode="json", by_alias=True)
     job = job_from_mapping(mapping, str(out))
     assert isinstance(job, LanguageJob)
     return job

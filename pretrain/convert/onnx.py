@@ -91,7 +91,7 @@ def export_onnx(
     model = build_model(state, config, str(out))
     require_pooling(model, pooling, str(out))
     with new_folder(out, overwrite=overwrite) as folder:
-        write_description(config, tokenizer, folder, max_length=max_length or config.max_positions)
+        write_description(model.config, tokenizer, folder, max_length=max_length or config.max_positions)
         (folder / "README.md").write_text(card, encoding="utf-8")
         _write_graph(model, folder / "model.onnx", pooling)
         difference = check_onnx(model, tokenizer, folder / "model.onnx", pooling=pooling)

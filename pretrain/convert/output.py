@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pretrain.engine.safe_files import sync_file, sync_folder
 from tokenizer.errors import CheckpointError
+from tokenizer.safe_files import public_mode
 
 _MARK = "config.json"
 """Every export holds this file; a folder without it is never replaced."""
@@ -63,8 +64,13 @@ def _disk_is_full(error: Exception) -> bool:
 
 
 def _flush(folder: Path) -> None:
+    mode = public_mode()  # safetensors and temporary files are made for their owner alone
     for path in sorted(folder.rglob("*"), reverse=True):
-        (sync_folder if path.is_dir() else sync_file)(path)
+        if path.is_dir():
+            sync_folder(path)
+        else:
+            path.chmod(mode)
+            sync_file(path)
     sync_folder(folder)
 
 

@@ -41,7 +41,7 @@ def probe_batches(config: RobertaConfig, tokenizer: TextTokenizer) -> Iterator[I
     yield tokenize(TEXTS[:1], tokenizer, config.max_positions)
     yield tokenize(TEXTS, tokenizer, config.max_positions)
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, config.vocab_rows, (1, config.max_positions), generator=generator)
+    ids = torch.randint(0, config.classes, (1, config.max_positions), generator=generator)
     yield ids.masked_fill(ids == config.pad_id, tokenizer.special.unk)
 
 

@@ -16,6 +16,7 @@ def quiet_libraries(*, debug: bool) -> None:
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     for module in (r"torch\.distributed", r"deepspeed"):
         warnings.filterwarnings("ignore", category=FutureWarning, module=module)
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # what nested tensors ask it, it finds odd
     from deepspeed.utils import logger
 
     logger.setLevel(logging.WARNING)

@@ -22,7 +22,8 @@ class LanguageBatch:
     """One micro-batch of ``n`` windows of ``L`` tokens with ``m`` prediction slots each.
 
     ``labels`` are token ids, ``IGNORE`` in unused slots. ``documents`` numbers the documents of a window where
-    attention must not cross them. ``padded`` is False when no row of either view holds padding. ``ids`` are window
+    attention must not cross them, padding apart, and ``runs`` says how many stretches of one document there are,
+    once the batch is where it is used. ``padded`` is False when no row of either view holds padding. ``ids`` are window
     numbers: the same text in a later epoch has the same id.
     """
 
@@ -33,10 +34,14 @@ class LanguageBatch:
     ids: Int[Tensor, " n"]
     padded: bool
     documents: Int[Tensor, "n L"] | None = None
+    runs: int | None = None
 
     def to(self, device: torch.device) -> LanguageBatch:
-        """The batch on a device (asynchronously from pinned memory)."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        """The batch on a device (asynchronously from pinned memory), its runs counted where the host can."""
+        runs = self.runs
+        if runs is None and self.documents is not None and self.documents.is_cpu:
+            runs = len(self.documents) + int(np.count_nonzero(np.diff(self.documents.numpy(), axis=1)))
+        return replace(self._each(lambda tensor: tensor.to(device, non_blocking=True)), runs=runs)
 
     def _each(self, function: Callable[[Tensor], Tensor]) -> LanguageBatch:
         changed: dict[str, Any] = {name: function(x) for name, x in vars(self).items() if isinstance(x, Tensor)}

@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
+from pretrain.config.base import NonNegativeInt, PositiveInt, Section
 from pretrain.config.schema import Job, ValidateSection
 from pretrain.data.config import TEXT_KEYS, CorruptionConfig, DataConfig
 from pretrain.models.config import RobertaConfig
+from pretrain.models.hub import Source
 
 MASKED_METRICS = ("loss/mlm", "accuracy/mlm", "validation_samples")
 CONTRAST_METRICS = ("loss/capt_fixed", "retrieval/to_corrupted", "retrieval/to_original", "alignment", "uniformity")
@@ -21,8 +22,9 @@ NOISE_METRICS = ("cosine_gap", "centred_gap", "drift", "top1")
 class TokenizerSection(Section):
     """A tokenizer to use (``path``), or how to train one on ``data.*`` when there is none (cached by content)."""
 
-    path: PathField | None = Field(
-        None, description="folder: ours, any Hugging Face tokenizer, vocab.json + merges.txt, vocab.txt"
+    path: Source | None = Field(
+        None,
+        description="folder: ours, any Hugging Face tokenizer, vocab.json + merges.txt, vocab.txt; or USER/NAME[@REV]",
     )
     type: Literal["unigram", "bpe"] = "unigram"
     vocab_size: PositiveInt = Field(8192, le=2**24)
@@ -57,6 +59,10 @@ class ContrastSection(Section):
     mask_duplicates: bool = Field(True, description="a queued view of the same window is no negative")
     temperature: TemperatureSection = TemperatureSection()
     impl: Literal["chunked", "dense"] = "chunked"
+    precision: Literal["fp32", "tf32", "bf16x6", "bf16x3", "bf16"] = Field(
+        "fp32",
+        description="of the products with keys and queue; tf32 on a CUDA GPU only, bf16x* = sums of bf16 products",
+    )
 
     @model_validator(mode="after")
     def _has_negatives(self) -> ContrastSection:
@@ -95,7 +101,8 @@ class LanguageJob(Job):
 
     @model_validator(mode="after")
     def _positions_suffice(self) -> LanguageJob:
-        if self.data.sequence_length > self.model.max_positions:
+        open_ = self.model.init is not None and "max_positions" not in self.model.model_fields_set
+        if not open_ and self.data.sequence_length > self.model.max_positions:
             raise ValueError(
                 f"data.sequence_length {self.data.sequence_length} is longer than the position table: "
                 f"model.max_positions is {self.model.max_positions}"

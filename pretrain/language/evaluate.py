@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,11 @@ from pretrain.data.corruption import Corruptor
 from pretrain.data.packing import PackedDataset
 from pretrain.data.prepare import prepare
 from pretrain.engine.distributed import device, rank, world_size
+from pretrain.engine.kept import EVALUATION, keep, write_result
 from pretrain.engine.provenance import provenance
 from pretrain.language.batches import Assembler, validation_batches
+from pretrain.language.evaluations import Figures, Section, sections_of
+from pretrain.language.from_hf import is_hf, load_hf
 from pretrain.language.metrics import MaskedTokenAccumulator, PairAccumulator, contrast_metrics, noise_invariance
 from pretrain.language.prepare import vocabulary_of
 from pretrain.language.representations import POOLERS, Representations
@@ -29,16 +31,6 @@ from tokenizer.errors import CheckpointError, ConfigError, DataError
 RATES = (0.15, 0.3)
 TEMPERATURE = 0.05
 """Fixed, so that checkpoints trained under different temperatures compare."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """Numbers measured on one thing, and how: ``metrics`` of the model, ``poolers`` of each pooler's vectors."""
-
-    name: str
-    protocol: str
-    metrics: dict[str, float] = field(default_factory=dict)
-    poolers: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,11 +96,40 @@ def evaluate(
     result = {
         "checkpoint": str(restored.checkpoint),
         "versions": provenance(),
-        "sections": [asdict(section) for section in sections],
+        "sections": [section.model_dump() for section in sections],
     }
     if out is not None and rank() == 0:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write_result(out, result)
+    return result
+
+
+def command(
+    checkpoint: Path,
+    *,
+    text: Sequence[Path] = (),
+    sts: Path | None = None,
+    out: Path | None = None,
+    pooler: Sequence[str] = (),
+    samples: int = 512,
+    length: int | None = None,
+    batch: int = 32,
+    seed: int = 1,
+) -> dict[str, Any]:
+    """`evaluate` by the options of the command line: of a Hugging Face folder as well, and kept in the run.
+
+    What was measured of the same checkpoint before stays beside it (``evaluation-<checkpoint>.json``), but for sections
+    that were measured anew under the same name.
+    """
+    poolers = pooler or tuple(POOLERS)
+    source = load_hf(checkpoint) if is_hf(checkpoint) else checkpoint
+    result = evaluate(
+        source, text=text, sts=sts, out=out, batch=batch, seed=seed, poolers=poolers, samples=samples, length=length
+    )
+    if not isinstance(source, Restored) and rank() == 0:
+        measured = Path(result["checkpoint"])
+        names = {section["name"] for section in result["sections"]}
+        old = [section.model_dump() for section in sections_of(measured) if section.name not in names]
+        keep(measured, EVALUATION.format(checkpoint=measured.name), {**result, "sections": [*old, *result["sections"]]})
     return result
 
 
@@ -180,28 +201,32 @@ def _masked_section(
         tokens.update(*sums)
         for pooler, (x, x_hat) in views.items():
             pairs[pooler].update(x[:counted], x_hat[:counted])
-    poolers = {}
+    poolers: dict[str, Figures] = {}
     for pooler, accumulator in pairs.items():
         x, x_hat = accumulator.gather()
         unit = F.normalize(x, dim=1), F.normalize(x_hat, dim=1)
-        poolers[pooler] = contrast_metrics(*unit, TEMPERATURE) | noise_invariance(x, x_hat)
+        poolers[pooler] = {**contrast_metrics(*unit, TEMPERATURE), **noise_invariance(x, x_hat)}
     attention = "across" if data.cross_document_attention else "within"
     protocol = (
         f"{samples} of {len(windows)} windows of {settings.length} tokens, seed {settings.seed}, attention {attention} "
         f"documents; mask_tokens {rate:.0%} (80/10/10); contrast at temperature {TEMPERATURE}; {_how(model)}"
     )
-    return Section(f"{Path(data.files[0]).name}, {rate:.0%} masked", protocol, tokens.compute(), poolers)
+    figures = tokens.compute() if restored.has_mlm else {}
+    name = f"{Path(data.files[0]).name}, {rate:.0%} masked"
+    return Section(name=name, protocol=protocol, metrics=dict(figures), poolers=poolers)
 
 
 def _sts_section(model: Representations, pairs: Pairs, settings: Settings) -> Section:
     rows = encode([*pairs.first, *pairs.second], model.of_texts, settings.batch)
     columns = np.split(rows, len(model.poolers), axis=1)
-    poolers = {name: score_rows(pairs, part) for name, part in zip(model.poolers, columns, strict=True)}
+    poolers: dict[str, Figures] = {
+        name: dict(score_rows(pairs, part)) for name, part in zip(model.poolers, columns, strict=True)
+    }
     protocol = (
         f"SimCSE: Spearman of cosine over all {len(pairs.gold)} pairs at once, words joined by one space, max length "
         f"{model.model.config.max_positions} tokens, no prompt, nothing random; {_how(model)}"
     )
-    return Section(f"{pairs.name} {pairs.split}", protocol, poolers=poolers)
+    return Section(name=f"{pairs.name} {pairs.split}", protocol=protocol, poolers=poolers)
 
 
 def _how(model: Representations) -> str:

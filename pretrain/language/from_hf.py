@@ -1,25 +1,29 @@
-"""A Hugging Face RoBERTa or XLM-R folder in memory: its weights under our names, its tokenizer, its configuration."""
+"""A Hugging Face RoBERTa or XLM-R, of a folder or the hub: its weights under our names, its tokenizer, its sizes."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from safetensors import safe_open
 from torch import Tensor
 
 from pretrain.config.load import job_from_mapping
 from pretrain.language.config import LanguageJob
 from pretrain.language.restore import Restored
-from pretrain.models.build import build_model
+from pretrain.models.build import build_model, load_weights
+from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
-from pretrain.models.hf_folder import read_config, read_json, read_tensor_file, read_tensors
-from pretrain.models.hf_map import HEAD, HEAD_FILE, from_hf
+from pretrain.models.hf_folder import open_tensors, read_config, read_json, read_tensor_file, read_tensors
+from pretrain.models.hf_map import HEAD, HEAD_FILE, MLM, TIED, from_hf, prefixed
+from pretrain.models.hub import local_folder
+from pretrain.models.vocabulary import with_rows
 from tokenizer.encode import TextTokenizer, load_tokenizer
 from tokenizer.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
 
 _LAYER = re.compile(r"roberta\.encoder\.layer\.(\d+)\.")
 _SIZES = {
@@ -44,6 +48,11 @@ class HFModel:
         """True where the folder has ``capt_head.safetensors``, as our own exports do."""
         return any(name.startswith(HEAD) for name in self.state)
 
+    @property
+    def has_mlm(self) -> bool:
+        """False for a bare encoder (``RobertaModel``), which brings no masked-language-model head."""
+        return any(name.startswith(MLM) and name not in TIED for name in self.state)
+
 
 def is_hf(folder: Path) -> bool:
     """True for a folder with a ``config.json``, which our checkpoints and runs do not have."""
@@ -51,27 +60,30 @@ def is_hf(folder: Path) -> bool:
 
 
 def read_hf(folder: Path) -> HFModel:
-    """Read ``folder`` without running or following anything in it, and without believing the sizes it claims.
+    """Read ``folder``, or the hub model it names, running and following nothing in it and believing no size it claims.
 
     Raises:
-        CheckpointError: ``folder`` is not a RoBERTa or XLM-R with its head, is damaged or hostile.
+        CheckpointError: ``folder`` is not a RoBERTa or XLM-R, is damaged or hostile, or the hub has no such model.
         DataError: its tokenizer cannot be read.
         ConfigError: tokenizer and model do not fit.
     """
-    described = read_config(folder)
+    folder = local_folder(folder)
+    path = folder / "config.json"
+    claimed = RobertaConfig.from_hf(read_config(folder), str(path))
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if (folder / name).exists():
             read_json(folder / name)
     tokenizer = load_tokenizer(folder)
-    config = RobertaConfig.from_hf(described).for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-    tensors = read_tensors(folder)
+    config = claimed.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    tensors = prefixed(read_tensors(folder))
     layers = {match[1] for name in tensors if (match := _LAYER.match(name))}
-    _require_sizes(described, {"num_hidden_layers": len(layers)}, folder)
+    described = claimed.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos)
+    _require_sizes(described, {"num_hidden_layers": len(layers)}, path)
     state = from_hf(tensors, config.layers, str(folder))
-    _require_sizes(described, {key: _size(state[name], axis) for key, (name, axis) in _SIZES.items()}, folder)
+    _require_sizes(described, {key: _size(state[name], axis) for key, (name, axis) in _SIZES.items()}, path)
     if (folder / HEAD_FILE).exists():
         state |= {HEAD + name: tensor for name, tensor in read_tensor_file(folder / HEAD_FILE).items()}
-        with safe_open(folder / HEAD_FILE, framework="pt") as file:
+        with open_tensors(folder / HEAD_FILE) as file:
             pooling = (file.metadata() or {}).get("pooling", "cls")
         if pooling not in ("cls", "mean"):
             raise CheckpointError(
@@ -85,12 +97,17 @@ def load_hf(folder: Path) -> Restored:
     """The masked-language model in ``folder``, in evaluation mode; its windows are as long as its position table.
 
     It has an aggregation head only where ``capt_head.safetensors`` (our own exports) brings one: nothing is made up.
+    Where there is no masked-language-model head, `Restored.has_mlm` is false and the model's own is not to be used.
 
     Raises:
         UserError: as :func:`read_hf` does, or a tensor has the wrong shape.
     """
     found = read_hf(folder)
-    model = build_model(found.state, found.config, str(folder))
+    state = found.state
+    if not found.has_mlm:
+        fresh = CaptModel(found.config, contrast=found.has_head).state_dict()
+        state = {name: tensor for name, tensor in fresh.items() if name.startswith(MLM)} | state
+    model = build_model(state, found.config, str(folder))
     mapping = {
         "task": {"type": "capt_language"},
         "data": {"sequence_length": found.config.max_positions},
@@ -99,14 +116,35 @@ def load_hf(folder: Path) -> Restored:
     }
     job = job_from_mapping(mapping, str(folder))
     assert isinstance(job, LanguageJob)
-    return Restored(folder, model, found.tokenizer, job)
+    return Restored(folder, model, found.tokenizer, job, has_mlm=found.has_mlm)
 
 
-def _require_sizes(described: Mapping[str, Any], sizes: Mapping[str, int], folder: Path) -> None:
+def start_from(model: CaptModel, source: HFModel, name: str) -> None:
+    """Copy the weights of ``source``, read from ``name``, into ``model``; heads that it lacks stay freshly initialised.
+
+    The log says which. An aggregation head for which ``model`` has no place is left out.
+
+    Raises:
+        CheckpointError: a tensor has another shape.
+    """
+    own = model.state_dict()
+    state = {key: tensor for key, tensor in source.state.items() if key in own or not key.startswith(HEAD)}
+    for what, prefix, file in (
+        ("masked-language-model", MLM, "no lm_head"),
+        ("aggregation", HEAD, f"no {HEAD_FILE}"),
+    ):
+        fresh = {key: tensor for key, tensor in own.items() if key.startswith(prefix) and key not in TIED}
+        if fresh and not fresh.keys() & state.keys():
+            logger.warning("%s has %s: the %s head starts from random weights", name, file, what)
+            state |= fresh
+    load_weights(model, with_rows(state, model.config.vocab_rows), name)
+
+
+def _require_sizes(described: Mapping[str, object], sizes: Mapping[str, int], path: Path) -> None:
     """A model is built only once the tensors are known to have its size: a number alone cannot ask for terabytes."""
     for key, size in sizes.items():
         if described[key] != size:
-            raise CheckpointError(f"{folder / 'config.json'}: {key} is {described[key]!r}, but the tensors have {size}")
+            raise CheckpointError(f"{path}: {key} is {described[key]!r}, but the tensors have {size}")
 
 
 def _size(tensor: Tensor, axis: int) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pretrain.data.config import NO_TEXT, DataConfig
 from pretrain.language.config import LanguageJob
+from pretrain.models.hub import hub_id
 from tokenizer.errors import CheckpointError, ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -26,12 +27,14 @@ def describe_inputs(job: LanguageJob) -> list[str]:
     """
     given = job.tokenizer.path or job.model.init
     corpus = _shards(job.data) if job.data.shards is not None else _text(job.data)
-    if job.model.init is not None:
+    if job.model.init is not None and hub_id(job.model.init) is None:
         check_hf_folder(job.model.init)
     if given is None:
         if job.data.shards is not None and not job.data.files and job.data.source == "files":
             raise DataError("tokenizer.path is missing: data.shards alone holds no text to train a tokenizer on")
         corpus.append(f"tokenizer: {job.tokenizer.type} of {job.tokenizer.vocab_size} ids, trained on the corpus")
+    elif hub_id(given) is not None:
+        corpus.append(f"tokenizer: that of the hub's model {given}, fetched at the start")
     else:
         from tokenizer.encode import load_tokenizer
 

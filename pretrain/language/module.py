@@ -47,11 +47,12 @@ class LanguageModule(nn.Module):
         documents: Int[Tensor, "n L"] | None = None,
         *,
         padded: bool,
+        runs: int | None = None,
         step: int,
         pools: bool = False,
     ) -> LanguageOutput:
         """Both views through the model; with ``pools`` also every position's output, pooled two ways."""
-        out = self.capt(tokens, corrupted, positions, labels, documents, padded)
+        out = self.capt(tokens, corrupted, positions, labels, documents, padded, runs)
         pooled = self._pool(tokens, corrupted, documents, padded) if pools else {}
         return LanguageOutput(
             s=out.s,

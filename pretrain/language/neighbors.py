@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,8 +15,10 @@ from pretrain.config.load import load_job
 from pretrain.data.files import FileCorpus, resolve
 from pretrain.data.prepare import tokenizer_corpus
 from pretrain.language.config import LanguageJob
+from pretrain.language.sentence_folder import load_sentence_model
 from tokenizer.errors import DataError
 
+logger = logging.getLogger(__name__)
 _MIN_CHARACTERS = 20
 
 
@@ -28,7 +31,9 @@ class Neighbor:
 
 
 def candidates(run: Path | None, text: Sequence[Path], limit: int) -> list[str]:
-    """Up to ``limit`` different lines to search in: of the files ``text``, else of the run's training text.
+    """The different ones of the first ``limit`` lines of the files ``text``, else of the run's training text.
+
+    The log says how many are searched, and when there are more.
 
     Raises:
         DataError: neither gives a line of at least 20 characters.
@@ -44,9 +49,12 @@ def candidates(run: Path | None, text: Sequence[Path], limit: int) -> list[str]:
         lines = tokenizer_corpus(job.data)
     else:
         raise DataError("nothing to search in: give --text FILE or --run RUN")
-    found = list(dict.fromkeys(islice(_long_enough(lines), limit)))
-    if not found:
+    first = list(islice(_long_enough(lines), limit + 1))
+    if not first:
         raise DataError(f"no line of {_MIN_CHARACTERS} characters or more to search in")
+    found = list(dict.fromkeys(first[:limit]))
+    more = f", of the first {limit:,} only: --lines takes more" if len(first) > limit else ""
+    logger.info("searching %s different lines of %d characters or more%s", f"{len(found):,}", _MIN_CHARACTERS, more)
     return found
 
 
@@ -74,8 +82,11 @@ def neighbors(
     top: int = 3,
     limit: int = 2000,
 ) -> list[list[Neighbor]]:
-    """Load a sentence-transformers folder and answer ``queries`` from up to ``limit`` lines of text."""  # fmt: skip
-    texts = candidates(run, text, limit)
-    from sentence_transformers import SentenceTransformer
+    """Load a sentence-transformers folder (or hub id) and answer ``queries`` from the first ``limit`` lines of text.
 
-    return nearest(SentenceTransformer(str(folder), device="cpu"), queries, texts, top)
+    Raises:
+        CheckpointError: as `load_sentence_model`.
+        DataError: as `candidates`.
+    """
+    model = load_sentence_model(folder)
+    return nearest(model, queries, candidates(run, text, limit), top)

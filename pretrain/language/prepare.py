@@ -17,7 +17,9 @@ from pretrain.data.shard_writer import locked
 from pretrain.language.config import LanguageJob
 from pretrain.language.from_hf import HFModel, read_hf
 from pretrain.models.config import RobertaConfig
+from pretrain.models.hub import TOKENIZER_FILES, local_folder
 from tokenizer.encode import TextTokenizer, load_tokenizer
+from tokenizer.errors import ConfigError
 from tokenizer.verification import ALONE, Ranks, Verifier
 
 logger = logging.getLogger(__name__)
@@ -36,11 +38,19 @@ class Prepared:
     model_config: RobertaConfig
     source: HFModel | None
     """What ``model.init`` names."""
+    job: LanguageJob
+    """The job with the sizes that ``model.init`` decides filled in."""
 
 
 def vocabulary_of(tokenizer: TextTokenizer) -> Vocabulary:
     """What the corruptions need to know of a tokenizer."""
     return Vocabulary(tokenizer.vocab_size, tokenizer.special.mask, tuple(tokenizer.special_ids))
+
+
+def _given_tokenizer(job: LanguageJob) -> Path | None:
+    if job.tokenizer.path is not None:
+        return local_folder(job.tokenizer.path, TOKENIZER_FILES)
+    return None if job.model.init is None else local_folder(job.model.init)
 
 
 def tokenizer_folder(job: LanguageJob, progress: Progress | None = None, verifier: Verifier | None = None) -> Path:
@@ -49,8 +59,9 @@ def tokenizer_folder(job: LanguageJob, progress: Progress | None = None, verifie
     A trained one is cached by content. All ranks of ``verifier`` call this: one trains, the others wait.
     """
     section = job.tokenizer
-    if section.path is not None or job.model.init is not None:
-        return section.path or job.model.init  # type: ignore[return-value]
+    given = _given_tokenizer(job)
+    if given is not None:
+        return given
     verifier = verifier or verifier_of(job.data)
     corpus = open_corpus(job.data, "train", progress, verifier)
     assert corpus is not None, "every job has training text"
@@ -93,15 +104,17 @@ def prepare(job: LanguageJob, progress: Progress | None = None, ranks: Ranks = A
         ConfigError: a model configuration that does not fit the tokenizer.
     """
     verifier = verifier_of(job.data, ranks)
+    with ranks.agreed():
+        _given_tokenizer(job)  # a hub that one node cannot reach
     folder = tokenizer_folder(job, progress, verifier)
     length = job.data.sequence_length
     source = None
     with ranks.agreed():
         tokenizer = load_tokenizer(folder)
-        config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
         if job.model.init is not None:
             source = read_hf(job.model.init)
-            config.require_same_architecture(source.config, str(job.model.init))
+            job = _started_from(job, source, tokenizer)
+        config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     train = prepare_shards(job.data, tokenizer, "train", progress, verifier)
     assert train is not None, "every job has training text"
     held_out = prepare_shards(job.data, tokenizer, "validation", progress, verifier)
@@ -113,4 +126,22 @@ def prepare(job: LanguageJob, progress: Progress | None = None, ranks: Ranks = A
         corruptor=Corruptor(job.corruption, vocabulary_of(tokenizer), length),
         model_config=config,
         source=source,
+        job=job,
     )
+
+
+def _started_from(job: LanguageJob, source: HFModel, tokenizer: TextTokenizer) -> LanguageJob:
+    name, given = job.model.init, job.model
+    if tokenizer.backend.get_vocab() != source.tokenizer.backend.get_vocab():
+        raise ConfigError(f"tokenizer.path: not the vocabulary of model.init {name}; leave tokenizer.path out")
+    model = given.started_from(source.config, str(name))
+    if job.data.sequence_length > model.max_positions:
+        raise ConfigError(
+            f"data.sequence_length {job.data.sequence_length} is longer than the position table of {name}: "
+            f"at most {model.max_positions}"
+        )
+    logger.info(
+        "%s: %d layers x %d, %d heads, %d ids, %d positions",
+        name, model.layers, model.hidden, model.heads, model.vocab_rows, model.max_positions,
+    )  # fmt: skip
+    return job.model_copy(update={"model": model})

@@ -8,18 +8,21 @@ from pathlib import Path
 from pretrain.engine.checkpoint import find_checkpoint, open_checkpoint, restore_weights
 from pretrain.language.config import LanguageJob
 from pretrain.language.module import LanguageModule
+from pretrain.models.build import unpadded
 from pretrain.models.capt import CaptModel
 from tokenizer.encode import TextTokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint's model in evaluation mode, its tokenizer and its job."""
+    """A checkpoint's model in evaluation mode (without rows that padded the vocabulary), its tokenizer and its job."""
 
     checkpoint: Path
     model: CaptModel
     tokenizer: TextTokenizer
     job: LanguageJob
+    has_mlm: bool = True
+    """False where the masked-language-model head was never trained (a bare encoder from elsewhere)."""
 
 
 def load_model(path: Path) -> Restored:
@@ -34,4 +37,4 @@ def load_model(path: Path) -> Restored:
     config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     module = LanguageModule(job, config.model_copy(update={"compile": False, "activation_checkpointing": "none"}))
     restore_weights(checkpoint, "model", module)
-    return Restored(checkpoint, module.capt.eval(), tokenizer, job)
+    return Restored(checkpoint, unpadded(module.capt).eval(), tokenizer, job)

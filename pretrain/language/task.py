@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pretrain.config.schema import Job
 from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
+from pretrain.contrast.kernels.products import require
 from pretrain.data.corruption import IGNORE
 from pretrain.engine import distributed
 from pretrain.engine.engines import Engine
@@ -24,14 +25,12 @@ from pretrain.engine.task import Progress, Report, is_logged
 from pretrain.engine.verification import all_ranks
 from pretrain.language.batches import Assembler, LanguageBatch
 from pretrain.language.config import LanguageJob
-from pretrain.language.from_hf import HFModel
+from pretrain.language.from_hf import start_from
 from pretrain.language.loading import training_batches
 from pretrain.language.module import LanguageModule
 from pretrain.language.prepare import Prepared, prepare
 from pretrain.language.validation import validate
-from pretrain.models.build import load_weights
 from pretrain.models.flops import flops_per_token
-from pretrain.models.hf_map import HEAD
 from tokenizer.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -51,11 +50,13 @@ class LanguageTask:
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, LanguageJob)
-        self.job = job
         self.status = ""
-        self.prepared: Prepared = prepare(job, ranks=all_ranks())
-        self.model_config = self.prepared.model_config
         self.contrasts = job.contrast.weight > 0
+        if self.contrasts:
+            require(job.contrast.precision, distributed.device())
+        self.prepared: Prepared = prepare(job, ranks=all_ranks())
+        self.job = self.prepared.job
+        self.model_config = self.prepared.model_config
         self.queue: ShardedQueue | None = None
         self._module: LanguageModule | None = None
 
@@ -64,7 +65,7 @@ class LanguageTask:
         torch.manual_seed(derive(self.job.run.seed, "init"))
         self._module = LanguageModule(self.job, self.model_config)
         if self.prepared.source is not None:
-            self._start_from(self.prepared.source)
+            start_from(self._module.capt, self.prepared.source, str(self.job.model.init))
         if self.contrasts and self.job.contrast.queue:
             self.queue = ShardedQueue(
                 self.job.contrast.queue,
@@ -74,15 +75,6 @@ class LanguageTask:
             )
             self.queue.expect(2 * self.job.batch.global_)
         return {"model": self._module}
-
-    def _start_from(self, source: HFModel) -> None:
-        """``model.init``: the weights of a Hugging Face folder; the aggregation head too, where it brings one."""
-        assert self._module is not None
-        own = self._module.capt.state_dict()
-        head = {name: tensor for name, tensor in own.items() if name.startswith(HEAD)}
-        state = {name: tensor for name, tensor in source.state.items() if head or not name.startswith(HEAD)}
-        logger.info("weights of %s%s", self.job.model.init, "" if source.has_head or not head else "; a new head")
-        load_weights(self._module.capt, head | state, str(self.job.model.init))
 
     def build_batches(self, progress: Progress) -> Iterator[list[LanguageBatch]]:
         """This rank's micro-batches of each coming step."""
@@ -144,8 +136,9 @@ class LanguageTask:
         self, engine: Engine, part: LanguageBatch, to_sum: Tensor, step: int, stats: ContrastStats | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         out = engine(
-            part.tokens, part.corrupted, part.positions, part.labels, part.documents, padded=part.padded, step=step
-        )
+            part.tokens, part.corrupted, part.positions, part.labels, part.documents,
+            padded=part.padded, runs=part.runs, step=step,
+        )  # fmt: skip
         mlm = out.mlm_loss_sum * to_sum.to(out.mlm_loss_sum.dtype)
         report = {"loss/mlm": mlm, "accuracy/mlm": out.mlm_correct * to_sum}
         loss = mlm
@@ -155,7 +148,8 @@ class LanguageTask:
             queue = self.queue if step >= section.queue_start else None
             contrast = functools.partial(
                 capt_loss, queue=queue, temperature=out.temperature, in_batch=section.in_batch,
-                reduction=section.reduction, ids=ids, impl=section.impl, equal_rows=True,
+                reduction=section.reduction, ids=ids, impl=section.impl, precision=section.precision,
+                equal_rows=True,
             )  # fmt: skip
             capt = contrast(out.s, out.s_hat)
             if stats is not None:  # in a pass of its own: sums that know the largest logit round otherwise

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.engine import distributed
+from pretrain.engine.kept import keep, write_result
 from pretrain.latent.batches import Batch, Batches
 from pretrain.latent.cluster_measure import cluster_figures
 from pretrain.latent.corpus import load_sentences
 from pretrain.latent.forward_reverse import Estimator
-from pretrain.latent.generated import generated_perplexities
+from pretrain.latent.generated import generated_perplexities, writes_text
 from pretrain.latent.kenlm import find_programs
-from pretrain.latent.kept import EVALUATION, keep
+from pretrain.latent.kept import EVALUATION
 from pretrain.latent.measure import measure
-from pretrain.latent.restore import load_model
+from pretrain.latent.restore import Restored, load_model
 from tokenizer.errors import ConfigError, DataError
-from tokenizer.safe_files import write_json
 
 Progress = Callable[[int, int], None]
 
@@ -60,14 +60,14 @@ ROWS = {
 
 
 def evaluate(
-    path: Path, *, split: str = "test", data: Path | None = None, samples: int = 128, weighted: int = 500,
+    path: Path | Restored, *, split: str = "test", data: Path | None = None, samples: int = 128, weighted: int = 500,
     limit: int | None = None, weighted_limit: int | None = None, generated: Estimator | None = None,
     out: Path | None = None, progress: Progress | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure a checkpoint on a split of its data.
 
     Args:
-        path: a checkpoint or a run (its best checkpoint, by validation, where it kept one).
+        path: a checkpoint, a run (its best checkpoint, by validation, where it kept one), or a model that is loaded.
         split: ``test``, ``validation`` or ``train``.
         data: folder to read the split from; else where the job read it.
         samples: draws of each posterior; the paper's 128. A Gaussian VAE of the paper's tables was given 1.
@@ -86,7 +86,8 @@ def evaluate(
     """
     if samples < 1 or weighted < 0:
         raise ConfigError(f"samples must be 1 or more and weighted 0 or more, got {samples} and {weighted}")
-    model, device = load_model(path), distributed.device()
+    model = path if isinstance(path, Restored) else load_model(path)
+    device = distributed.device()
     for module in model.modules.values():
         module.to(device)
     begin = time.monotonic()
@@ -116,13 +117,33 @@ def evaluate(
             progress(len(chosen) + len(few), len(chosen) + len(few))
         result |= {"split": split, "samples": samples} | figures
         if generated is not None:
-            result |= generated_perplexities(path, by=generated, data=data, model=model)
+            result |= generated_perplexities(model.checkpoint, by=generated, data=data, model=model)
     result["seconds"] = round(time.monotonic() - begin, 1)
     if model.vocabulary is not None and data is None and limit is None:
-        keep(path, EVALUATION.format(split=split), result)
+        keep(model.checkpoint, EVALUATION.format(split=split), result)
     if out is not None:
-        write_json(out, result)
+        write_result(out, result)
     return result
+
+
+def command(
+    checkpoint: Path, *, split: str = "test", data: Path | None = None, draws: int = 128, weighted: int = 500,
+    weighted_sentences: int | None = None, generated: str | None = None, out: Path | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """`evaluate` as ``capt evaluate`` calls it: its options, and the test text generated from unless told otherwise."""
+    split = {"valid": "validation", "dev": "validation"}.get(split, split)
+    if split not in ("train", "validation", "test"):
+        raise ConfigError(f"--split {split!r}: choose train, validation or test")
+    if generated not in (None, "builtin", "kenlm", "none"):
+        raise ConfigError(f"--generated {generated!r}: choose builtin, kenlm or none")
+    model = load_model(checkpoint)
+    if generated is None and data is None and split == "test" and writes_text(model.job):
+        generated = "builtin"
+    return evaluate(
+        model, split=split, data=data, samples=draws, weighted=weighted, weighted_limit=weighted_sentences,
+        generated=None if generated == "none" else generated, out=out, progress=progress,  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 def _watched(batches: list[tuple[int, Batch]], progress: Progress | None) -> Iterator[tuple[int, Batch]]:

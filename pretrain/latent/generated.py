@@ -5,21 +5,20 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from pretrain.engine.checkpoint import find_best, read_job
+from pretrain.engine.kept import keep
 from pretrain.latent.config import LatentJob
 from pretrain.latent.corpus import file_of, read
 from pretrain.latent.forward_reverse import SAMPLES, Estimator, estimator, forward_perplexity, reverse_perplexity
 from pretrain.latent.generate import sample
 from pretrain.latent.kenlm import find_programs
-from pretrain.latent.kept import GENERATED_TEXT, keep
+from pretrain.latent.kept import GENERATED_TEXT
 from pretrain.latent.restore import Restored, load_model
 from tokenizer.errors import DataError
 
 
-def writes_text(path: Path) -> bool:
-    """Whether the checkpoint or run draws sentences from a prior: neither clusters nor a language model."""
-    job = read_job(find_best(path))
-    return isinstance(job, LatentJob) and job.data.clusters is None and job.model.posterior != "none"
+def writes_text(job: LatentJob) -> bool:
+    """Whether a model of this job draws sentences from a prior: neither clusters nor a language model."""
+    return job.data.clusters is None and job.model.posterior != "none"
 
 
 def generated_perplexities(

@@ -10,11 +10,14 @@ from torch import Tensor
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
 from pretrain.models.hf_map import HEAD, TIED
+from pretrain.models.vocabulary import with_rows
 from tokenizer.errors import CheckpointError
 
 
 def build_model(state: Mapping[str, Tensor], config: RobertaConfig, source: str) -> CaptModel:
     """Our model in evaluation mode with the weights ``state``; with an aggregation head if ``state`` has one.
+
+    Rows that padded the vocabulary (``pad_vocab_to``) are left out.
 
     Raises:
         CheckpointError: as :func:`load_weights` does.
@@ -22,7 +25,17 @@ def build_model(state: Mapping[str, Tensor], config: RobertaConfig, source: str)
     plain = config.model_copy(update={"compile": False, "activation_checkpointing": "none"})
     model = CaptModel(plain, contrast=any(name.startswith(HEAD) for name in state))
     load_weights(model, state, source)
-    return model.eval()
+    return unpadded(model).eval()
+
+
+def unpadded(model: CaptModel) -> CaptModel:
+    """``model`` without the rows that ``pad_vocab_to`` added: the same function of the same ids."""
+    config = model.config
+    if config.vocab_rows == config.classes:
+        return model
+    plain = CaptModel(config.model_copy(update={"pad_vocab_to": 1}), contrast=model.aggregation is not None)
+    plain.to(model.mlm.bias).load_state_dict(with_rows(model.state_dict(), config.classes))
+    return plain.train(model.training)
 
 
 def load_weights(model: CaptModel, state: Mapping[str, Tensor], source: str) -> None:

@@ -47,6 +47,7 @@ class CaptModel(nn.Module):
         labels: Int[Tensor, "n m"],
         documents: Int[Tensor, "n L"] | None = None,
         padded: bool = False,
+        runs: int | None = None,
     ) -> CaptOutput:
         """Representations of both views (Eq. 1) and the MLM loss on the corrupted one.
 
@@ -57,21 +58,23 @@ class CaptModel(nn.Module):
             labels: the original ids at ``positions``, -100 = unused.
             documents: document number of each token, to keep attention inside documents (None = whole sequence).
             padded: whether any token of either view is padding.
+            runs: how many runs of equal numbers ``documents`` has, where the caller knows it on the host.
         """
         if self.aggregation is None:
-            hidden = self.encoder(corrupted, padded=padded, documents=documents, rows=positions)
+            hidden = self.encoder(corrupted, padded=padded, documents=documents, runs=runs, rows=positions)
             return CaptOutput(None, None, *self.mlm(hidden, labels))
         n = len(tokens)
         views = torch.cat([tokens, corrupted])
         documents = None if documents is None else documents.repeat(2, 1)
+        runs = None if runs is None else 2 * runs
         if self.config.pooling == "mean":
-            hidden = self.encoder(views, padded=padded, documents=documents)
+            hidden = self.encoder(views, padded=padded, documents=documents, runs=runs)
             pooled = self._mean(hidden, views, padded)
             masked = take_rows(hidden[n:], positions)
         else:
             rows = F.pad(positions, (1, 0))
             rows = torch.cat([torch.zeros_like(rows), rows])
-            hidden = self.encoder(views, padded=padded, documents=documents, rows=rows)
+            hidden = self.encoder(views, padded=padded, documents=documents, runs=runs, rows=rows)
             pooled = hidden[:, 0]
             masked = hidden[n:, 1:]
         s, s_hat = self.aggregation(pooled).split(n)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, ValidationError, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
-from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
+from pretrain.config.base import NonNegativeInt, PositiveInt, Section
+from pretrain.models.hf_config import parse
+from pretrain.models.hub import Source
 from tokenizer.errors import CheckpointError, ConfigError
 
 PRESETS: dict[str, dict[str, int]] = {
@@ -29,13 +38,17 @@ _HF_FIELDS: dict[str, str] = {
     "initializer_range": "initializer_range",
     "pad_id": "pad_token_id",
 }
-_ARCHITECTURE = ("layers", "hidden", "heads", "ffn", "layer_norm_eps", "pad_id", "max_positions", "vocab_rows")
+SIZES = ("layers", "hidden", "heads", "ffn", "vocab_size", "max_positions", "pad_id", "layer_norm_eps")
+"""What ``init`` decides where the job does not say it."""
+
+_ARCHITECTURE = ("layers", "hidden", "heads", "ffn", "layer_norm_eps", "pad_id", "max_positions")
 
 
 class RobertaConfig(Section):
     """A post-LN RoBERTa encoder (Liu et al. 2019) with CAPT's aggregation head. Field names are ``model.*`` keys.
 
-    ``layers``, ``hidden``, ``heads`` and ``ffn`` come from ``size`` unless given. Lengths are in tokens.
+    ``layers``, ``hidden``, ``heads`` and ``ffn`` come from ``init`` where there is one, else from ``size``, if not
+    given. Lengths are in tokens.
     """
 
     size: Literal["tiny", "small", "base", "large", "custom"] = "small"
@@ -49,7 +62,9 @@ class RobertaConfig(Section):
         None, le=2**24, description="rows of the vocabulary; unset = as the tokenizer has"
     )
     pad_vocab_to: PositiveInt = Field(
-        1, le=65_536, description="round the rows of the embedding up to a multiple of this"
+        1,
+        le=65_536,
+        description="fill the rows of the embedding up to a multiple of this, with zeros that are never predicted",
     )
     max_positions: PositiveInt = Field(512, le=2**20, description="longest sequence, special tokens included")
     pad_id: NonNegativeInt = Field(1, le=2**24)
@@ -62,7 +77,10 @@ class RobertaConfig(Section):
         "none", description="recompute layers in the backward pass; offload also moves their inputs to host memory"
     )
     compile: bool = Field(False, description="torch.compile the layers (needs a C++ compiler, or Triton on a GPU)")
-    init: PathField | None = Field(None, description="Hugging Face RoBERTa or XLM-R folder to start from")
+    init: Source | None = Field(
+        None,
+        description="RoBERTa or XLM-R to start from, which brings its sizes: a Hugging Face folder or USER/NAME[@REV]",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -70,11 +88,21 @@ class RobertaConfig(Section):
         if not isinstance(values, Mapping):
             return values
         size = values.get("size", "small")
+        if values.get("init") is not None:
+            return values  # which brings the sizes that are not given
         if size == "custom":
             missing = [key for key in PRESETS["small"] if key not in values]
             if missing:
                 raise ValueError(f"size custom needs {', '.join(missing)} as well (or take size {', '.join(PRESETS)})")
         return {**PRESETS.get(size, {}), **values} if isinstance(size, str) else values
+
+    @model_serializer(mode="wrap")
+    def _without_what_init_decides(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        written: dict[str, Any] = handler(self)
+        if self.init is None:
+            return written
+        open_ = {name for name in (*SIZES, "pooling") if name not in self.model_fields_set}
+        return {key: value for key, value in written.items() if key not in open_}
 
     @model_validator(mode="after")
     def _fits_together(self) -> RobertaConfig:
@@ -92,10 +120,15 @@ class RobertaConfig(Section):
 
     @property
     def vocab_rows(self) -> int:
-        """Rows of the word embedding: ``vocab_size`` rounded up to ``pad_vocab_to``."""
+        """Rows of the word embedding: ``classes`` rounded up to ``pad_vocab_to``."""
+        return -(-self.classes // self.pad_vocab_to) * self.pad_vocab_to
+
+    @property
+    def classes(self) -> int:
+        """Ids that are embedded and predicted: ``vocab_size``, once it is known."""
         if self.vocab_size is None:
             raise ConfigError("model.vocab_size is not known yet: set it, or take it from the tokenizer first")
-        return -(-self.vocab_size // self.pad_vocab_to) * self.pad_vocab_to
+        return self.vocab_size
 
     def for_tokenizer(self, vocab_size: int, pad_id: int) -> RobertaConfig:
         """This configuration with the vocabulary of a tokenizer of ``vocab_size`` ids filled in.
@@ -126,34 +159,42 @@ class RobertaConfig(Section):
                 raise CheckpointError(
                     f"{source}: model.{name} is {theirs} there but {mine} in this job; set it to {theirs}"
                 )
+        if other.vocab_rows not in (self.classes, self.vocab_rows):
+            raise CheckpointError(
+                f"{source}: holds {other.vocab_rows} rows of vocabulary, this job's model {self.classes} "
+                f"(padded to {self.vocab_rows}); set model.vocab_size to {other.vocab_rows}"
+            )
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> RobertaConfig:
-        """The configuration that a Hugging Face ``config.json`` of RoBERTa or XLM-R describes.
+    def from_hf(cls, config: Mapping[str, Any], source: str = "config.json") -> RobertaConfig:
+        """The configuration that a Hugging Face ``config.json`` of RoBERTa or XLM-R, read from ``source``, describes.
 
         Raises:
             CheckpointError: a key is missing or has a value that this encoder cannot represent; the key is named.
         """
-        required = [*_HF_FIELDS.values(), "vocab_size", "max_position_embeddings", "type_vocab_size"]
-        missing = [key for key in required if key not in config]
-        if missing:
-            raise CheckpointError(f"config.json has no {', '.join(missing)}; a RoBERTa or XLM-R encoder needs them")
-        if config["type_vocab_size"] != 1:
-            raise CheckpointError(
-                f"config.json: type_vocab_size is {config['type_vocab_size']}; RoBERTa has 1 (no segments)"
-            )
-        fields = {ours: config[theirs] for ours, theirs in _HF_FIELDS.items()}
+        found = parse(config, source)
+        fields = {ours: getattr(found, theirs) for ours, theirs in _HF_FIELDS.items()}
+        usable = found.max_position_embeddings - found.pad_token_id - 1
         try:
-            usable = config["max_position_embeddings"] - config["pad_token_id"] - 1
-            return cls(size="custom", vocab_size=config["vocab_size"], max_positions=usable, **fields)
+            return cls(size="custom", vocab_size=found.vocab_size, max_positions=usable, **fields)
         except ValidationError as error:
             first = error.errors()[0]
             where = "".join(f"{_HF_FIELDS.get(str(name), name)}: " for name in first["loc"])
-            raise CheckpointError(f"config.json does not describe a RoBERTa encoder: {where}{first['msg']}") from None
-        except TypeError as error:
-            raise CheckpointError(
-                f"config.json: max_position_embeddings or pad_token_id is no number: {error}"
-            ) from None
+            raise CheckpointError(f"{source} does not describe a RoBERTa encoder: {where}{first['msg']}") from None
+
+    def started_from(self, other: RobertaConfig, source: str) -> RobertaConfig:
+        """This configuration with the sizes of ``other`` (those of ``init``, read from ``source``) where it gives none.
+
+        Raises:
+            CheckpointError: as `require_same_architecture`, for a size that was given.
+        """
+        given = self.model_fields_set
+        taken = {name: getattr(other, name) for name in SIZES if name not in given}
+        if "pooling" not in given:
+            taken["pooling"] = other.pooling
+        completed = self.model_copy(update={**taken, "size": "custom"})
+        completed.require_same_architecture(other, source)
+        return completed
 
     def to_hf(self, *, bos_id: int, eos_id: int) -> dict[str, Any]:
         """The ``config.json`` of the stock ``RobertaForMaskedLM`` that computes what this encoder does.
@@ -165,7 +206,7 @@ class RobertaConfig(Section):
             "architectures": ["RobertaForMaskedLM"],
             "model_type": "roberta",
             **{theirs: getattr(self, ours) for ours, theirs in _HF_FIELDS.items()},
-            "vocab_size": self.vocab_rows,
+            "vocab_size": self.classes,
             "max_position_embeddings": self.position_rows,
             "type_vocab_size": 1,
             "hidden_act": "gelu",

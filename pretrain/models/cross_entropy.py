@@ -24,12 +24,14 @@ class _MaskedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, gradient: bool
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, classes: int, gradient: bool
     ) -> tuple[Tensor, Tensor]:
         # softmax - onehot is mostly far below fp16's smallest normal number; this power of two lifts it out.
         lift = 4096.0 if x.dtype == torch.float16 else 1.0
         exact = torch.promote_types(x.dtype, torch.float32)
         bias_exact = bias.to(exact)
+        if classes < len(bias):  # rows that only fill the products up have no probability
+            bias_exact = torch.cat([bias_exact[:classes], bias_exact.new_full((len(bias) - classes,), -torch.inf)])
         logits = x @ weight.t()
         used = labels != UNUSED
         target = labels.clamp_min(0).unsqueeze(1)
@@ -61,17 +63,21 @@ class _MaskedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, Tensor, None, None, None]:
         x, weight, difference, used, dbias = ctx.saved_tensors
         # Applied to the small factors of each product and never to the logits-sized one.
         row_factor = (used * (grads[0] / ctx.lift)).to(x.dtype).unsqueeze(1)
         dx = (difference @ weight) * row_factor if ctx.needs_input_grad[0] else None
         dweight = difference.t() @ (x * row_factor) if ctx.needs_input_grad[1] else None
-        return dx, dweight, dbias * grads[0].to(dbias.dtype), None, None
+        return dx, dweight, dbias * grads[0].to(dbias.dtype), None, None, None
 
 
 def masked_cross_entropy(
-    x: Float[Tensor, "r h"], weight: Float[Tensor, "V h"], bias: Float[Tensor, " V"], labels: Int[Tensor, " r"]
+    x: Float[Tensor, "r h"],
+    weight: Float[Tensor, "V h"],
+    bias: Float[Tensor, " V"],
+    labels: Int[Tensor, " r"],
+    classes: int | None = None,
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""], Int[Tensor, ""]]:
     r"""Sum of :math:`-\log \mathrm{softmax}(x W^T + b)_{label}` over the rows whose label is not ``UNUSED``.
 
@@ -82,6 +88,7 @@ def masked_cross_entropy(
         weight: one row a class.
         bias: one value a class.
         labels: the class of each row, or ``UNUSED``.
+        classes: how many of the V rows are classes, the first ones; the others are left out (None = all).
 
     Returns:
         The sum (fp32), the number of rows whose most probable class is the label, and the number of used rows.
@@ -90,5 +97,7 @@ def masked_cross_entropy(
         low = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(low), weight.to(low)
     with torch.autocast(x.device.type, enabled=False):
-        loss, correct = _MaskedCrossEntropy.apply(x, weight, bias, labels, torch.is_grad_enabled())
+        loss, correct = _MaskedCrossEntropy.apply(
+            x, weight, bias, labels, len(weight) if classes is None else classes, torch.is_grad_enabled()
+        )
     return loss, correct, (labels != UNUSED).sum()

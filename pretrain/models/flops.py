@@ -25,7 +25,7 @@ def flops_per_token(config: RobertaConfig, sequence_length: int, masked_fraction
     read = views * length if config.pooling == "mean" and views == 2 else masked + (views if views == 2 else 0)
     tokens = views * length
     encoder = config.layers * tokens * keys_values + ((config.layers - 1) * tokens + read) * row
-    heads = masked * (2 * h * h + 2 * h * config.vocab_rows)
+    heads = masked * (2 * h * h + 2 * h * config.classes)
     if views == 2:
         heads += views * 4 * h * config.ffn
     return 3.0 * (encoder + heads) / length

@@ -32,17 +32,18 @@ class MLMHead(nn.Module):
         super().__init__()
         self.dense = nn.Linear(config.hidden, config.hidden)
         self.norm = nn.LayerNorm(config.hidden, eps=config.layer_norm_eps)
+        self.classes = config.classes
         self.weight = word.weight
         self.bias = nn.Parameter(torch.zeros(config.vocab_rows))
 
     def forward(self, hidden: Float[Tensor, "*rows h"], labels: Int[Tensor, "*rows"]) -> MLMOutput:
         """Cross entropy at the given positions only; a label of -100 marks a row that counts for nothing."""
         x = self._transform(hidden).flatten(0, -2)
-        return MLMOutput(*masked_cross_entropy(x, self.weight, self.bias, labels.flatten()))
+        return MLMOutput(*masked_cross_entropy(x, self.weight, self.bias, labels.flatten(), self.classes))
 
     def logits(self, hidden: Float[Tensor, "*rows h"]) -> Float[Tensor, "*rows V"]:
         """Scores over the vocabulary, for whole (not ZeRO-3 partitioned) models."""
-        return F.linear(self._transform(hidden), self.weight, self.bias)
+        return F.linear(self._transform(hidden), self.weight[: self.classes], self.bias[: self.classes])
 
     def _transform(self, hidden: Tensor) -> Tensor:
         return self.norm(F.gelu(self.dense(hidden)))  # type: ignore[no-any-return]

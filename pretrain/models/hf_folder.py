@@ -7,20 +7,38 @@ safetensors are opened; only regular files with plain names inside the folder ar
 
 from __future__ import annotations
 
-import json
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pretrain.models.hf_config import listed, shown
+from tokenizer import safe_files
 from tokenizer.errors import CheckpointError
 
 _MAX_JSON_BYTES = 4_000_000
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*\.safetensors")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+"""Endings of files that could run code when they are opened."""
+
+_DTYPES = ("F64", "F32", "F16", "BF16")
+"""Of weights; quantized ones are not numbers that could be copied into a model."""
+
+_BUFFER = re.compile(r"(.*\.)?(position|token_type)_ids")
+"""Integers that old releases of transformers wrote beside the weights."""
+
+
+class _Index(BaseModel):
+    """``model.safetensors.index.json``: in which shard each tensor is."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    weight_map: dict[str, Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors$", max_length=255)]]
+
 
 _RUNS_CODE = re.compile(r"auto_map|trust_remote_code|custom_(pipelines|generate)|_?(attn|experts)_implementation.*")
 """Keys through which a configuration names code to import, a kernel to download, or a wish to be trusted."""
@@ -50,7 +68,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     for key, allowed in _FIXED.items():
         if key in config and config[key] not in allowed:
             expected = " or ".join(repr(value) for value in allowed)
-            raise CheckpointError(f"{path}: {key} is {config[key]!r}; a RoBERTa or XLM-R encoder has {expected}")
+            raise CheckpointError(f"{path}: {key} is {shown(config[key])}; a RoBERTa or XLM-R encoder has {expected}")
     if "model_type" not in config:
         raise CheckpointError(f"{path}: model_type is missing; expected 'roberta' or 'xlm-roberta'")
     return config
@@ -62,16 +80,14 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is missing, not such a file, or a key in it names code to run.
     """
-    _require_regular(path)
-    if path.stat().st_size > _MAX_JSON_BYTES:
-        raise CheckpointError(f"{path}: {path.stat().st_size} bytes; such a file is at most {_MAX_JSON_BYTES}")
-    try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not valid JSON: {error}") from None
+    require_regular(path)
+    value = safe_files.read_json(path, limit=_MAX_JSON_BYTES, error=CheckpointError)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    _refuse_code(value, path, "")
+    try:
+        _refuse_code(value, path, "")
+    except RecursionError:
+        raise CheckpointError(f"{path}: nested too deeply") from None
     return value
 
 
@@ -80,7 +96,7 @@ def _refuse_code(value: Any, path: Path, where: str) -> None:
         for key, inner in value.items():
             if _RUNS_CODE.fullmatch(key):
                 raise CheckpointError(
-                    f"{path}: key {where + key!r} names code to run or to fetch; this is refused, remove the key"
+                    f"{path}: key {shown(where + key)} names code to run or to fetch; this is refused, remove the key"
                 )
             _refuse_code(inner, path, f"{where}{key}.")
     elif isinstance(value, list):
@@ -98,47 +114,64 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         return read_tensor_file(folder / "model.safetensors")
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index}: weight_map is missing or empty")
-    for key, name in weight_map.items():
-        if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name):
-            raise CheckpointError(
-                f"{index}: weight_map[{key!r}] is {name!r}; a shard is a plain *.safetensors file name"
-            )
+    try:
+        weight_map = _Index.model_validate(read_json(index)).weight_map
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"[{shown(part)}]" if i else str(part) for i, part in enumerate(first["loc"]))
+        given = " is missing" if first["type"] == "missing" else f" is {shown(first['input'])}"
+        raise CheckpointError(f"{index}: {where}{given}; a shard is a plain *.safetensors file name") from None
+    if not weight_map:
+        raise CheckpointError(f"{index}: weight_map is empty")
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(weight_map.values())):
         tensors.update(read_tensor_file(folder / name))
     if tensors.keys() != weight_map.keys():
         odd = sorted(tensors.keys() ^ weight_map.keys())
-        raise CheckpointError(f"{index}: the index and its shards name different tensors: {', '.join(odd[:10])}")
+        raise CheckpointError(f"{index}: the index and its shards name different tensors: {listed(odd)}")
     return tensors
 
 
 def read_tensor_file(path: Path) -> dict[str, Tensor]:
     """All tensors of one safetensors file. Raises ``CheckpointError`` as :func:`read_tensors` does."""
-    pickles = sorted(p.name for p in path.parent.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
+    pickles = sorted(p.name for p in path.parent.glob("*") if p.suffix in PICKLES)
     if not path.exists() and pickles:
         raise CheckpointError(
             f"{path.parent}: holds no {path.name} but {pickles[0]}, a pickle, which could run code when it is opened; "
             "save the model as safetensors first"
         )
-    _require_regular(path)
+    with open_tensors(path) as file:
+        odd = [
+            f"{kind} {name}"
+            for name in file.keys()  # noqa: SIM118 (a safetensors handle is no dict)
+            if (kind := file.get_slice(name).get_dtype()) not in _DTYPES and not _BUFFER.fullmatch(name)
+        ]
+        if odd:
+            raise CheckpointError(f"{path}: weights are {', '.join(_DTYPES)} here, not {listed(odd)}")
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+@contextmanager
+def open_tensors(path: Path) -> Iterator[Any]:
+    """``safetensors.safe_open`` of a regular file of this folder. Raises ``CheckpointError`` for a damaged one."""
+    require_regular(path)
     try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise CheckpointError(f"{path}: not a whole safetensors file: {error}") from None
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, RuntimeError, MemoryError) as error:  # RuntimeError: torch cannot map the file
+        raise CheckpointError(f"{path}: not a whole safetensors file: {' '.join(str(error).split())}") from None
 
 
-def _require_regular(path: Path) -> None:
+def require_regular(path: Path) -> None:
     """Refuse FIFOs, devices and links, but for the links into ``blobs/`` that make up a hub cache's snapshot folder."""
     try:
         mode = path.lstat().st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{path}: no such file; a Hugging Face folder needs it") from None
     if stat.S_ISLNK(mode):
-        target, cache = path.resolve(), path.parent.absolute().parent
-        if cache.name != "snapshots" or target.parent != cache.parent.resolve() / "blobs":
+        target = path.resolve()
+        snapshot = next((folder for folder in path.absolute().parents if folder.parent.name == "snapshots"), None)
+        if snapshot is None or target.parent != snapshot.parent.parent.resolve() / "blobs":
             raise CheckpointError(f"{path}: is a link out of the folder; copy the file it means into the folder")
         mode = target.stat().st_mode if target.exists() else 0
     if not stat.S_ISREG(mode):

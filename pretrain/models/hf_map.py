@@ -6,11 +6,12 @@ Where several Hugging Face tensors stand for one of ours, they are its rows in t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from pretrain.models.hf_config import listed
 from tokenizer.errors import CheckpointError
 
 ROBERTA: dict[str, tuple[str, ...]] = {
@@ -53,6 +54,10 @@ HEAD_FILE = "capt_head.safetensors"
 """The aggregation head A(h) = outer(gelu(inner(h))); its metadata ``pooling`` says what h is: ``cls`` or ``mean``."""
 
 
+MLM = "mlm."
+"""Prefix of the masked-language-model head, which a bare encoder lacks."""
+
+
 def names(layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Every parameter of a model of ``layers`` layers: our name and the Hugging Face names of its parts."""
     for ours, theirs in ROBERTA.items():
@@ -82,16 +87,35 @@ def to_hf(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
 def from_hf(state: Mapping[str, Tensor], layers: int, source: str = "the Hugging Face model") -> dict[str, Tensor]:
     """The state dict of ``RobertaForMaskedLM`` or ``XLMRobertaForMaskedLM`` under our names, tied names included.
 
+    One without any tensor of ``lm_head`` (a bare ``RobertaModel``) gives one without ``mlm.*`` but for the tied name.
+
     Raises:
         CheckpointError: names are missing or unexpected, or a tied pair differs (such a model is not RoBERTa: newer
             releases of transformers load it untied, with only a warning).
     """
     _check_ties(state, HF_TIED, source)
-    table = dict(names(layers))
+    headless = not any(name.startswith("lm_head.") for name in state)
+    table = {ours: parts for ours, parts in names(layers) if not (headless and ours.startswith(MLM))}
     theirs = {name for name in state if name not in HF_TIED and not HF_UNUSED.fullmatch(name)}
     _check_names(theirs, {name for parts in table.values() for name in parts}, source)
-    out = {ours: torch.cat([state[name] for name in parts]) for ours, parts in table.items()}
+    out = {ours: joined(state, parts, source) for ours, parts in table.items()}
     return out | {name: out[other] for name, other in TIED.items()}
+
+
+def joined(state: Mapping[str, Tensor], parts: Sequence[str], source: str) -> Tensor:
+    """The tensors ``parts`` of ``state`` as the rows of one. Raises ``CheckpointError`` where their shapes differ."""
+    try:
+        return torch.cat([state[name] for name in parts])
+    except RuntimeError:
+        shapes = ", ".join(f"{name} {tuple(state[name].shape)}" for name in parts)
+        raise CheckpointError(f"{source}: not the shapes of this RoBERTa: {shapes}") from None
+
+
+def prefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """``state`` under the names of ``RobertaForMaskedLM``: a bare ``RobertaModel`` writes them without ``roberta.``."""
+    if any(name.startswith("roberta.") for name in state):
+        return dict(state)
+    return {name if name.startswith("lm_head.") else f"roberta.{name}": tensor for name, tensor in state.items()}
 
 
 def _fill(name: str, at: Mapping[str, str]) -> str:
@@ -101,12 +125,8 @@ def _fill(name: str, at: Mapping[str, str]) -> str:
 def _check_names(given: set[str], wanted: set[str], source: str) -> None:
     missing, unexpected = sorted(wanted - given), sorted(given - wanted)
     if missing or unexpected:
-        parts = [f"{word}: {_shorten(odd)}" for word, odd in (("missing", missing), ("unexpected", unexpected)) if odd]
+        parts = [f"{word}: {listed(odd)}" for word, odd in (("missing", missing), ("unexpected", unexpected)) if odd]
         raise CheckpointError(f"{source} does not have the tensors of this RoBERTa: {'; '.join(parts)}")
-
-
-def _shorten(odd: list[str]) -> str:
-    return ", ".join(odd[:5]) + (f" and {len(odd) - 5} more" if len(odd) > 5 else "")
 
 
 def _check_ties(state: Mapping[str, Tensor], ties: Mapping[str, str], source: str) -> None:

@@ -9,9 +9,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from pretrain.models.attention import SelfAttention
+from pretrain.models import attention
+from pretrain.models.attention import Runs, SelfAttention
 from pretrain.models.config import RobertaConfig
 from pretrain.models.dropout import dropout
+from pretrain.models.vocabulary import WordEmbedding
 from tokenizer.errors import DataError
 
 
@@ -26,7 +28,7 @@ class Embeddings(nn.Module):
         self.pad_id = config.pad_id
         self.max_positions = config.max_positions
         self.dropout = config.dropout
-        self.word = nn.Embedding(config.vocab_rows, config.hidden, padding_idx=config.pad_id)
+        self.word = WordEmbedding(config.classes, config.vocab_rows, config.hidden, config.pad_id)
         self.position = nn.Embedding(config.position_rows, config.hidden, padding_idx=config.pad_id)
         # RoBERTa has one segment: a constant added to all tokens, kept as a parameter so that exports are lossless.
         self.token_type = nn.Embedding(1, config.hidden)
@@ -64,7 +66,7 @@ class EncoderLayer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b L h"],
-        mask: Bool[Tensor, "b 1 _ L"] | None,
+        mask: Bool[Tensor, "b 1 _ L"] | Runs | None,
         rows: Int[Tensor, "b r"] | None,
         autocast: torch.dtype | None,
     ) -> Float[Tensor, "b _ h"]:
@@ -77,7 +79,7 @@ class EncoderLayer(nn.Module):
         with torch.autocast(x.device.type, autocast):
             return self._run(x, mask, rows)
 
-    def _compute(self, x: Tensor, mask: Tensor | None, rows: Tensor | None) -> Tensor:
+    def _compute(self, x: Tensor, mask: Tensor | Runs | None, rows: Tensor | None) -> Tensor:
         # Cast once for queries, keys and values; autocast would do it for each.
         low = _to_autocast(x)
         at = x if rows is None else take_rows(x, rows)
@@ -93,6 +95,7 @@ class RobertaEncoder(nn.Module):
     def __init__(self, config: RobertaConfig) -> None:
         super().__init__()
         self.pad_id = config.pad_id
+        self.compiled = config.compile
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(_checkpointed(EncoderLayer(config), config) for _ in range(config.layers))
 
@@ -102,6 +105,7 @@ class RobertaEncoder(nn.Module):
         *,
         padded: bool = False,
         documents: Int[Tensor, "b L"] | None = None,
+        runs: int | None = None,
         rows: Int[Tensor, "b r"] | None = None,
     ) -> Float[Tensor, "b _ h"]:
         """Final hidden states, of all positions or of ``rows``.
@@ -114,14 +118,21 @@ class RobertaEncoder(nn.Module):
             padded: whether any token is padding. The caller knows it on the host; asking the tensor would make a GPU
                 wait, and without padding the attention needs no mask.
             documents: document number of each token; tokens see only their own document (None = everything).
+            runs: how many runs of equal numbers ``documents`` has, padding numbered apart, if the caller knows it on
+                the host: a GPU then needs no mask.
             rows: positions whose output is read (None = all).
         """
         x = self.embeddings(tokens, padded)
-        mask = self._mask(tokens, padded, documents)
+        within: Runs | None = None
+        if documents is not None and runs is not None and attention.takes_runs(x) and not self.compiled:
+            within = attention.document_runs(documents, runs)
+        mask = self._mask(tokens, padded, documents) if within is None else within
         autocast = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
         for layer in self.layers[:-1]:
             x = layer(x, mask, None, autocast)
-        if rows is not None and mask is not None and mask.shape[2] > 1:
+        if rows is not None and within is not None and documents is not None:
+            mask = (documents.gather(1, rows)[:, :, None] == documents[:, None, :]).unsqueeze(1)
+        elif rows is not None and isinstance(mask, Tensor) and mask.shape[2] > 1:
             mask = mask.take_along_dim(rows[:, None, :, None], dim=2)
         return self.layers[-1](x, mask, rows, autocast)  # type: ignore[no-any-return]
 
@@ -139,9 +150,11 @@ def take_rows(x: Float[Tensor, "b L h"], rows: Int[Tensor, "b r"]) -> Float[Tens
 
 
 def initialise(module: nn.Module, std: float) -> None:
-    """BERT's initialisation, in place: matrices N(0, ``std``), padding rows and biases 0, LayerNorm the identity."""
+    """BERT's initialisation, in place: matrices N(0, ``std``), rows of padding and biases 0, LayerNorm the identity."""
     for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Embedding):
+        if isinstance(part, WordEmbedding):
+            part.draw(std)
+        elif isinstance(part, nn.Linear | nn.Embedding):
             nn.init.normal_(part.weight, 0.0, std)
         if isinstance(part, nn.Linear):
             nn.init.zeros_(part.bias)

@@ -13,7 +13,15 @@ pytestmark = pytest.mark.timeout(300)
 
 JOB = (
     *("data.sequence_length=32", "data.workers=1", "tokenizer.vocab_size=370", "run.threads=1", "run.log_every=1"),
-    *("model.layers=1", "model.hidden=32", "model.heads=2", "model.ffn=64", "batch.global=8", "batch.micro=4"),
+    *(
+        "model.pad_vocab_to=64",
+        "model.layers=1",
+        "model.hidden=32",
+        "model.heads=2",
+        "model.ffn=64",
+        "batch.global=8",
+        "batch.micro=4",
+    ),
     *("schedule.max_steps=8", "schedule.warmup_steps=2", "contrast.queue=37", "validate.every=0", "checkpoint.every=3"),
 )
 
@@ -73,6 +81,7 @@ def test_evaluate(folder: Folder) -> None:
 
 def test_convert_and_look(folder: Folder) -> None:
     folder.capt("convert", "r", "hf", "--to", "hf")
+    assert json.loads((folder.path / "hf" / "config.json").read_text())["vocab_size"] == 370  # trained with 384 rows
     assert (folder.path / "hf" / "model.safetensors").is_file()
     folder.capt("convert", "hf", "back", "--from", "hf")
     folder.capt("convert", "r", "st", "--to", "sentence-transformers")

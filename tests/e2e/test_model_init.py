@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
+from huggingface_hub import constants
 
+from finetune.backbone import load_backbone
 from pretrain.config.load import job_from_mapping
+from pretrain.convert.commands import convert
+from pretrain.engine.checkpoint.save import config_text
+from pretrain.language.config import LanguageJob
 from pretrain.language.task import LanguageTask
 from tests.language import language_mapping
+from tests.unit.models.test_hub import COMMIT, cached
 from tokenizer.encode import load_tokenizer
-from tokenizer.errors import CheckpointError
+from tokenizer.errors import CheckpointError, ConfigError
+from tokenizer.train import train
 
 
 @pytest.fixture(scope="module")
@@ -37,19 +45,51 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
     return {**job, "model": {**job["model"], "init": str(folder / "hf")}}, folder / "hf"
 
 
-def test_training_starts_from_the_weights_and_the_tokenizer_of_the_folder(start: Any) -> None:
+@pytest.mark.parametrize("multiple", [1, 64])
+def test_training_starts_from_the_weights_and_the_tokenizer_of_the_folder(start: Any, multiple: int) -> None:
     from transformers import RobertaForMaskedLM
 
     job, hf = start
+    job = {**job, "model": {**job["model"], "pad_vocab_to": multiple}}
     task = LanguageTask(job_from_mapping(job, "test"), hf.parent / "run")
     assert task.prepared.tokenizer_folder == hf
     module: Any = task.build_modules()["model"]
+    assert len(module.capt.mlm.bias) % multiple == 0
     tokens = torch.randint(5, 300, (3, 32))
     tokens[:, 0], tokens[:, -1] = 0, 2
     theirs = RobertaForMaskedLM.from_pretrained(hf).eval()
     with torch.no_grad():
         ours = module.capt.eval().encode(tokens, False)
         torch.testing.assert_close(ours, theirs.roberta(tokens).last_hidden_state, rtol=1e-5, atol=1e-5)
+
+
+def test_a_hub_id_brings_sizes_and_tokenizer(start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the hub client's own cache layout, offline; no size is given, and the job then knows them all."""
+    job, hf = start
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    snapshot = cached(tmp_path / "hub", "them/roberta", hf)
+    mapping = {**job, "model": {"init": "them/roberta"}}
+    task = LanguageTask(job_from_mapping(mapping, "test"), tmp_path / "run")
+    assert task.prepared.tokenizer_folder == snapshot
+    assert isinstance(task.job, LanguageJob)
+    model = task.job.model
+    assert (model.layers, model.hidden, model.heads, model.ffn, model.max_positions) == (2, 32, 2, 48, 32)
+    assert job_from_mapping(yaml.safe_load(config_text(task.job)), "run").model == model
+    assert load_backbone(Path("them/roberta")).encoder.hidden == 32
+    run = convert(Path("them/roberta"), tmp_path / "imported", from_="hf")
+    assert json.loads((run / "imported.json").read_text()) == {"source": f"them/roberta@{COMMIT}"}
+    longer = {**mapping, "data": {**job["data"], "sequence_length": 64}}
+    with pytest.raises(ConfigError, match="at most 32"):
+        LanguageTask(job_from_mapping(longer, "test"), tmp_path / "run")
+
+
+def test_another_tokenizer_is_refused(start: Any, tmp_path: Path) -> None:
+    job, hf = start
+    train(["some text of another kind"] * 50, tmp_path / "other", vocab_size=280, type="bpe")
+    mapping = {**job, "model": {"init": str(hf)}, "tokenizer": {"path": str(tmp_path / "other")}}
+    with pytest.raises(ConfigError, match=r"not the vocabulary of model\.init"):
+        LanguageTask(job_from_mapping(mapping, "test"), tmp_path / "run")
 
 
 def test_another_architecture_is_named(start: Any) -> None:

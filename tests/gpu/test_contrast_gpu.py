@@ -1,4 +1,4 @@
-"""The loss on a GPU: float32 and bfloat16 operands against float64 on the CPU, and no waiting for the device."""
+"""The loss on a GPU in every precision against float64 on the CPU, and no waiting for the device."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
+from pretrain.contrast.kernels.products import Precision
 from tests.support import free_port
 from tests.unit.contrast.support import Problem, near, relative, unit
 
@@ -20,13 +21,17 @@ pytestmark = [
 N, D, K = 300, 256, 10_000
 
 
-def _solve(dtype: torch.dtype, temperature: float, stats: bool = False) -> tuple[float, float, float]:
+def _solve(
+    dtype: torch.dtype, temperature: float, stats: bool = False, precision: Precision = "fp32"
+) -> tuple[float, float, float]:
     """Relative errors of the loss and of both gradients against float64 on the same rows."""
     s = unit(N, D, seed=0).to("cuda", dtype).requires_grad_()
     s_hat = near(unit(N, D, seed=0), 0.05, seed=1).to("cuda", dtype).requires_grad_()
     queue = ShardedQueue(K, D, dtype=torch.bfloat16 if dtype == torch.bfloat16 else torch.float32, device="cuda")
     queue.enqueue(unit(K + 500, D, seed=2).to("cuda", dtype))
-    loss = capt_loss(s, s_hat, queue, temperature=temperature, stats=ContrastStats() if stats else None)
+    loss = capt_loss(
+        s, s_hat, queue, temperature=temperature, precision=precision, stats=ContrastStats() if stats else None
+    )
     loss.backward()
     assert s.grad is not None
     assert s_hat.grad is not None
@@ -38,17 +43,36 @@ def _solve(dtype: torch.dtype, temperature: float, stats: bool = False) -> tuple
 
 @pytest.mark.parametrize("stats", [False, True], ids=["fixed", "running"])
 @pytest.mark.parametrize("temperature", [0.5, 0.1, 0.05, 0.02])
-def test_float32(temperature: float, stats: bool) -> None:
-    assert max(_solve(torch.float32, temperature, stats)) < 1e-5
+@pytest.mark.parametrize("precision", ["fp32", "bf16x6"])
+def test_float32(temperature: float, stats: bool, precision: Precision) -> None:
+    assert max(_solve(torch.float32, temperature, stats, precision)) < 1e-5
 
 
 @pytest.mark.parametrize("stats", [False, True], ids=["fixed", "running"])
 @pytest.mark.parametrize("temperature", [0.5, 0.1, 0.05])
-def test_bfloat16_operands_with_float32_sums(temperature: float, stats: bool) -> None:
-    assert max(_solve(torch.bfloat16, temperature, stats)) < 2e-2
+@pytest.mark.parametrize(("precision", "bound"), [("bf16", 2e-2), ("tf32", 5e-3), ("bf16x3", 1e-4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensor_cores_with_float32_sums(
+    temperature: float, stats: bool, precision: Precision, bound: float, dtype: torch.dtype
+) -> None:
+    assert max(_solve(dtype, temperature, stats, precision)) < bound
 
 
-def test_one_rank_never_waits_for_the_device() -> None:
+def test_tf32_is_a_tensor_cores_and_ends_with_the_loss() -> None:
+    """The setting reaches the products (their digits change), and fp32 stays IEEE's where the process allows TF32."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    errors = {name: _solve(torch.float32, 0.05, precision=name)[1] for name in ("fp32", "tf32")}
+    assert errors["tf32"] > 10 * errors["fp32"]
+    assert torch.backends.cuda.matmul.fp32_precision == before
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert _solve(torch.float32, 0.05)[1] < 1e-5
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16x6", "bf16x3", "bf16"])
+def test_one_rank_never_waits_for_the_device(precision: Precision) -> None:
     """Loss, backward and enqueue only launch work (several ranks wait once, for each other's row counts)."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), RANK="0", WORLD_SIZE="1")
     dist.init_process_group("nccl", rank=0, world_size=1)
@@ -59,7 +83,7 @@ def test_one_rank_never_waits_for_the_device() -> None:
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            capt_loss(s, s_hat, queue, temperature=0.05).backward()
+            capt_loss(s, s_hat, queue, temperature=0.05, precision=precision).backward()
             queue.enqueue(s, s_hat)
         finally:
             torch.cuda.set_sync_debug_mode("default")

@@ -12,6 +12,9 @@ import pytest
 import torch
 import yaml
 
+from pretrain.models import attention
+from pretrain.models.config import RobertaConfig
+from pretrain.models.roberta import RobertaEncoder
 from tests.language import language_mapping
 
 pytestmark = pytest.mark.gpu
@@ -53,6 +56,45 @@ def test_compiled_layers_follow_eager_ones(tmp_path: Path) -> None:
         folder.mkdir()
         losses[compiled] = [row["loss"] for row in _run(folder, model={"compile": compiled})]
     assert losses[True] == pytest.approx(losses[False], rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_attention_by_runs_equals_the_mask(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs and gradients of flash attention over runs against a dense mask; with dropout it waits for nothing."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
+    generator = torch.Generator().manual_seed(0)
+    documents = (torch.rand(6, 128, generator=generator) < 0.06).cumsum(1)
+    documents[-1, 100:] = -1
+    runs = len(documents) + int((documents.diff(dim=1) != 0).sum())
+    tokens = torch.randint(5, 97, (6, 128), generator=generator).masked_fill(documents == -1, 1)
+    weight = torch.randn(6, 128, 128, generator=generator)
+    results = []
+    for by_runs in (False, True):
+        monkeypatch.setattr(attention, "takes_runs", lambda x, by_runs=by_runs: by_runs)
+        torch.manual_seed(1)
+        config = RobertaConfig(
+            size="custom", layers=3, hidden=128, heads=2, ffn=256, vocab_size=97, max_positions=128, dropout=0.0,
+            attention_dropout=0.0,
+        )  # fmt: skip
+        model = RobertaEncoder(config).cuda()
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+            out = model(tokens.cuda(), padded=True, documents=documents.cuda(), runs=runs)
+        real = (documents != -1).cuda()
+        (out[real] * weight.cuda()[real]).sum().backward()
+        results.append([out[real].detach().float(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    bound = 2e-2 if precision == "bf16" else 1e-4
+    for ours, theirs in zip(*results, strict=True):
+        assert float((ours - theirs).norm()) <= bound * float(theirs.norm()) + 1e-6
+    model.layers[0].attention.dropout = 0.1
+    inputs = tokens.cuda(), documents.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+            dropped = model(inputs[0], documents=inputs[1], runs=runs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert bool(dropped.isfinite().all())
 
 
 def test_two_gpus_over_nccl_equal_one(tmp_path: Path) -> None:

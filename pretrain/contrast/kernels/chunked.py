@@ -2,7 +2,7 @@
 
 A block of logits is exponentiated where it lies and multiplied with the same keys while both are in cache, so that the
 forward pass already holds the gradient: 4 N c d floating-point operations, where recomputing designs need 6.
-On a GPU, bfloat16 operands are multiplied by the tensor cores into float32 logits and float32 sums.
+Logits and sums are fp32 (fp64 for fp64 rows), in whatever precision the operands are multiplied.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pretrain.contrast.kernels.products import WHOLE, Products, Terms, multiply
 from pretrain.contrast.kernels.protocol import Ids, Sums, probabilities
 
 # Anchors by keys of the largest block. Wider blocks make better matrix products, up to what these sizes give; on a CPU
@@ -33,20 +34,13 @@ def _blocks(q: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
             yield slice(a, min(a + rows, len(q))), slice(k, min(k + columns, len(keys)))
 
 
-def _multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
-    """``out = a b`` or ``out += a b``, accumulated in the dtype of ``out``."""
-    if a.dtype == out.dtype:
-        torch.addmm(out, a, b, out=out) if add else torch.mm(a, b, out=out)
-    elif add:
-        torch.addmm(out, a, b, out_dtype=out.dtype, out=out)
-    else:
-        torch.mm(a, b, out_dtype=out.dtype, out=out)
+def _logits(workspace: Tensor, q: Terms, keys: Terms) -> Tensor:
+    block = workspace[: len(q[0]) * len(keys[0])].view(-1, len(keys[0]))
+    return multiply(block, q, _transposed(keys), add=False)
 
 
-def _logits(workspace: Tensor, q: Tensor, keys: Tensor) -> Tensor:
-    block = workspace[: len(q) * len(keys)].view(-1, len(keys))
-    _multiply(block, q, keys.T, add=False)
-    return block
+def _transposed(terms: Terms) -> Terms:
+    return tuple(term.T for term in terms)
 
 
 def _workspace(q: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
@@ -54,23 +48,36 @@ def _workspace(q: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
     return q.new_empty(rows.stop * columns.stop, dtype=dtype)
 
 
-def accumulate(sums: Sums, q: Tensor, keys: Tensor, ids: Ids | None) -> None:
-    """See :class:`~pretrain.contrast.kernels.protocol.Kernel`."""
-    workspace = _workspace(q, keys, sums.normaliser.dtype)
+def _operands(
+    q: Tensor, keys: Tensor, products: Products, dtype: torch.dtype
+) -> Iterator[tuple[slice, slice, Terms, Terms]]:
+    """The blocks, with the operands of each; both are split once."""
+    q_terms = products.split(q, dtype)
+    k_terms: Terms = ()
+    split = None
     for rows, columns in _blocks(q, keys):
-        k, block = keys[columns].to(q.dtype), sums[rows]
-        weights = block.exponentials(_logits(workspace, q[rows], k), ids and ids.of(rows, columns))
+        if columns != split:
+            k_terms, split = products.split(keys[columns], dtype), columns
+        yield rows, columns, tuple(term[rows] for term in q_terms), k_terms
+
+
+def accumulate(sums: Sums, q: Tensor, keys: Tensor, ids: Ids | None, products: Products = WHOLE) -> None:
+    """See :class:`~pretrain.contrast.kernels.protocol.Kernel`."""
+    dtype = sums.normaliser.dtype
+    workspace = _workspace(q, keys, dtype)
+    for rows, columns, anchors, k in _operands(q, keys, products, dtype):
+        block = sums[rows]
+        weights = block.exponentials(_logits(workspace, anchors, k), ids and ids.of(rows, columns))
         block.normaliser.add_(weights.sum(1))
         if block.weighted is not None:
-            _multiply(block.weighted, weights.to(q.dtype), k, add=True)
+            multiply(block.weighted, products.split(weights, dtype), k, add=True)
 
 
-def key_gradient(q: Tensor, keys: Tensor, lse: Tensor, ids: Ids | None) -> Tensor:
+def key_gradient(q: Tensor, keys: Tensor, lse: Tensor, ids: Ids | None, products: Products = WHOLE) -> Tensor:
     """See :class:`~pretrain.contrast.kernels.protocol.Kernel`."""
     out = keys.new_zeros(keys.shape, dtype=lse.dtype)
     workspace = _workspace(q, keys, lse.dtype)
-    for rows, columns in _blocks(q, keys):
-        logits = _logits(workspace, q[rows], keys[columns].to(q.dtype))
-        weights = probabilities(logits, lse[rows], ids and ids.of(rows, columns))
-        _multiply(out[columns], weights.T.to(q.dtype), q[rows], add=True)
+    for rows, columns, anchors, k in _operands(q, keys, products, lse.dtype):
+        weights = probabilities(_logits(workspace, anchors, k), lse[rows], ids and ids.of(rows, columns))
+        multiply(out[columns], _transposed(products.split(weights, lse.dtype)), anchors, add=True)
     return out

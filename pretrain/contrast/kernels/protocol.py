@@ -12,6 +12,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from pretrain.contrast.kernels.products import Products
+
 
 class Ids:
     """Instances of anchors ``(N,)`` and of keys ``(c,)``: where they are equal, the key is not a negative."""
@@ -91,8 +93,8 @@ def probabilities(logits: Tensor, lse: Tensor, ids: Ids | None) -> Tensor:
 class Kernel(Protocol):
     """A module with these two functions."""
 
-    def accumulate(self, sums: Sums, q: Tensor, keys: Tensor, ids: Ids | None) -> None:
+    def accumulate(self, sums: Sums, q: Tensor, keys: Tensor, ids: Ids | None, products: Products) -> None:
         """Add the keys ``(c, d)`` to the sums of the anchors ``q (N, d)``."""
 
-    def key_gradient(self, q: Tensor, keys: Tensor, lse: Tensor, ids: Ids | None) -> Tensor:
+    def key_gradient(self, q: Tensor, keys: Tensor, lse: Tensor, ids: Ids | None, products: Products) -> Tensor:
         r"""The ``(c, d)`` rows :math:`\sum_i e^{s_{ij} - \mathrm{lse}_i} q_i` over the anchors that see key ``j``."""

@@ -31,7 +31,7 @@ def _distance(a: int, b: int) -> int:
 
 
 _SOLID, _DASHED = (0, (1, 0)), (0, (4, 2))
-_PERPLEXITIES = (("ppl_dual", "dual: no bound", "x"), ("ppl_exact", "exact KL: upper bound", "o"))
+_PERPLEXITIES = (("ppl_dual", "dual: no bound", "x"), ("ppl_exact", "exact KL: upper bound, by the encoder", "o"))
 
 
 def bounds_figure(rows: Sequence[Row]) -> list[Figure]:
@@ -45,7 +45,7 @@ def bounds_figure(rows: Sequence[Row]) -> list[Figure]:
 def _bounds(rows: Sequence[Row], everyone: Sequence[Row], theme: Theme) -> bytes:
     handles = [Line2D([], [], color=colour(i, theme), marker=mark, linestyle="", label=label)
                for i, (_, label, mark) in enumerate(_PERPLEXITIES)]  # fmt: skip
-    weighted = "importance-weighted: upper bound (hollow: of fewer sentences)"
+    weighted = "weighted, encoder proposes: upper bound (hollow: of fewer sentences)"
     handles.append(Line2D([], [], color=colour(2, theme), marker="D", linestyle="", label=weighted))
     language_model = [row for row in everyone if row.name == "LSTM language model" and row.get("ppl_rec")]
     if language_model:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pretrain.contrast.kernels import KERNELS, chunked
+from pretrain.contrast.kernels.products import Precision, Products
 from pretrain.contrast.kernels.protocol import Ids, Sums
 from tests.unit.contrast.support import relative, unit
 
@@ -101,11 +102,13 @@ def test_blocks_cover_everything_once_and_stay_small(n: int, c: int, d: int) -> 
     assert bool((seen == 1).all())
 
 
-def test_the_tensor_core_path_asks_only_for_what_torch_has() -> None:
+@pytest.mark.parametrize("precision", ["bf16", "bf16x3", "bf16x6"])
+@pytest.mark.parametrize("queue", [torch.float32, torch.bfloat16])
+def test_the_tensor_core_path_asks_only_for_what_torch_has(precision: Precision, queue: torch.dtype) -> None:
     """bfloat16 operands into float32 sums exist on a GPU only; the meta device checks calls, shapes and dtypes."""
-    q, keys = (torch.empty(n, 32, dtype=torch.bfloat16, device="meta") for n in (64, 500))
+    q, keys = torch.empty(64, 32, device="meta"), torch.empty(500, 32, dtype=queue, device="meta")
     weighted, lse = torch.empty(64, 32, device="meta"), torch.empty(64, device="meta")
     ids = Ids(*(torch.empty(n, dtype=torch.int64, device="meta") for n in (64, 500)))
     for reference in (None, lse):
-        chunked.accumulate(Sums(lse, weighted, reference), q, keys, ids)
-    assert chunked.key_gradient(q, keys, lse, ids).dtype == torch.float32
+        chunked.accumulate(Sums(lse, weighted, reference), q, keys, ids, Products(precision))
+    assert chunked.key_gradient(q, keys, lse, ids, Products(precision)).dtype == torch.float32

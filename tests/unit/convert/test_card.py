@@ -1,9 +1,14 @@
 import json
+from pathlib import Path
 
 import pytest
 import yaml
+from huggingface_hub import ModelCard
 
+from pretrain.convert.about import About
 from pretrain.convert.card import final_metrics, model_card
+from pretrain.language.evaluations import Section
+from tokenizer.errors import ConfigError
 
 JOB = {
     "data": {"source": "files", "files": ["/home/someone/secret/books.txt"], "sequence_length": 128},
@@ -38,6 +43,70 @@ def test_card_has_a_head_a_loading_example_and_the_facts(form):
     assert "inverted_triangle" in body
     for line in body.split("```python\n")[1].split("```")[0].splitlines():
         compile(line, "card", "exec")
+
+
+def test_nothing_of_a_home_folder_and_no_token_stands_in_a_card():
+    job = JOB | {
+        "data": {
+            "name": "/home/someone/saved/books",
+            "files": [
+                "/home/someone/hf_ABCDEFGHIJKLMNOP.txt",
+                "https://host/books.txt?token=SECRET",
+                "s3://b/AKIA12345678",
+            ],
+        },
+        "model": {"init": "/home/someone/models/roberta-base"},
+    }
+    text = model_card("hf", name="x", model={}, job=job, progress={"step": 1})
+    for leak in ("/home", "someone", "hf_ABCDEFGHIJ", "SECRET", "AKIA1234"):
+        assert leak not in text
+    assert "| data files | (not shown), books.txt, (not shown) |" in text
+    assert "| data set | books |" in text
+
+
+SECTIONS = (
+    Section(name="wiki.txt, 15% masked", protocol="512 windows", metrics={"loss/mlm": 2.5, "accuracy/mlm": None}),
+    Section(name="STS-B test", protocol="SimCSE", poolers={"mean": {"spearman": 0.45}, "head": {"spearman": 0.32}}),
+)
+
+
+def test_the_head_says_what_is_known_and_what_was_measured():
+    about = About("apache-2.0", ("en", "de"), "FacebookAI/roberta-base", "me/mine")
+    text = model_card("hf", name="x: #1", model={}, job=JOB, progress={"step": 1}, about=about, evaluations=SECTIONS)
+    fields = yaml.safe_load(text.split("---\n")[1])
+    assert (fields["license"], fields["language"], fields["base_model"]) == (
+        "apache-2.0", ["en", "de"], "FacebookAI/roberta-base",
+    )  # fmt: skip
+    (entry,) = fields["model-index"]
+    assert entry["name"] == "x: #1"
+    fill, sts = entry["results"]
+    assert fill["task"]["type"] == "fill-mask"
+    assert fill["metrics"] == [{"type": "loss", "name": "loss/mlm", "value": 2.5}]
+    assert sts["dataset"] == {"name": "STS-B test", "type": "sts-b-test"}
+    assert sts["metrics"] == [{"type": "spearman", "name": "spearman", "value": 0.45}]
+    assert "SimCSE" in text
+    assert 'from_pretrained("me/mine")' in text
+    assert ModelCard(text).data.eval_results[0].metric_value == 2.5  # as the hub reads it
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"license": "MIT License"}, {"languages": ("English",)}, {"base_model": "roberta"}, {"license": "a\nb: c"}],
+)
+def test_what_the_hub_would_not_take_is_refused(fields):
+    with pytest.raises(ConfigError, match="--"):
+        About(**fields)
+
+
+def test_the_base_model_is_what_training_started_from(tmp_path):
+    assert About().started_from(Path("FacebookAI/roberta-base@main"), tmp_path).base_model == "FacebookAI/roberta-base"
+    assert About().started_from(tmp_path / "folder", tmp_path).base_model is None
+    (tmp_path / "imported.json").write_text('{"source": "x/y@abc"}')
+    assert About().started_from(None, tmp_path).base_model == "x/y"
+    assert About(base_model="mine/own").started_from(None, tmp_path).base_model == "mine/own"
+    (tmp_path / "imported.json").write_text('{"source": 7}')
+    with pytest.raises(ConfigError, match=r"imported\.json"):
+        About().started_from(None, tmp_path)
 
 
 def test_what_was_not_trained_here_does_not_claim_it():

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pretrain.config.load import load_job
 from pretrain.convert.commands import convert
 from pretrain.convert.huggingface import export_hf
 from pretrain.language.restore import load_model
@@ -71,9 +72,50 @@ def test_there_and_back_is_the_same_weights(hf, run, tmp_path):
 
 
 def test_pooling_reaches_the_export(run, tmp_path):
-    convert(run, tmp_path / "out", to="sentence-transformers", pooling="mean")
+    convert(run, tmp_path / "out", to="sentence-transformers")  # mean, the recommended one
     assert json.loads((tmp_path / "out" / "1_Pooling" / "config.json").read_text())["pooling_mode_mean_tokens"] is True
     assert not (tmp_path / "out" / "2_Dense").exists()
+
+
+def test_the_head_is_exported_on_request(run, tmp_path):
+    convert(run, tmp_path / "out", to="sentence-transformers", pooling="head")
+    assert (tmp_path / "out" / "3_Dense" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_every_file_has_the_permissions_of_the_umask(run, tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        convert(run, tmp_path / "out", to="sentence-transformers", pooling="head")
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(files) > 8
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o666 & ~umask}
+
+
+def test_an_import_gets_the_settings_of_continued_pretraining(run):
+    job = load_job(run / "config.yaml", ["data.files=my.txt"], resolved=True)
+    assert job.data.source == "files"
+    assert job.optimizer.lr == 5e-5
+    assert 0 < job.schedule.warmup_steps < job.contrast.queue_start < job.schedule.max_steps
+    assert job.contrast.queue == 4 * job.batch.global_  # both views of two steps
+    assert job.data.sequence_length == 37
+
+
+def test_a_bare_encoder_gets_a_new_language_model_head_and_says_so(hf, tmp_path, caplog):
+    """RobertaModel.save_pretrained: no prefix, a pooler, no lm_head."""
+    shutil.copytree(hf, tmp_path / "bare")
+    tensors = load_file(hf / "model.safetensors")
+    bare = {name.removeprefix("roberta."): x for name, x in tensors.items() if not name.startswith("lm_head")}
+    bare |= {"pooler.dense.weight": torch.zeros(48, 48), "pooler.dense.bias": torch.zeros(48)}
+    save_file(bare, tmp_path / "bare" / "model.safetensors")
+    convert(tmp_path / "bare", tmp_path / "run", from_="hf")
+    assert "no lm_head: the masked-language-model head starts from random weights" in caplog.text
+    ours = load_model(tmp_path / "run").model
+    whole = load_model(convert(hf, tmp_path / "whole", from_="hf")).model
+    assert all(torch.equal(x, whole.encoder.state_dict()[name]) for name, x in ours.encoder.state_dict().items())
+    assert not torch.equal(ours.mlm.dense.weight, whole.mlm.dense.weight)
 
 
 def test_a_damaged_checkpoint_is_named(run, tmp_path):
@@ -94,6 +136,7 @@ def test_arguments_that_make_no_sense(run, hf, tmp_path):
     refused("valid: hf", run, out, from_="pickle")
     refused("--pooling 'max' is unknown", run, out, to="onnx", pooling="max")
     refused("--pooling mean has no meaning with --to hf", run, out, to="hf", pooling="mean")
+    refused("--pooling head has no meaning with --to hf", run, out, to="hf", pooling="head")
     refused("lies in it", run, run, to="hf", overwrite=True)
     refused("lies in it", run, run.parent, to="hf", overwrite=True)
     refused("neither a checkpoint", tmp_path / "nowhere", out, to="hf")
@@ -143,7 +186,7 @@ WORD, QUERY = "roberta.embeddings.word_embeddings.weight", "roberta.encoder.laye
         (edit_config(auto_map={"AutoModel": "evil.Model"}), "auto_map"),
         (edit_config(_attn_implementation_internal="evil/kernel"), "_attn_implementation_internal"),
         (edit_config(model_type="bert"), "model_type"),
-        (edit_config(hidden_size="48"), "hidden_size is '48', but the tensors have 48"),
+        (edit_config(hidden_size="48"), "hidden_size is '48'"),
         (edit_config(hidden_size=48 * 10**9), "hidden_size"),
         (edit_config(intermediate_size=10**12), "intermediate_size"),
         (edit_config(max_position_embeddings=10**12), "max_position_embeddings"),
@@ -159,7 +202,8 @@ WORD, QUERY = "roberta.embeddings.word_embeddings.weight", "roberta.encoder.laye
         (edit_tensors(lambda t: t.update(extra=torch.zeros(1))), "unexpected: extra"),
         (edit_tensors(lambda t: t.update({QUERY: torch.zeros(3, 3)})), "shape"),
         (edit_tensors(lambda t: t.update({"lm_head.decoder.weight": t[WORD] + 1})), "lm_head.decoder.weight"),
-        (edit_tensors(lambda t: [t.pop(name) for name in list(t) if name.startswith("lm_head.")]), "missing: lm_head"),
+        (edit_tensors(lambda t: t.pop("lm_head.dense.bias")), "missing: lm_head.dense.bias"),
+        (edit_tensors(lambda t: t.update({QUERY: torch.zeros(48, 48, dtype=torch.uint8)})), "not U8 roberta"),
     ],
 )
 def test_hostile_or_broken_folders(hf, tmp_path, edit, match):

@@ -116,7 +116,7 @@ def test_sizes_are_not_believed(cls: str, tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     for key, value in (("vocab_size", 10**12), ("hidden_size", 64), ("intermediate_size", 10**10)):
         (folder / "config.json").write_text(json.dumps({**config, key: value}))
-        with pytest.raises(CheckpointError, match=r"config\.json and tensors disagree"):
+        with pytest.raises(CheckpointError, match=r"config\.json(: | and tensors disagree)"):
             load_backbone(folder)
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 10**9}))
     with pytest.raises(CheckpointError, match="num_hidden_layers"):

@@ -103,6 +103,7 @@ def test_documents_are_numbered_where_attention_must_not_cross(prepared: Prepare
     batch = _assembler(prepared, cross=False)(np.arange(4))
     assert batch.documents is not None
     assert (batch.documents.diff(dim=1) >= 0).sum() >= 4 * 30
+    assert batch.to(torch.device("cpu")).runs == sum(len(row.unique_consecutive()) for row in batch.documents)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])

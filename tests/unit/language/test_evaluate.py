@@ -21,7 +21,8 @@ from pretrain.data.prepare import prepare
 from pretrain.engine.checkpoint.save import partial_folder, write_weights_only
 from pretrain.language import evaluate as module
 from pretrain.language.batches import Assembler
-from pretrain.language.evaluate import as_text, evaluate
+from pretrain.language.evaluate import as_text, command, evaluate
+from pretrain.language.evaluations import sections_of
 from pretrain.language.metrics import contrast_metrics
 from pretrain.language.module import LanguageModule
 from pretrain.language.prepare import vocabulary_of
@@ -250,3 +251,23 @@ def test_real_stsb_through_a_checkpoint(home: Path, tmp_path: Path) -> None:
     model = Representations(load_model(home / "capt"), ("head",))
     alone = score(find_sets(tmp_path)[0], model.of_texts, batch=7)
     assert section["poolers"]["head"]["spearman"] == pytest.approx(alone["spearman"], abs=1e-6)
+
+
+def test_the_command_keeps_what_it_measured_in_the_run(home: Path) -> None:
+    text, sts = [home / "text.txt"], home / "sts"
+    first = command(home / "capt", text=text, pooler=["mean"], samples=16)
+    kept = home / "capt" / "evaluation-step-00000001.json"
+    assert json.loads(kept.read_text())["sections"] == first["sections"]
+    command(home / "capt", sts=sts, pooler=["mean"])
+    again = command(home / "capt", text=text, pooler=["mean"], samples=24)
+    checkpoint = home / "capt" / "checkpoints" / "step-00000001"
+    assert [section.name for section in sections_of(checkpoint)] == [
+        "STS-B dev", "text.txt, 15% masked", "text.txt, 30% masked",
+    ]  # fmt: skip
+    assert sections_of(checkpoint)[1].metrics == again["sections"][0]["metrics"]
+    for damaged in ("{", '{"sections": [{"name": 1}]}', "[]"):
+        kept.write_text(damaged)
+        with pytest.raises(DataError, match=kept.name):
+            sections_of(checkpoint)
+    kept.unlink()
+    assert sections_of(checkpoint) == []

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.models import roberta
+from pretrain.models import attention, roberta
 from pretrain.models.capt import CaptModel
 from pretrain.models.roberta import take_rows
 from tests.unit.models.support import LENGTH, assert_same, batch, gradients, small_model, train_step
@@ -65,6 +65,46 @@ def test_documents_do_not_see_each_other() -> None:
     assert torch.equal(before[:, other], after[:, other])
     assert not torch.allclose(before[:, ~other], after[:, ~other])
     assert not torch.allclose(model.encoder(tokens)[:, other], model.encoder(changed)[:, other])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")  # on a CPU, run by run
+@pytest.mark.parametrize(
+    ("kind", "autocast", "fields"),
+    [
+        ("documents", False, {}),
+        ("both", True, {}),
+        ("both", False, {"pooling": "mean"}),
+        ("both", False, {"activation_checkpointing": "full"}),
+    ],
+)
+def test_attention_by_runs_equals_the_mask(
+    kind: str, autocast: bool, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way of a GPU, whose kernels are other ones; tests/gpu compares those."""
+    padded = kind == "both"
+    tokens, corrupted, positions, labels = batch(padded=padded)
+    documents = DOCUMENTS.masked_fill(tokens == 1, -1) if padded else DOCUMENTS
+    runs = int((documents.diff(dim=1) != 0).sum()) + len(documents)
+    results, taken = [], []
+    within = attention.attend_within
+    monkeypatch.setattr(attention, "attend_within", lambda *args: taken.append(1) or within(*args))
+    for by_runs in (False, True):
+        monkeypatch.setattr(attention, "takes_runs", lambda x, by_runs=by_runs: by_runs)
+        dtype = torch.float32 if autocast else torch.float64
+        model = small_model(dtype=dtype, dropout=0.0, attention_dropout=0.0, **fields).train()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            out = model(tokens, corrupted, positions, labels, documents, padded, runs)
+        (out.mlm_loss_sum + (out.s @ out.s_hat.T).logsumexp(0).sum()).backward()
+        results.append({name: p.grad for name, p in model.named_parameters()} | {"s": out.s, "s_hat": out.s_hat})
+    assert taken
+    assert_same(results[1], results[0], 5e-2 if autocast else 1e-9)
+
+
+def test_runs_are_those_of_the_documents() -> None:
+    documents = torch.tensor([[0, 0, 1, 1, -1], [0, 0, 0, 0, 0], [0, 1, 1, 2, 2]])
+    runs = attention.document_runs(documents, 7)
+    assert runs.offsets.tolist() == [0, 2, 4, 5, 10, 11, 13, 15]
+    assert runs.longest == 5
 
 
 def test_too_long_a_sequence_is_an_error() -> None:

@@ -1,0 +1,121 @@
+"""``capt evaluate``: hands a checkpoint to what its task has for the purpose."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+
+from launcher.commands import options as o
+from pretrain.models.hub import source_path
+from tokenizer.errors import CheckpointError, ConfigError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    app.command(epilog="\b\nExample: capt evaluate runs/first --text held_out.txt --sts STS-B --out evaluation.json")(
+        evaluate
+    )
+
+
+def evaluate(
+    context: typer.Context,
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            parser=source_path,
+            help="A checkpoint, a run (its best or newest one), a Hugging Face folder, or USER/NAME of the hub.",
+        ),
+    ],
+    text: Annotated[list[Path] | None, typer.Option(help="Held-out text (may stand several times).")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Of a fine-tuned or latent checkpoint: its data folder, else as trained.")
+    ] = None,
+    sts: Annotated[Path | None, typer.Option(help="A folder with STS sets.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write the result to as well.")] = None,
+    pooler: Annotated[
+        list[str] | None, typer.Option(help="cls, mean, head (may stand several times); else all.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Windows of each text, at most; else 512.")] = None,
+    length: Annotated[int | None, typer.Option(min=8, help="Tokens of a window; else as trained.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Windows or sentences a forward pass; else 32.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Of a latent checkpoint: train, validation or test; else test.")
+    ] = None,
+    draws: Annotated[
+        int | None, typer.Option(min=1, help="Of a latent checkpoint: draws of each posterior; else 128.")
+    ] = None,
+    weighted: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Of a latent checkpoint: draws for the importance-weighted likelihood, 0 = none; else 500."
+        ),
+    ] = None,
+    weighted_sentences: Annotated[
+        int | None,
+        typer.Option(min=1, help="Sentences for that likelihood, at most; else all."),
+    ] = None,
+    generated: Annotated[
+        str | None,
+        typer.Option(
+            help="Forward and reverse PPL of generated text: builtin, kenlm or none; else builtin for the test text.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of the choice of windows and of the corruption; else 1.")
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Measure a checkpoint: an encoder on text and similarity, a fine-tuned one on its dev set, a latent model.
+
+    Which options have a meaning depends on the task that the checkpoint was trained on.
+    """
+    o.quiet(context)
+    given = {
+        "text": text, "data": data, "sts": sts, "out": out, "pooler": pooler, "samples": samples, "length": length,
+        "batch": batch, "split": split, "draws": draws, "weighted": weighted,
+        "weighted_sentences": weighted_sentences, "generated": generated, "seed": seed,
+    }  # fmt: skip
+    from launcher.progress import progress_bar
+    from pretrain.models.hub import local_folder
+
+    checkpoint = local_folder(checkpoint)
+    task = _task_of(checkpoint)
+    module = _evaluation(task, checkpoint)
+    known = inspect.signature(module.command).parameters
+    chosen = {name: value for name, value in given.items() if value is not None}
+    for name in chosen:
+        if name not in known:
+            raise ConfigError(f"--{name.replace('_', '-')} has no meaning for a checkpoint of task {task}")
+    with progress_bar("measuring") as progress:
+        if "progress" in known:
+            chosen["progress"] = progress  # type: ignore[assignment]
+        result = module.command(checkpoint, **chosen)
+    if json:
+        o.echo_json(result)
+    else:
+        typer.echo(module.as_text(result))
+
+
+def _task_of(path: Path) -> str:
+    """The task of a checkpoint or run, by the manifest: ``config.yaml`` is read once the files are verified."""
+    from pretrain.engine.checkpoint import find_best, read_manifest
+    from pretrain.language.from_hf import is_hf
+
+    return "capt_language" if is_hf(path) else str(read_manifest(find_best(path)).task)
+
+
+def _evaluation(task: str, checkpoint: Path) -> ModuleType:
+    from pretrain.tasks import task_module
+
+    try:
+        module = task_module(task, "evaluate")
+    except ConfigError as error:
+        raise CheckpointError(f"{checkpoint}: {error}") from None
+    if module is None:
+        raise CheckpointError(f"{checkpoint}: a checkpoint of task {task}, for which there is no evaluation")
+    return module

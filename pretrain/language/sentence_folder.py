@@ -1,0 +1,67 @@
+"""A sentence-transformers folder that somebody else may have written, loaded without running anything in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from pretrain.models.hf_config import shown
+from pretrain.models.hf_folder import PICKLES, read_json, require_regular
+from pretrain.models.hub import SENTENCE_FILES, local_folder
+from tokenizer import safe_files
+from tokenizer.errors import CheckpointError
+
+_MAX_FILES = 1000
+
+
+class _Module(BaseModel):
+    """An entry of ``modules.json``: a class of the library itself, and the folder with its files."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    type: Annotated[str, Field(pattern=r"^sentence_transformers\.[A-Za-z0-9_.]+$", max_length=200)]
+    path: Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_-]*)?$", max_length=100)]
+
+
+_MODULES = TypeAdapter(list[_Module])
+
+
+def load_sentence_model(given: Path) -> Any:
+    """The ``SentenceTransformer`` in a folder, or of the hub model it names, on the CPU.
+
+    Raises:
+        CheckpointError: no such folder, not sentence-transformers', pickles or code in it, or damaged.
+    """
+    folder = local_folder(given, SENTENCE_FILES)
+    if not (folder / "modules.json").is_file():
+        what = "no modules.json; capt convert --to sentence-transformers writes such a folder"
+        raise CheckpointError(f"{given}: {what if folder.is_dir() else 'no such folder'}")
+    _check(folder)
+    from sentence_transformers import SentenceTransformer
+
+    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    try:
+        model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"use_safetensors": True}, **options)
+        model.encode(["a text"], show_progress_bar=False)
+        return model
+    except Exception as error:  # what its many readers raise for a file that they do not like
+        text = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{given}: sentence-transformers cannot use it: {type(error).__name__}: {text}") from None
+
+
+def _check(folder: Path) -> None:
+    try:
+        _MODULES.validate_python(safe_files.read_json(folder / "modules.json", limit=100_000, error=CheckpointError))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CheckpointError(f"{folder / 'modules.json'}: {shown(first['input'])}: {first['msg']}") from None
+    for number, path in enumerate(folder.rglob("*")):
+        if number > _MAX_FILES:
+            raise CheckpointError(f"{folder}: over {_MAX_FILES} files")
+        if path.suffix in PICKLES:
+            raise CheckpointError(f"{path}: a pickle, which could run code when it is opened; remove it")
+        if not path.is_dir() or path.is_symlink():
+            require_regular(path)
+        if path.name in ("config.json", "tokenizer_config.json", "special_tokens_map.json"):
+            read_json(path)

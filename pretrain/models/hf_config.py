@@ -1,0 +1,72 @@
+"""What a foreign ``config.json`` may say of a RoBERTa or XLM-R encoder, as a typed record with bounds. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tokenizer.errors import CheckpointError
+
+_Rate = Annotated[float, Field(ge=0, lt=1)]
+
+
+class HFConfig(BaseModel):
+    """The keys that decide an encoder. Bounds are far above any encoder in use and far below what hangs a machine."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
+    vocab_size: int = Field(ge=1, le=1 << 24)
+    hidden_size: int = Field(ge=1, le=1 << 16)
+    num_hidden_layers: int = Field(ge=1, le=1000)
+    num_attention_heads: int = Field(ge=1, le=1 << 12)
+    intermediate_size: int = Field(ge=1, le=1 << 19)
+    max_position_embeddings: int = Field(ge=3, le=1 << 20)
+    type_vocab_size: Literal[1]
+    pad_token_id: int = Field(ge=0, lt=1 << 20)
+    hidden_dropout_prob: _Rate
+    attention_probs_dropout_prob: _Rate
+    layer_norm_eps: float = Field(gt=0, le=1)
+    initializer_range: float = Field(gt=0, le=100)
+
+
+def shown(value: object) -> str:
+    """A foreign value in a message: on one line, and not of any length."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first five names of tensors, which a foreign file may have given any length and any characters."""
+    given = list(names)
+    first = [name if name.isprintable() and len(name) <= 100 else shown(name) for name in given[:5]]
+    return ", ".join(first) + (f" and {len(given) - 5} more" if len(given) > 5 else "")
+
+
+def parse(config: Mapping[str, Any], source: str) -> HFConfig:
+    """The record in the mapping ``config``, which was read from ``source``.
+
+    Raises:
+        CheckpointError: a key is missing, of another type or out of bounds; the text names it.
+    """
+    missing = [key for key in HFConfig.model_fields if key not in config]
+    if missing:
+        raise CheckpointError(f"{source} has no {', '.join(missing)}; a RoBERTa or XLM-R encoder needs them")
+    try:
+        found = HFConfig.model_validate(dict(config))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        message = first["msg"][0].lower() + first["msg"][1:]
+        raise CheckpointError(
+            f"{source}: {key} is {shown(config[key])}, which describes no RoBERTa encoder: {message}"
+        ) from None
+    if found.max_position_embeddings <= found.pad_token_id + 1:
+        raise CheckpointError(f"{source}: max_position_embeddings leaves no position beyond pad_token_id + 1")
+    if found.pad_token_id >= found.vocab_size:
+        raise CheckpointError(f"{source}: pad_token_id {found.pad_token_id} is outside vocab_size {found.vocab_size}")
+    if found.hidden_size % found.num_attention_heads:
+        raise CheckpointError(
+            f"{source}: num_attention_heads {found.num_attention_heads} does not divide hidden_size {found.hidden_size}"
+        )
+    return found

@@ -1,0 +1,86 @@
+"""Hub ids against the hub client's own cache layout, offline; and paths that are never asked for at the hub."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+
+from pretrain.models.hub import hub_id, local_folder, origin, source_path
+from tokenizer.errors import CheckpointError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def cached(cache: Path, repo: str, source: Path, commit: str = COMMIT) -> Path:
+    """``source`` as the hub client keeps a snapshot: files are links into ``blobs``, ``refs/main`` names the commit."""
+    home = cache / f"models--{repo.replace('/', '--')}"
+    snapshot = home / "snapshots" / commit
+    for folder in (snapshot, home / "blobs", home / "refs"):
+        folder.mkdir(parents=True)
+    (home / "refs" / "main").write_text(commit)
+    for number, path in enumerate(sorted(path for path in source.rglob("*") if path.is_file())):
+        blob = home / "blobs" / f"{number:040x}"
+        blob.write_bytes(path.read_bytes())
+        link = snapshot / path.relative_to(source)
+        link.parent.mkdir(exist_ok=True, parents=True)
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    return snapshot
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub client's cache in a folder of its own, and no network."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "hub"
+
+
+def test_an_id_is_found_in_the_cache_and_its_revision_pinned(offline: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    snapshot = cached(offline, "x/y", tmp_path / "model")
+    for given in ("x/y", "x/y@main", f"x/y@{COMMIT}"):
+        assert local_folder(Path(given)) == snapshot
+        assert origin(Path(given), snapshot) == f"x/y@{COMMIT}"
+    for given in ("x/z", "x/y@other"):
+        with pytest.raises(CheckpointError, match=f"{given}: no such folder; the hub client is offline") as caught:
+            local_folder(Path(given))
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["../nope", "./x", "./a/b", "nope", "/a/b", "~/x", "a/b/c", "here/nope", "here", "a b/c", "a/b@", "-a/b", "a/.."],
+)
+def test_what_may_be_a_path_is_never_asked_for(
+    offline: Path, tmp_path: Path, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail(f"{given} was asked for"))
+    path = source_path(given)
+    assert hub_id(path) is None
+    assert local_folder(path) == path
+
+
+def test_only_weights_json_and_tokenizer_files_are_fetched(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub.utils import filter_repo_objects
+
+    asked: dict[str, object] = {}
+
+    def download(repo: str, **options: object) -> str:
+        asked.update(options, repo=repo)
+        return "folder"
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    local_folder(Path("x/y@v1.0"))
+    assert (asked["repo"], asked["revision"]) == ("x/y", "v1.0")
+    there = ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "vocab.json", "pytorch_model.bin",
+             "modeling_x.py", "tf_model.h5", "flax_model.msgpack", "README.md", "onnx/model.onnx", "rust_model.ot",
+             "training_args.bin", "consolidated.pth", "dict.txt"]  # fmt: skip
+    fetched = list(filter_repo_objects(there, allow_patterns=asked["allow_patterns"]))  # type: ignore[arg-type]
+    assert fetched == there[:4]
