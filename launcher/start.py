@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +75,8 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None) -> int:
     chosen = backend(name)
     plan = chosen.plan(launch)
     deepspeed_config(launch.job, plan.world)  # refuses batch sizes that do not fit before anything starts
+    if name == "local":
+        _check_precision_here(launch.job.engine.precision)
     if show is not None:
         show(describe(launch, plan))
         return runfolder.DONE
@@ -88,6 +91,16 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None) -> int:
     if code == runfolder.STOPPED:
         log.info("stopped early; continue with: capt resume %s", launch.run_dir)
     return code
+
+
+def _check_precision_here(precision: str) -> None:
+    """The ranks of other hosts ask their own device; a login node cannot."""
+    if precision == "fp16" or (precision == "bf16" and shutil.which("nvidia-smi")):  # every CPU has bf16
+        from pretrain.engine.precision import check_precision
+        from pretrain.engine.quiet import quiet_libraries
+
+        quiet_libraries(debug=False)
+        check_precision(precision)
 
 
 def _launcher(options: Options) -> BackendName:

@@ -14,10 +14,13 @@ import traceback
 from collections.abc import Sequence
 
 from pretrain.config import load_job
-from pretrain.config.schema import Job
-from tokenizer.errors import UserError
+from pretrain.engine import interruption
+from pretrain.engine.run_folder import BAD_INPUT, FAILED, STOPPED
+from tokenizer.errors import UserError, user_text
 
 logger = logging.getLogger("pretrain")
+_TIMEOUT_MINUTES = 10.0
+"""For meeting the other ranks where the job, which states it, cannot be read."""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -43,25 +46,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     level = logging.DEBUG if options.debug else logging.INFO if rank == 0 else logging.WARNING
     logging.basicConfig(level=level, format=f"[rank {rank}] %(message)s", stream=sys.stderr)
     try:
-        job = load_job(options.config, options.overrides, resolved=options.resume)
-        return _run(job, options)
-    except UserError as error:
-        if options.debug:
-            traceback.print_exc()
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+        return _run(options)
+    except interruption.Interrupted as stop:
+        logger.info("%s", stop)
+        return STOPPED
     except Exception as error:
+        if interruption.reason():  # another rank ended first, and took the connection with it
+            return STOPPED
+        return _report(error, rank, debug=options.debug)
+
+
+def _report(error: Exception, rank: int, *, debug: bool) -> int:
+    """Say what went wrong, once: rank 0 speaks for what all ranks raise alike."""
+    text = user_text(error)
+    if text is None:
         logger.error("%s: %s", type(error).__name__, error, exc_info=True)
-        return 1
+        return FAILED
+    if debug:
+        traceback.print_exception(error)
+    if rank == 0 or not (isinstance(error, UserError) and error.everywhere):
+        sys.stderr.write(f"error: {text}\n")
+    return BAD_INPUT
 
 
-def _run(job: Job, options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> int:
+    job, refusal = None, None
+    try:
+        job = load_job(options.config, options.overrides, resolved=options.resume)
+    except (UserError, OSError) as error:
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            raise
+        refusal = error
     from pretrain.engine.quiet import quiet_libraries
 
     quiet_libraries(debug=options.debug)
     from pretrain.engine import distributed
     from pretrain.engine.run import run_job
 
+    distributed.initialize(job.engine.timeout_minutes if job else _TIMEOUT_MINUTES)
+    with distributed.agreed():  # one host may see another file
+        if refusal is not None:
+            raise refusal
+    assert job is not None
     code = run_job(job, resume=options.resume, checkpoint=options.checkpoint)
     distributed.shutdown()
     return code
@@ -69,6 +95,7 @@ def _run(job: Job, options: argparse.Namespace) -> int:
 
 if __name__ == "__main__":
     # A rank that failed must not wait for the others in an interpreter shutdown hook: the launcher ends them.
+    interruption.install(exit_code=STOPPED)
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -12,6 +12,9 @@ from difflib import get_close_matches
 class UserError(ValueError):
     """Something the user wrote, passed or pointed at is wrong. Exit code 2."""
 
+    everywhere = False
+    """Raised on every rank of a job alike, so that one of them says it for all."""
+
 
 class ConfigError(UserError):
     """A configuration key, value or combination of values is not valid."""

@@ -15,6 +15,12 @@ from typing import IO
 from tokenizer.errors import DataError
 
 
+def default_cache() -> Path:
+    """``$XDG_CACHE_HOME/capt``, or ``~/.cache/capt``: what a host keeps between jobs, such as shard sets it built."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "capt"
+
+
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """Yield an empty temporary folder beside ``out`` that becomes ``out`` in one rename when the block succeeds.

@@ -31,8 +31,8 @@ from pretrain.config.schema import (
     ScheduleSection,
     ValidateSection,
 )
-from pretrain.data.config import default_cache
 from tokenizer.errors import ConfigError
+from tokenizer.files import default_cache
 
 
 class GlueData(Section):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -12,6 +11,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model
 
 from pretrain.config.base import Section
 from tokenizer.errors import ConfigError, instead_of
+from tokenizer.files import default_cache
 
 CORRUPTIONS = {
     "mask_tokens": "pretrain.data.corruption:MaskTokens",
@@ -41,12 +41,6 @@ def corruption_entry(name: str) -> EntryPoint:
         return plugins[name]
     hint = instead_of(name, sorted({*CORRUPTIONS, *plugins.names}))
     raise ConfigError(f"corruption.type: there is no corruption {name!r}; {hint}")
-
-
-def default_cache() -> Path:
-    """``$XDG_CACHE_HOME/capt``, or ``~/.cache/capt``: where shard sets that a job builds by itself are kept."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "capt"
 
 
 def _as_list(value: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -17,13 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tokenizer.errors import UserError
+from tokenizer.errors import UserError, user_text
 
 T = TypeVar("T")
 Group = dist.ProcessGroup | None
 
 _control_group: Group = None
-"""Over which ranks agree on verdicts and flags: a CPU group, so that no GPU waits (None: the default group)."""
+"""Over which ranks agree on verdicts: a CPU group, so that no GPU waits (None: the default group)."""
 
 
 def is_distributed() -> bool:
@@ -101,6 +102,12 @@ def broadcast_object(value: T, src: int = 0) -> T:
     return box[0]
 
 
+def broadcast_tensor(x: Tensor) -> None:
+    """Overwrite ``x`` on every rank by that of rank 0."""
+    if world_size() > 1:
+        dist.broadcast(x.detach(), 0, group=None if x.is_cuda else _control_group)
+
+
 def gather_objects(value: T) -> list[T]:
     """Every rank's value, in rank order, on every rank (small picklable objects)."""
     if world_size() == 1:
@@ -110,36 +117,61 @@ def gather_objects(value: T) -> list[T]:
     return out  # type: ignore[return-value]
 
 
-def highest_over_ranks(value: int) -> int:
-    """The largest of the ranks' numbers, on every rank; cheap enough for every step."""
-    if world_size() == 1:
-        return value
-    number = torch.tensor(value)
-    dist.all_reduce(number, dist.ReduceOp.MAX, group=_control_group)
-    return int(number)
-
-
 @contextmanager
-def agreed() -> Iterator[None]:
+def agreed(*, patient: bool = False) -> Iterator[None]:
     """Run a block on every rank; if it fails on any rank, it fails on all of them.
 
-    Without this a rank whose disk is full raises while the others wait in their next collective. The block itself
-    must not hold collectives. A user error stays a user error (exit code 2) on every rank and names its rank.
+    Without this a rank whose disk is full raises while the others wait in their next collective. The block itself must
+    not hold collectives, but for blocks that are agreed on themselves. What the user can set right is a user error
+    (exit code 2) on every rank, names its rank, and is marked as raised ``everywhere``.
+
+    With ``patient`` the ranks wait for each other as long as it takes (one prepares the corpus for hours), not only
+    for the time-out of the collectives.
     """
     error: Exception | None = None
     try:
         yield
     except Exception as caught:
+        if isinstance(caught, UserError) and caught.everywhere:  # agreed on within the block
+            raise
         error = caught
-    verdicts = gather_objects(None if error is None else (isinstance(error, UserError), type(error), str(error)))
+    if patient:
+        _wait_for_all()
+    verdicts = gather_objects(None if error is None else _verdict(error))
     failed = [(number, verdict) for number, verdict in enumerate(verdicts) if verdict is not None]
     if not failed:
         return
-    number, (is_user_error, kind, text) = failed[0]
+    number, (kind, text) = failed[0]
     where = f"rank {number}: " if world_size() > 1 else ""
-    if is_user_error:
-        raise kind(f"{where}{text}") from error
-    raise RuntimeError(f"{where}{kind.__name__}: {text}") from error
+    if not issubclass(kind, UserError):
+        raise RuntimeError(f"{where}{kind.__name__}: {text}") from error
+    agreement = kind(f"{where}{text}")
+    agreement.everywhere = True
+    raise agreement from error
+
+
+def _verdict(error: Exception) -> tuple[type[Exception], str]:
+    text = user_text(error)
+    if text is None:
+        return type(error), str(error)
+    return type(error) if isinstance(error, UserError) else UserError, text
+
+
+_waited = 0
+
+
+def _wait_for_all() -> None:
+    """A barrier without a time-out, in which Python hears signals: it asks the store that the ranks met at."""
+    if world_size() == 1:
+        return
+    global _waited
+    _waited += 1
+    store, key, pause = dist.distributed_c10d._get_default_store(), f"capt/waited/{_waited}", 0.01
+    if store.add(key, 1) == world_size():
+        store.set(f"{key}/all", "")
+    while not store.check([f"{key}/all"]):
+        time.sleep(pause)
+        pause = min(1.5 * pause, 1.0)
 
 
 def barrier() -> None:

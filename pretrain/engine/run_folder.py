@@ -1,30 +1,119 @@
-"""What a launcher and a rank must agree on: the exit codes, and when a folder is taken. Imports no torch."""
+"""What a launcher and a rank must agree on: exit codes, how a run stands, and when a folder is taken. No torch."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
+import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Literal, TypeVar
 
+from pydantic import Field, FiniteFloat
+
+from pretrain.engine.records import Count, Record, parse
 from tokenizer.errors import ConfigError
+from tokenizer.safe_files import open_lock, read_json, write_json
 
 logger = logging.getLogger(__name__)
 
 DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
 
+STATUS, BEST, LOCK = "status.json", "best.json", ".training"
 _RUN_MARKS = ("config.yaml", "metrics.jsonl", "checkpoints")
+_LONGEST_REASON = 2000
+
+
+class Status(Record):
+    """``status.json``: how the run stands.
+
+    ``starting`` (data are prepared, nothing is trained yet), ``running``, ``done``, ``stopped`` (resumable) or
+    ``failed``. A process that is killed cannot write: ``starting`` and ``running`` are true while the folder is held
+    (:func:`is_held`).
+    """
+
+    state: Literal["starting", "running", "done", "stopped", "failed"]
+    step: Count = 0
+    exit_code: int | None = Field(None, ge=0, le=255)
+    reason: str = Field("", max_length=1_000_000)
+    failed_saves: Count = 0
+    """Periodic checkpoints that could not be written (a full disk); the run went on without them."""
+
+
+class Best(Record):
+    """``best.json``: the best validation value of ``checkpoint.best``, and the step it belongs to."""
+
+    metric: str = Field(max_length=1000)
+    mode: Literal["max", "min"]
+    step: Count
+    value: FiniteFloat = Field(strict=False)
+
+
+_R = TypeVar("_R", bound=Record)
+
+
+def read_status(folder: Path) -> Status | None:
+    """How the run in ``folder`` stands; None without a ``status.json``. Raises ``ConfigError``, if it is damaged."""
+    return _read(folder / STATUS, Status)
+
+
+def read_best(folder: Path) -> Best | None:
+    """The record of the best checkpoint; None without a ``best.json``. Raises ``ConfigError``, if it is damaged."""
+    return _read(folder / BEST, Best)
+
+
+def write_status(folder: Path, status: Status) -> None:
+    """Replace ``status.json``; on a full disk in place, since a run that ends there must say so."""
+    status = status.model_copy(update={"reason": status.reason[:_LONGEST_REASON]})
+    values = status.model_dump(exclude=None if status.failed_saves else {"failed_saves"})
+    try:
+        write_json(folder / STATUS, values)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not (folder / STATUS).is_file():
+            raise
+        with open_lock(folder / STATUS, error=ConfigError) as file:  # its block is there already
+            file.truncate()
+            file.write(status.model_dump_json())
+
+
+def write_best(folder: Path, best: Best) -> None:
+    """Replace ``best.json``."""
+    write_json(folder / BEST, best.model_dump())
+
+
+def _read(path: Path, kind: type[_R]) -> _R | None:
+    try:
+        content = read_json(path, error=ConfigError)
+    except FileNotFoundError:
+        return None
+    return parse(kind, content, path, "; remove the file")
 
 
 def check_is_free(folder: Path) -> None:
     """Refuse a folder that already holds a run. Raises ``ConfigError``."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"run.dir {folder} is a file; name a folder")
-    if any((folder / mark).exists() for mark in _RUN_MARKS):
+    if any((folder / mark).exists() or (folder / mark).is_symlink() for mark in _RUN_MARKS):
         raise ConfigError(
             f"run.dir {folder} already holds a run; continue it with 'capt resume {folder}' or name another folder"
         )
+
+
+def discard_refused(folder: Path) -> None:
+    """Remove what a job that was refused before its first step left: its status, its launch options, empty folders.
+
+    A folder that holds a run stays as it is.
+    """
+    if any((folder / mark).exists() for mark in _RUN_MARKS):
+        return
+    for name in (STATUS, "launch.json", LOCK):
+        (folder / name).unlink(missing_ok=True)
+    for empty in (folder / "log", folder):
+        with suppress(OSError):
+            empty.rmdir()
 
 
 @contextmanager
@@ -35,11 +124,46 @@ def held(folder: Path, name: str, refusal: str) -> Iterator[None]:
         ConfigError: ``refusal``, when another process holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / name).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(refusal) from None
-        except OSError as error:  # a network file system without locks
-            logger.warning("%s cannot be locked (%s): see to it that nobody else uses it", folder, error.strerror)
-        yield
+    path, patience = folder / name, time.monotonic() + 0.5  # is_held() of another process holds it for a moment
+    while True:
+        with open_lock(path, error=ConfigError) as lock:
+            try:
+                _flock(lock, path, fcntl.LOCK_EX)
+            except BlockingIOError:
+                if time.monotonic() > patience:
+                    raise ConfigError(refusal) from None
+                time.sleep(0.05)
+                continue
+            if _is_of(lock, path):
+                yield
+                return
+
+
+def is_held(folder: Path, name: str = LOCK) -> bool:
+    """Whether a process holds ``folder``: of a run, whether it is alive."""
+    path = folder / name
+    if not path.is_file() or path.is_symlink():
+        return False
+    try:
+        with path.open("rb") as lock:
+            return not _flock(lock, path, fcntl.LOCK_SH)
+    except BlockingIOError:
+        return True
+
+
+def _flock(lock: IO[str] | IO[bytes], path: Path, kind: int) -> bool:
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:  # a network file system without locks
+        logger.warning("%s cannot be locked (%s): see to it that nobody else uses it", path.parent, error.strerror)
+        return False
+    return True
+
+
+def _is_of(lock: IO[str], path: Path) -> bool:
+    """Whether the open file is still the one at ``path``, and not one that its last holder has removed."""
+    with suppress(OSError):
+        return os.path.samestat(os.fstat(lock.fileno()), path.lstat())
+    return False

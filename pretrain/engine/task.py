@@ -15,11 +15,17 @@ from pretrain.engine.engines import Engine
 Figure = Tensor | float | Callable[[], Tensor | float]
 """A scalar; or, where it costs something, how to find it: called in steps that are logged, on all ranks alike.
 
-``loss`` and ``grad_norm``, which are looked at in every step, are scalars.
+``loss`` and ``grad_norm``, which are looked at in every step, are scalars; as tensors on the device they are looked at
+there, and the host does not wait for them.
 """
 
 Report = dict[str, Figure]
 """Named figures of a step. The MEAN OVER RANKS of a value is its global value."""
+
+
+def is_logged(job: Job, step: int) -> bool:
+    """Whether the figures of ``step`` (counted from 1) are written down; in other steps nobody looks at them."""
+    return step % job.run.log_every == 0 or step >= job.schedule.max_steps
 
 
 def number(figure: Figure) -> float:

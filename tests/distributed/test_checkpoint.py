@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.engine.checkpoint import begin_save, read_weights, restore_engine, restore_weights, verify
-from pretrain.engine.checkpoint.layout import read_metadata
+from pretrain.engine.checkpoint import (
+    begin_save,
+    read_metadata,
+    read_weights,
+    restore_engine,
+    restore_weights,
+    verify,
+)
 from pretrain.engine.engines import build_engines
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
@@ -44,8 +50,8 @@ def _train(job: ToyJob, folder: str, steps: int, save_at: int | None, source: st
     progress = Progress()
     if source:
         state = read_metadata(verify_path(source))
-        restore_engine(Path(source), engines["model"], state["engines"]["model"])
-        progress = Progress(**state["progress"])
+        restore_engine(Path(source), engines["model"], state.engines["model"])
+        progress = Progress(**state.progress.model_dump())
     batches, losses = task.build_batches(progress), []
     while progress.step < steps:
         losses.append(float(task.step(engines, next(batches), progress)["loss"]))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Literal
 
 from pretrain.config.base import Section
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
+from tokenizer.errors import DataError
 
 
 class Fault(Section):
-    """Something that goes wrong on one rank at one step."""
+    """Something that goes wrong on one rank at one step; at step 0 while preparing."""
 
-    kind: Literal["none", "term", "nan", "nan_gradient"] = "none"
+    kind: Literal["none", "term", "nan", "nan_gradient", "refuse", "crash", "wait"] = "none"
     step: int = 0
     rank: int = 0
 
@@ -24,6 +26,12 @@ class Fault(Section):
     def strike(self, step: int) -> None:
         if self.hits("term", step):
             os.kill(os.getpid(), signal.SIGTERM)
+        if self.hits("refuse", step):
+            raise DataError("data.files: no text")
+        if self.hits("crash", step):
+            raise RuntimeError("a fault of the program")
+        if self.hits("wait", step):
+            time.sleep(1.5)
 
 
 class ToyJob(Job):

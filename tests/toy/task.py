@@ -39,6 +39,7 @@ class ToyTask:
 
     def __init__(self, job: ToyJob, run_dir: Path) -> None:
         self.job = job
+        job.fault.strike(0)
         self.status = ""
         self.seen: list[int] = []
 

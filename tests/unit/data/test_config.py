@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pretrain.data.config import CorruptionConfig, DataConfig, default_cache
+from pretrain.data.config import CorruptionConfig, DataConfig
+from tokenizer.files import default_cache
 
 
 @pytest.mark.parametrize(

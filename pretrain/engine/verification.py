@@ -1,0 +1,27 @@
+"""Verification of files by all ranks together (``tokenizer.verification``), over the job's process group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pretrain.engine import distributed
+from tokenizer.errors import UserError
+from tokenizer.verification import Ranks, Recorded, Verifier
+
+
+def all_ranks() -> Ranks:
+    """The ranks of the process group; this process alone without one."""
+    return Ranks(distributed.rank(), distributed.gather_objects, distributed.agreed)
+
+
+def verify_files(folder: Path, files: Mapping[str, Recorded], *, error: type[UserError], hint: str = "") -> None:
+    """Compare files of ``folder`` with their records, each read by one rank, or by none that this host remembers.
+
+    Collective: all ranks call it with the same files.
+
+    Raises:
+        UserError: of the class ``error``, on all ranks, naming the first file that is missing or differs; ``hint`` is
+            the end of the message.
+    """
+    Verifier(ranks=all_ranks()).verify(folder, files, error=error, hint=hint)

@@ -1,0 +1,141 @@
+"""A job takes its folder before anything is loaded, and whatever ends it leaves a folder that says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.engine import interruption
+from pretrain.engine.run_folder import BAD_INPUT, LOCK, STOPPED, held, read_status
+from tests.distributed.test_run import _mapping, _rows, _run
+from tests.fuzz.harness import snapshot
+from tests.support import run_ranks
+
+
+def _fault(kind: str, rank: int = 0) -> dict[str, Any]:
+    return {"fault": {"kind": kind, "step": 0, "rank": rank}}
+
+
+def _run_in_own_folder(mappings: list[dict[str, Any]]) -> int | str:
+    """Each rank is told another folder, as where a path is not shared; both are the first of their host."""
+    rank = int(os.environ["RANK"])
+    os.environ["LOCAL_RANK"] = "0"
+    return _run(mappings[rank])
+
+
+def _run_installed(mapping: dict[str, Any], resume: bool = False) -> int | str:
+    interruption.install(STOPPED)
+    try:
+        return _run(mapping, resume)
+    except interruption.Interrupted as stop:
+        return f"Interrupted: {stop}"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_refused_job_leaves_nothing_behind(tmp_path: Path, rank: int) -> None:
+    outcomes = run_ranks(_run, 2, _mapping(tmp_path / "runs" / "run", **_fault("refuse", rank)))
+    assert outcomes == [f"DataError: rank {rank}: data.files: no text"] * 2
+    assert snapshot(tmp_path) == {}
+
+
+def test_a_refused_job_of_a_launcher_leaves_its_verdict_to_the_launcher(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "launch.json").write_text("{}")
+    assert "DataError" in str(run_ranks(_run, 1, _mapping(tmp_path / "run", **_fault("refuse"))))
+    assert {"launch.json", "status.json"} <= snapshot(tmp_path / "run").keys()
+    status = read_status(tmp_path / "run")
+    assert status is not None
+    assert (status.state, status.exit_code) == ("failed", BAD_INPUT)
+    assert run_ranks(_run, 1, _mapping(tmp_path / "run", batch={"global": 8, "micro": 8})) == [0], "the folder is free"
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_resumes_at_step_0(tmp_path: Path) -> None:
+    mapping = _mapping(tmp_path / "run", batch={"global": 8, "micro": 8})
+    assert "a fault of the program" in str(run_ranks(_run, 1, mapping | _fault("crash")))
+    status = read_status(tmp_path / "run")
+    assert status is not None
+    assert (status.state, status.step, status.exit_code) == ("failed", 0, 1)
+    assert run_ranks(_run, 1, mapping, True) == [0]
+    assert [row["step"] for row in _rows(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_second_job_is_refused_before_it_loads_anything(tmp_path: Path) -> None:
+    """It would crash on loading."""
+    with held(tmp_path / "run", LOCK, ""):
+        before = snapshot(tmp_path)
+        for resume in (False, True):
+            outcomes = run_ranks(_run, 1, _mapping(tmp_path / "run", **_fault("crash")), resume)
+            assert "another process is training in this folder" in outcomes[0]
+        assert snapshot(tmp_path) == before
+
+
+def test_ranks_wait_for_each_other_beyond_the_time_limit_of_collectives(tmp_path: Path) -> None:
+    """Rank 1 prepares for 1.5 s, the group's collectives wait 1 s."""
+    assert run_ranks(_patient, 2, _mapping(tmp_path / "run", **_fault("wait", 1))) == [0, 0]
+
+
+def _patient(mapping: dict[str, Any]) -> int | str:
+    import datetime
+
+    import torch.distributed as dist
+
+    from pretrain.engine import distributed
+
+    distributed._control_group = dist.new_group(timeout=datetime.timedelta(seconds=1))
+    try:
+        return _run(mapping)
+    finally:
+        distributed._control_group = None
+
+
+def test_a_folder_that_is_not_shared_is_noticed_before_the_first_step(tmp_path: Path) -> None:
+    mappings = [_mapping(tmp_path / name) for name in ("a", "b")]
+    (tmp_path / "b").mkdir()
+    before = snapshot(tmp_path / "b")
+    for outcome in run_ranks(_run_in_own_folder, 2, mappings):
+        assert "not shared: what" in outcome
+        assert "(rank 0) writes there is not seen on" in outcome
+        assert "(rank 1); name a folder" in outcome
+    assert not (tmp_path / "a").exists()
+    assert snapshot(tmp_path / "b") == before
+    assert run_ranks(_run_in_own_folder, 2, [mappings[0], mappings[0]]) == [0, 0]
+
+
+def test_a_signal_before_the_first_step_ends_the_run_resumably(tmp_path: Path) -> None:
+    mapping = _mapping(tmp_path / "run", batch={"global": 8, "micro": 8})
+    outcomes = run_ranks(_run_installed, 1, mapping | _fault("term"))
+    assert outcomes == ["Interrupted: SIGTERM received before the first step"]
+    status = {"state": "stopped", "step": 0, "exit_code": 75, "reason": "SIGTERM received before the first step"}
+    assert json.loads((tmp_path / "run" / "status.json").read_text()) == status
+    assert run_ranks(_run_installed, 1, mapping, True) == [0]
+
+
+_DEAF = """
+import hashlib, pathlib, sys
+from pretrain.engine import interruption
+interruption.GRACE = 0.3
+interruption.install(75)
+interruption.before_exit(lambda: pathlib.Path(sys.argv[1]).write_text(interruption.reason()))
+print(flush=True)
+hashlib.pbkdf2_hmac("sha256", b"", b"", 1 << 30)
+"""
+
+
+def test_a_rank_that_hears_no_signal_ends_all_the_same(tmp_path: Path) -> None:
+    """In C code (here a hash of many minutes) Python's handlers do not run: a thread ends the rank, truthfully."""
+    command = [sys.executable, "-c", _DEAF, str(tmp_path / "words")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == STOPPED
+    assert (tmp_path / "words").read_text() == "SIGTERM received before the first step"
