@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,13 @@ class GlueFineTuning:
         """Forward and backward FLOP of a global batch of average length."""
         length = float(self.train.lengths.mean())
         return 3.0 * self.job.batch.global_ * self._backbone.encoder.flops(length)
+
+    def next_steps(self, run_dir: Path) -> Sequence[str]:
+        """Look at the dev metric, and compare runs."""
+        return [
+            f"capt evaluate {run_dir} ({self.task.metric} on the dev set, of the best checkpoint where one is kept)",
+            f"capt report {run_dir} (its curves; several runs: their table)",
+        ]
 
     def export_files(self) -> Mapping[str, Path]:
         """The tokenizer travels with every checkpoint."""

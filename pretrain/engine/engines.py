@@ -111,8 +111,11 @@ class Engine:
         """The state of plain torch's AdamW, which a compiled step updates; empty elsewhere, and before any update."""
         return self._update.groups() if isinstance(self._update, FusedUpdate) else []
 
-    def backward(self, loss: Tensor, leaf: Tensor | None = None) -> Tensor | None:
+    def backward(self, loss: Tensor, leaf: Tensor | None = None, *, last: bool = True) -> Tensor | None:
         """Accumulate the gradient of ``loss`` (one micro-batch; divided by the accumulation, scaled for fp16).
+
+        With ``last`` false another pass of the same micro-batch follows, and the ranks' gradients are not summed yet
+        (at ZeRO 0; the others need every pass's).
 
         Returns:
             The gradient that ``leaf`` has now, an input of the pass, where one is named.
@@ -121,7 +124,10 @@ class Engine:
             self._forget_used()
             (loss / self._accumulation if self._accumulation > 1 else loss).backward()
         else:
+            reduces = self.deepspeed.enable_backward_allreduce
+            self.deepspeed.enable_backward_allreduce = reduces and (last or self.zero_stage > 0)
             self.deepspeed.backward(loss)
+            self.deepspeed.enable_backward_allreduce = reduces
         return None if leaf is None else leaf.grad
 
     def take_gradients(self, gradients: Sequence[Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -88,6 +88,10 @@ class Task(Protocol):
 
     def flops_per_step(self) -> float:
         """Model FLOP of an optimizer step over all ranks (for MFU); recomputation not counted."""
+        ...
+
+    def next_steps(self, run_dir: Path) -> Sequence[str]:
+        """What a user may do with the finished run, a command with its purpose a line."""
         ...
 
     def export_files(self) -> Mapping[str, Path]:

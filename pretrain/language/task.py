@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +196,13 @@ class LanguageTask:
                 self.model_config, length, self.prepared.corruptor.slots / length, views=2 if self.contrasts else 1
             )
         )
+
+    def next_steps(self, run_dir: Path) -> Sequence[str]:
+        """Measure the encoder, and take it elsewhere."""
+        return [
+            f"capt evaluate {run_dir} --text HELD_OUT.txt (what the encoder has learnt; --sts FOLDER for similarity)",
+            f"capt convert {run_dir} OUT --to hf (or sentence-transformers, onnx)",
+        ]
 
     def export_files(self) -> Mapping[str, Path]:
         """The tokenizer travels with every checkpoint."""

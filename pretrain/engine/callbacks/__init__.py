@@ -7,6 +7,7 @@ from pretrain.engine.callbacks.agreement import Agreement
 from pretrain.engine.callbacks.checkpointer import Checkpointer
 from pretrain.engine.callbacks.garbage import GarbageCollector
 from pretrain.engine.callbacks.metrics import Metrics
+from pretrain.engine.callbacks.next_steps import NextSteps
 from pretrain.engine.callbacks.profiler import Profiler
 from pretrain.engine.callbacks.progress import ProgressDisplay
 from pretrain.engine.callbacks.throughput import Throughput
@@ -22,9 +23,9 @@ def default_callbacks(job: Job) -> list[Callback]:
         Throughput(),
         Agreement(),
         metrics,
-        ProgressDisplay(metrics),
         Validator(metrics),
+        ProgressDisplay(metrics),
     ]
     if job.run.profile_step:
         callbacks.append(Profiler())
-    return [*callbacks, Checkpointer(), GarbageCollector()]
+    return [*callbacks, Checkpointer(), GarbageCollector(), NextSteps()]
