@@ -13,14 +13,16 @@ import torch
 from typer.testing import CliRunner
 
 from finetune.backbone import load_backbone
+from finetune.glue.config import GlueJob
 from finetune.glue.export import export
 from finetune.glue.files import read_split
 from finetune.glue.predict import as_text, evaluate, predict
 from finetune.glue.restore import load_classifier
+from finetune.glue.task import best_so_far
 from finetune.glue.tasks import GLUE
 from launcher.cli import app
 from pretrain.config.load import job_from_mapping
-from pretrain.engine.checkpoint import find_best
+from pretrain.engine.checkpoint import find_best, read_job
 from tests.finetune import glue_mapping, write_encoder, write_task
 from tests.support import run_ranks
 from tokenizer.errors import CheckpointError, ConfigError, UserError
@@ -80,6 +82,11 @@ def test_it_learns_and_reports_the_tasks_metrics(learnt: Path) -> None:
     best = json.loads((learnt / "best.json").read_text())
     assert best["value"] == max(row["matthews"] for row in validations)
     assert find_best(learnt).name == f"step-{best['step']:08d}"
+    job = read_job(find_best(learnt))
+    assert isinstance(job, GlueJob)
+    said = f"best matthews {best['value']:.4f} at epoch {best['step'] / 25:.3g}, step {best['step']},"
+    assert best_so_far(learnt, job, 200) == said
+    assert best_so_far(learnt.parent, job, 200) is None
 
 
 def test_evaluation_and_prediction_repeat_the_best_validation(learnt: Path, folder: Path) -> None:
