@@ -18,7 +18,8 @@ from pydantic import Field
 
 from launcher import environment
 from launcher.runfolder import StatusWatch, step_reached
-from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, MOST, STOPPED, Record, parse
+from pretrain.engine.records import Count, Record, parse
+from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED
 from tokenizer.errors import ConfigError, user_text
 from tokenizer.safe_files import read_json, write_json
 
@@ -31,8 +32,8 @@ class Restarts(Record):
     """How often a job was queued again after a failure, and the step that it had reached then."""
 
     job: str = Field(max_length=100)
-    failures: int = Field(0, ge=0, le=MOST)
-    step: int = Field(-1, ge=-1, le=MOST)
+    failures: Count = 0
+    step: Count | None = None
 
 
 def settle(run: Path, code: int) -> None:
@@ -55,7 +56,7 @@ def again(run: Path, code: int, limit: int, job: str) -> bool:
     if before.failures >= limit:
         log.error("failed, and not queued again: that was done %d times (restarts in the cluster file)", limit)
         return False
-    if step <= before.step:
+    if before.step is not None and step <= before.step:
         log.error("failed, and not queued again: no step was made since the last time (step %d)", step)
         return False
     write_json(run / RECORD, Restarts(job=job, failures=before.failures + 1, step=step).model_dump())

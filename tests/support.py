@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PRELOAD = ["torch", "deepspeed", "deepspeed.runtime.zero.muon.original_muon", "pretrain.engine.run", "tests.support"]
 _CONTEXT.set_forkserver_preload(_PRELOAD)
@@ -36,6 +38,17 @@ def _rank_main(fn: Callable[..., Any], rank: int, world: int, port: int, args: t
         dist.destroy_process_group()
     except BaseException:
         results.put((rank, None, traceback.format_exc()))
+
+
+def skip_without(precision: str) -> None:
+    """Skip a test of a precision that this machine has no units for."""
+    from pretrain.engine.precision import check_precision
+    from tokenizer.errors import ConfigError
+
+    try:
+        check_precision(precision)
+    except ConfigError as error:
+        pytest.skip(str(error))
 
 
 def run_ranks(fn: Callable[..., Any], world: int, *args: Any, timeout: float = 120.0) -> list[Any]:

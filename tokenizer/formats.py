@@ -1,4 +1,4 @@
-"""The three kinds of tokenizer folder, opened as one: a ``tokenizers`` pipeline and the special tokens it declares."""
+"""The four kinds of tokenizer folder, opened as one: a ``tokenizers`` pipeline and the special tokens it declares."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from tokenizer.errors import DataError
 
 logger = logging.getLogger(__name__)
-
-NEVER_IN_TEXT = -1e4
-"""Unigram score of a piece that stands for no text: below any sequence of pieces that spells its name."""
 
 # cls and sep come last: where both are declared, they are what stands around a text
 _DECLARED = (
@@ -29,6 +26,13 @@ _DECLARED = (
 )
 
 
+NEVER_IN_TEXT = -1e4
+"""Unigram score of a piece that stands for no text: below any sequence of pieces that spells its name."""
+
+_DEBERTA = "spm.model"
+_CONVERT = "save it as tokenizer.json: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers"
+
+
 @dataclass(frozen=True)
 class Opened:
     """A tokenizer folder as read, before its special tokens are resolved."""
@@ -39,7 +43,7 @@ class Opened:
 
 
 def open_folder(path: Path) -> Opened:
-    """Open a tokenizer folder of any of the three kinds.
+    """Open a tokenizer folder of any of the four kinds.
 
     Raises:
         DataError: there is no such folder, no tokenizer in it, or a file of it is damaged.
@@ -59,6 +63,8 @@ def open_folder(path: Path) -> Opened:
             tokenizer = _byte_level_bpe(path, config)
         elif (path / "vocab.txt").is_file():
             tokenizer = _word_piece(path / "vocab.txt", config)
+        elif (path / _DEBERTA).is_file():
+            tokenizer = _sentencepiece_of_deberta(path, config)
         else:
             raise DataError(f"{path}: {_what_is_missing(path)}")
     except DataError:
@@ -112,9 +118,30 @@ def _word_piece(path: Path, config: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
+def _sentencepiece_of_deberta(path: Path, config: dict[str, Any]) -> Tokenizer:
+    """DeBERTa-v2's and v3's: SentencePiece's own ids, and behind them the mask, which its model does not hold."""
+    from tokenizer.pieces import read_model, to_tokenizer  # SentencePiece, which no other kind needs
+
+    for key in ("do_lower_case", "split_by_punct"):
+        if config.get(key):
+            raise DataError(f"{path}: tokenizer_config.json sets {key}, which {_DEBERTA} alone does not do; {_CONVERT}")
+    proto = read_model(path / _DEBERTA)
+    tokenizer = to_tokenizer(proto, path / _DEBERTA)
+    added = {"[MASK]": len(proto.pieces)} | _json(path / "added_tokens.json")
+    for token in added:
+        tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True, lstrip=token == "[MASK]")])
+    odd = next((token for token, number in added.items() if tokenizer.token_to_id(token) != number), None)
+    if odd is not None:
+        raise DataError(f"{path}: added_tokens.json gives {odd!r} an id that does not follow {_DEBERTA}; {_CONVERT}")
+    return tokenizer
+
+
 def _what_is_missing(path: Path) -> str:
-    if any(path.glob("*.model")):
-        return "a SentencePiece model only; `capt tokenizer export` makes a tokenizer.json of it"
+    models_here = sorted(found.name for found in path.glob("*.model"))
+    if models_here == ["sentencepiece.model"]:  # of ours
+        return f"a SentencePiece model only; `capt tokenizer export {path} OUT` writes a tokenizer.json, to be put here"
+    if models_here:  # their ids are not SentencePiece's own, or their text is changed before
+        return f"a SentencePiece model only ({models_here[0]}), to which its class adds what no file says; {_CONVERT}"
     for has, lacks in (("vocab.json", "merges.txt"), ("merges.txt", "vocab.json")):
         if (path / has).is_file():
             return f"has {has} but no {lacks}"

@@ -24,11 +24,12 @@ from pretrain.convert.card import final_metrics
 from pretrain.convert.output import new_folder
 from pretrain.convert.reference import TEXTS, quiet_transformers, require_close
 from pretrain.engine.checkpoint import read_metadata
-from pretrain.engine.safe_files import write_json, write_tensors
+from pretrain.engine.safe_files import write_tensors
 from pretrain.language.sts_files import MAX_SCORE
 from pretrain.models.hf_map import names
 from tokenizer.check import check_with_transformers
 from tokenizer.errors import CheckpointError
+from tokenizer.safe_files import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +160,7 @@ def _check(restored: Restored, family: Family, folder: Path) -> float:
 
 def _card(restored: Restored) -> str:
     task, run = restored.task, restored.checkpoint.resolve().parent.parent
-    step = read_metadata(restored.checkpoint)["progress"]["step"]
+    step = read_metadata(restored.checkpoint).progress.step
     metrics = {name: value for name, value in final_metrics(run, step).items() if name.startswith("validation/")}
     meaning = "The logit is a similarity from 0 to 5." if task.regression else f"Classes: {', '.join(task.names)}."
     return _CARD.format(

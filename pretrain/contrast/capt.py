@@ -18,6 +18,7 @@ def capt_loss(
     *,
     temperature: float | Float[Tensor, ""],
     group: distributed.Group = None,
+    equal_rows: bool = False,
     in_batch: InBatch = "global",
     reduction: Reduction = "mean",
     grad_reduction: Reduction = "mean",
@@ -40,6 +41,7 @@ def capt_loss(
         queue: frozen negatives from earlier steps; push ``queue.enqueue(s, s_hat)`` after the loss.
         temperature: ``tau``, for instance of :func:`~pretrain.contrast.temperature.inverted_triangle` (Eq. 6).
         group: the ranks that train together.
+        equal_rows: the caller knows that all ranks hold as many samples, and none has to ask.
         in_batch: live negatives from all ranks, as if they were one large batch, from this rank, or none.
         reduction: ``mean`` is :math:`\frac1n \sum_i [\mathcal{L}(x_i) + \mathcal{L}(\hat x_i)]` over the samples of all
             ranks, the scale of a mean-token MLM loss; ``sum`` is Eq. 4 to the letter.
@@ -61,6 +63,7 @@ def capt_loss(
         within_view=True,
         ids=ids,
         group=group,
+        equal_rows=equal_rows,
         reduction=reduction,
         grad_reduction=grad_reduction,
         impl=impl,

@@ -22,10 +22,13 @@ class Exchange:
     group: distributed.Group
 
     @classmethod
-    def agree(cls, rows: int, device: torch.device, group: distributed.Group) -> Exchange:
-        """Learn every rank's number of rows (a collective of eight bytes a rank)."""
-        if distributed.world_size(group) == 1:
-            return cls((rows,), group)
+    def agree(cls, rows: int, device: torch.device, group: distributed.Group, *, equal: bool = False) -> Exchange:
+        """Learn every rank's number of rows: a collective of eight bytes a rank, for whose result the host waits.
+
+        With ``equal`` the caller knows that all ranks have as many, and nobody asks.
+        """
+        if equal or distributed.world_size(group) == 1:
+            return cls((rows,) * distributed.world_size(group), group)
         counts = distributed.all_gather(torch.tensor(rows, device=device), group)
         return cls(tuple(counts.tolist()), group)
 

@@ -37,6 +37,7 @@ def info_nce(
     within_view: bool = False,
     ids: Int[Tensor, " n"] | None = None,
     group: distributed.Group = None,
+    equal_rows: bool = False,
     reduction: Reduction = "mean",
     grad_reduction: Reduction = "mean",
     impl: str = "chunked",
@@ -65,6 +66,8 @@ def info_nce(
         ids: instance of each sample; a key with the anchor's id, live or queued, is no negative (it shows the same
             thing). The positive always counts once.
         group: the ranks over which batch and queue are spread. Ranks may hold different ``n``.
+        equal_rows: the caller knows that they do not: then no rank asks the others for theirs, and the host does not
+            wait for the device. Other sizes would be an error of the collectives, or wrong rows.
         reduction: ``mean`` over the anchors of all ranks, or ``sum``.
         grad_reduction: how the engine combines the parameter gradients of the ranks. The value returned on each rank is
             scaled so that this very combination of the ranks' values, and of their gradients, is exact.
@@ -82,7 +85,7 @@ def info_nce(
     dtype = torch.float64 if torch.float64 in (anchors.dtype, positives.dtype) else torch.float32
     tensor_cores = anchors.is_cuda and anchors.dtype == positives.dtype == torch.bfloat16
     bounded = not isinstance(temperature, Tensor) and 1 / temperature <= BOUNDED[dtype]
-    samples = Exchange.agree(len(anchors), anchors.device, group)
+    samples = Exchange.agree(len(anchors), anchors.device, group, equal=equal_rows)
     scale = float(distributed.world_size(group)) if grad_reduction == "mean" else 1.0
     if reduction == "mean":
         scale /= sum(samples.counts) * (2 if symmetric else 1)
@@ -140,8 +143,8 @@ def _check_options(temperature: float | Tensor, in_batch: str, reduction: str, g
     for name, (value, allowed) in choices.items():
         if value not in allowed:
             raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
-    if isinstance(temperature, Tensor) and temperature.is_cuda:
-        return  # to look at it would stall the stream
+    if isinstance(temperature, Tensor) and not _may_look(temperature):
+        return
     tau = temperature.item() if isinstance(temperature, Tensor) else temperature
     if not (tau > 0 and math.isfinite(tau)):
         raise ConfigError(f"the temperature must be a positive number, got {tau}")
@@ -164,9 +167,9 @@ def _check_rows(
         raise ConfigError(f"{name} must have unit norm: apply torch.nn.functional.normalize(rows, dim=-1) first")
 
 
-def _may_look(rows: Tensor) -> bool:
+def _may_look(values: Tensor) -> bool:
     """Whether a number can be read without waiting for a stream, or breaking a compiled graph."""
-    return not rows.is_cuda and not torch.compiler.is_compiling()
+    return not values.is_cuda and not torch.compiler.is_compiling()
 
 
 def _lengths(rows: Tensor) -> Tensor:

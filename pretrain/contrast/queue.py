@@ -69,7 +69,15 @@ class ShardedQueue:
         self._ids = torch.full((self.share,), NO_ID, device=device)
         self._next = 0
         self._filled = 0
-        self._warned = False
+
+    def expect(self, rows: int) -> None:
+        """Say so, once, if a step pushes more ``rows`` over all ranks than the queue holds."""
+        if rows > self.capacity and self.rank == 0:
+            log.warning(
+                "the queue of %d rows holds less than one step, which pushes %d: every queued negative will be of the "
+                "last step; raise contrast.queue (%d holds four steps) or lower the batch",
+                self.capacity, rows, 4 * rows,
+            )  # fmt: skip
 
     def __len__(self) -> int:
         """Rows that this rank holds now, at most ``ceil(capacity / world)``."""
@@ -96,15 +104,6 @@ class ShardedQueue:
         Raises:
             ConfigError: rows of another width than the queue's.
         """
-        pushed = sum(len(view) for view in views)
-        if pushed > self.share and not self._warned:
-            self._warned = True
-            if self.rank == 0:
-                log.warning(
-                    "the queue (%d rows over %d ranks) holds less than one step (%d rows a rank): "
-                    "raise contrast.queue or lower the batch, or every queued negative will be of the last step",
-                    self.capacity, self.world, pushed,
-                )  # fmt: skip
         for view in views:
             if view.shape[1] != self.dim:
                 raise ConfigError(f"the queue holds rows of {self.dim} features, got rows of {view.shape[1]}")

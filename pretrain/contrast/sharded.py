@@ -109,7 +109,7 @@ class ShardedSoftmax(torch.autograd.Function):
             margins += own.reference
         losses = torch.logaddexp(margins, torch.zeros_like(margins))
         if step.stats is not None and own.reference is not None:
-            step.stats.update(torch.sigmoid(-margins), positive_logits > own.reference)
+            step.stats.update(torch.sigmoid(-margins), (positive_logits - own.reference) * temperature)
 
         if own.weighted is not None:
             tiny = torch.finfo(anchors.dtype).tiny  # an anchor without any negative: 0 / tiny, times sigmoid(-inf)

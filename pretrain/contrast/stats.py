@@ -13,12 +13,15 @@ class ContrastStats:
         self.anchors = 0
         self._positive_probability: Tensor | float = 0.0
         self._top1: Tensor | float = 0.0
+        self._margin: Tensor | float = 0.0
 
-    def update(self, positive_probability: Tensor, top1: Tensor) -> None:
-        """Add a batch: per anchor, the softmax weight of its positive, and whether no negative is as near as that."""
-        self.anchors += len(top1)
+    def update(self, positive_probability: Tensor, margin: Tensor) -> None:
+        """Add a batch: per anchor, the softmax weight of its positive, and by how much its cosine to the positive
+        exceeds that to the nearest negative."""
+        self.anchors += len(margin)
         self._positive_probability += positive_probability.double().sum()
-        self._top1 += top1.double().sum()
+        self._top1 += (margin > 0).double().sum()
+        self._margin += margin.double().sum()
 
     @property
     def positive_probability(self) -> float:
@@ -29,3 +32,8 @@ class ContrastStats:
     def top1(self) -> float:
         """Share of the anchors that retrieve their positive first among all keys of the loss, 0 to 1."""
         return float(self._top1) / max(self.anchors, 1)
+
+    @property
+    def margin(self) -> float:
+        """Mean of the anchors' cosine to their positive less that to their nearest negative, -2 to 2."""
+        return float(self._margin) / max(self.anchors, 1)

@@ -105,7 +105,7 @@ def _card(restored: Restored, to: str, pooling: str) -> str:
     from pretrain.engine.checkpoint import read_metadata
 
     config, run = restored.model.config, restored.checkpoint.resolve().parent.parent
-    progress = read_metadata(restored.checkpoint)["progress"]
+    progress = read_metadata(restored.checkpoint).progress.model_dump()
     facts: dict[str, Any] = {
         "layers": config.layers,
         "hidden size": config.hidden,

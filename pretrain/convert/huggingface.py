@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pretrain.convert.output import new_folder
 from pretrain.convert.reference import TEXTS, probe_batches, quiet_transformers, require_close
-from pretrain.engine.safe_files import write_json, write_tensors
+from pretrain.engine.safe_files import write_tensors
 from pretrain.models.build import build_model
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
@@ -20,6 +20,7 @@ from pretrain.models.hf_map import HEAD_FILE, to_hf
 from tokenizer.check import check_with_transformers
 from tokenizer.encode import TextTokenizer, load_tokenizer
 from tokenizer.errors import CheckpointError
+from tokenizer.safe_files import write_json
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,8 @@ import torch
 
 from pretrain.config.load import job_from_mapping
 from pretrain.convert.output import new_folder
-from pretrain.engine.checkpoint.layout import CONFIG, step_folder
+from pretrain.engine.checkpoint.layout import step_folder
+from pretrain.engine.checkpoint.manifest import CONFIG
 from pretrain.engine.checkpoint.save import config_text, partial_folder, write_weights_only
 from pretrain.engine.seeding import derive
 from pretrain.language.config import LanguageJob

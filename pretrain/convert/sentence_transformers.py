@@ -27,11 +27,12 @@ from pretrain.convert.reference import (
     require_pooling,
     tokenize,
 )
-from pretrain.engine.safe_files import write_json, write_tensors
+from pretrain.engine.safe_files import write_tensors
 from pretrain.models.build import build_model
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
 from tokenizer.encode import TextTokenizer
+from tokenizer.safe_files import write_json
 
 logger = logging.getLogger(__name__)
 

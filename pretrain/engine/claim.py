@@ -14,7 +14,7 @@ from typing import IO
 
 from pretrain.config.schema import Job
 from pretrain.engine import distributed, interruption
-from pretrain.engine.checkpoint import read_job
+from pretrain.engine.checkpoint import read_job_of_run
 from pretrain.engine.checkpoint.save import config_text
 from pretrain.engine.run_folder import (
     BAD_INPUT,
@@ -73,8 +73,8 @@ class Claim:
 
     def keep_config(self, job: Job) -> None:
         """Replace ``config.yaml`` by the job as it runs, and name in the log what differs from before."""
-        for key in changed_keys(read_job(self.folder), job):
-            if not self._fresh:
+        if not self._fresh:
+            for key in changed_keys(read_job_of_run(self.folder), job):
                 logger.warning("%s differs from the run's configuration so far", key)
         write_text(self.folder / CONFIG, config_text(job))
 
@@ -115,9 +115,16 @@ class Claim:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 
-    def _write(self, state: str, step: int, code: int | None = None, reason: str = "") -> None:
-        values = {"state": state, "step": step, "exit_code": code, "reason": reason}
-        self._status = Status.model_validate({**values, "failed_saves": self._status.failed_saves})
+    def note_failed_saves(self, count: int) -> None:
+        """Periodic checkpoints found no room so far: ``status.json`` says how many, as soon as it can be written."""
+        if count != self._status.failed_saves:
+            with contextlib.suppress(OSError):
+                self._write("running", self.progress.step, failed_saves=count)
+
+    def _write(self, state: str, step: int, code: int | None = None, reason: str = "", failed_saves: int = -1) -> None:
+        lost = self._status.failed_saves if failed_saves < 0 else failed_saves
+        status = {"state": state, "step": step, "exit_code": code, "reason": reason, "failed_saves": lost}
+        self._status = Status.model_validate(status)
         if distributed.rank() == 0:
             write_status(self.folder, self._status)
 

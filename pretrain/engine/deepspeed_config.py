@@ -54,11 +54,38 @@ _OURS = {
 }
 
 
+WIRE_TYPES = ("fp32", "bf16", "fp16")
+"""What ``communication_data_type`` may be: the type in which gradients are reduced."""
+
+_BUCKET = 25_000_000
+"""Elements of a gradient bucket (100 MB in fp32; DeepSpeed holds two). Its default, 500 million, is more than a large
+encoder has: one bucket, reduced when the backward pass is over, with nothing left to overlap with."""
+
+
+def offloads_optimizer(job: Job) -> bool:
+    """Whether the optimizer's state lies in host memory."""
+    extra = job.engine.deepspeed_extra.get("zero_optimization", {})
+    return job.engine.offload_optimizer or "offload_optimizer" in extra
+
+
+def clips_here(job: Job) -> bool:
+    """Whether the gradient norm is measured, and clipped by, in ``pretrain.engine.engines``.
+
+    DeepSpeed would read the norm on the host in every step. It must where the step hangs on it (fp16's loss scale),
+    and where gradients are not on the device (offloading), or not in one place (ZeRO 3).
+    """
+    stage = job.engine.zero_stage
+    scaled = job.engine.precision == "fp16" or "fp16" in job.engine.deepspeed_extra
+    return stage == 0 or (stage in (1, 2) and not scaled and not offloads_optimizer(job))
+
+
 def deepspeed_config(job: Job, world: int) -> dict[str, Any]:
     """The configuration passed to ``deepspeed.initialize`` for ``job`` on ``world`` ranks.
 
     Precision: parameters and optimizer state stay fp32; ``bf16`` runs the forward pass under autocast; ``fp16`` keeps
     fp16 parameters with an fp32 master copy and dynamic loss scaling (autocast with a gradient scaler at ZeRO 0).
+    Gradients travel in the type of the parameters unless ``communication_data_type`` names another. At ZeRO 1 and 2
+    they are reduced while the backward pass still runs.
 
     Raises:
         ConfigError: the batch sizes do not fit ``world``, or ``engine.deepspeed_extra`` has an unknown key or one
@@ -70,6 +97,10 @@ def deepspeed_config(job: Job, world: int) -> dict[str, Any]:
         raise ConfigError(str(error)) from None
     engine = job.engine
     zero: dict[str, Any] = {"stage": engine.zero_stage}
+    if engine.zero_stage in (1, 2):
+        zero |= {"overlap_comm": True, "reduce_bucket_size": _BUCKET}
+        if clips_here(job):
+            zero["compute_grad_norm"] = False
     if engine.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     if engine.offload_param:
@@ -78,19 +109,25 @@ def deepspeed_config(job: Job, world: int) -> dict[str, Any]:
         "train_batch_size": job.batch.global_,
         "train_micro_batch_size_per_gpu": job.batch.micro,
         "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": job.optimizer.clip if engine.zero_stage else 0.0,  # ZeRO 0: pretrain.engine.engines clips
+        "gradient_clipping": 0.0 if clips_here(job) else job.optimizer.clip,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1_000_000_000,
     }
     if engine.precision == "bf16":
-        config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
+        config["torch_autocast"] = _autocast("bfloat16")
     elif engine.precision == "fp16" and engine.zero_stage == 0:
-        config["torch_autocast"] = {"enabled": True, "dtype": "float16"}
+        config["torch_autocast"] = _autocast("float16")
     elif engine.precision == "fp16":
         config["fp16"] = {"enabled": True, "initial_scale_power": 16, "loss_scale_window": 1000}
     return _merge(config, engine.deepspeed_extra)
+
+
+def _autocast(dtype: str) -> dict[str, Any]:
+    # "lower precision safe modules" are those whose gradients DeepSpeed would reduce in that type: sums over a thousand
+    # ranks in bf16 are off by several percent. The operators that run in it are torch's choice, whatever stands here.
+    return {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": []}
 
 
 def _merge(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
@@ -106,6 +143,8 @@ def _merge(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"engine.deepspeed_extra.{key}: {shown(extra[key])}: it is one value")
     if "stage" in extra.get("zero_optimization", {}):
         raise ConfigError("engine.deepspeed_extra.zero_optimization.stage: set engine.zero_stage instead")
+    if extra.get("communication_data_type", "fp32") not in WIRE_TYPES:
+        raise ConfigError(f"engine.deepspeed_extra.communication_data_type must be one of {', '.join(WIRE_TYPES)}")
     merged = dict(config)
     for key, value in extra.items():
         merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value

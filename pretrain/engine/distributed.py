@@ -24,7 +24,7 @@ T = TypeVar("T")
 Group = dist.ProcessGroup | None
 
 _control_group: Group = None
-"""Over which ranks agree on verdicts and flags: a CPU group, so that no GPU waits (None: the default group)."""
+"""Over which ranks agree on verdicts: a CPU group, so that no GPU waits (None: the default group)."""
 
 
 def is_distributed() -> bool:
@@ -102,6 +102,12 @@ def broadcast_object(value: T, src: int = 0) -> T:
     return box[0]
 
 
+def broadcast_tensor(x: Tensor) -> None:
+    """Overwrite ``x`` on every rank by that of rank 0."""
+    if world_size() > 1:
+        dist.broadcast(x.detach(), 0, group=None if x.is_cuda else _control_group)
+
+
 def gather_objects(value: T) -> list[T]:
     """Every rank's value, in rank order, on every rank (small picklable objects)."""
     if world_size() == 1:
@@ -109,15 +115,6 @@ def gather_objects(value: T) -> list[T]:
     out: list[T | None] = [None] * world_size()
     dist.all_gather_object(out, value, group=_control_group)
     return out  # type: ignore[return-value]
-
-
-def highest_over_ranks(value: int) -> int:
-    """The largest of the ranks' numbers, on every rank; cheap enough for every step."""
-    if world_size() == 1:
-        return value
-    number = torch.tensor(value)
-    dist.all_reduce(number, dist.ReduceOp.MAX, group=_control_group)
-    return int(number)
 
 
 @contextmanager

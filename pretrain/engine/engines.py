@@ -8,11 +8,12 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime.torch_autocast import PARAM_COMM_DTYPE_ATTR_NAME
 from torch import Tensor, nn
 
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
-from pretrain.engine.deepspeed_config import deepspeed_config
+from pretrain.engine.deepspeed_config import clips_here, deepspeed_config
 from pretrain.engine.optimizers import FusedUpdate, Moments, build_optimizer
 
 logger = logging.getLogger(__name__)
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 # DeepSpeed would compile this operator with g++ in the first run on CPUs (minutes) and load it in every other one. It
 # serves `inference_all_reduce` alone, which training never calls.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+_WIRE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Engine:
@@ -39,6 +42,8 @@ class Engine:
         self._parameters = list(module.parameters())
         self._norm: Tensor | None = None
         self._updated = True
+        self._clips = clips_here(job)
+        _name_wire_type(module, job)
         optimizer = build_optimizer(job, module)
         alone = self.zero_stage == 0 and distributed.world_size() == 1
         self._plain = alone and job.engine.precision != "fp16" and not job.engine.deepspeed_extra
@@ -106,8 +111,11 @@ class Engine:
         """The state of plain torch's AdamW, which a compiled step updates; empty elsewhere, and before any update."""
         return self._update.groups() if isinstance(self._update, FusedUpdate) else []
 
-    def backward(self, loss: Tensor, leaf: Tensor | None = None) -> Tensor | None:
+    def backward(self, loss: Tensor, leaf: Tensor | None = None, *, last: bool = True) -> Tensor | None:
         """Accumulate the gradient of ``loss`` (one micro-batch; divided by the accumulation, scaled for fp16).
+
+        With ``last`` false another pass of the same micro-batch follows, and the ranks' gradients are not summed yet
+        (at ZeRO 0; the others need every pass's).
 
         Returns:
             The gradient that ``leaf`` has now, an input of the pass, where one is named.
@@ -116,7 +124,10 @@ class Engine:
             self._forget_used()
             (loss / self._accumulation if self._accumulation > 1 else loss).backward()
         else:
+            reduces = self.deepspeed.enable_backward_allreduce
+            self.deepspeed.enable_backward_allreduce = reduces and (last or self.zero_stage > 0)
             self.deepspeed.backward(loss)
+            self.deepspeed.enable_backward_allreduce = reduces
         return None if leaf is None else leaf.grad
 
     def take_gradients(self, gradients: Sequence[Tensor]) -> None:
@@ -137,6 +148,8 @@ class Engine:
         """After each micro-batch's ``backward``; updates the parameters at the accumulation boundary."""
         self._updated = False
         if not self._plain:
+            if self._clips and self.zero_stage and self.at_boundary:
+                self._measure_and_clip_shards()
             self.deepspeed.step()
         elif self.at_boundary:
             self._measure_and_clip()
@@ -162,12 +175,12 @@ class Engine:
         rate: float = self.zero_optimizer.param_groups[0]["lr"]
         return rate
 
-    def gradient_norm(self) -> float:
-        """Global gradient norm of the last update, before clipping."""
+    def gradient_norm(self) -> Tensor:
+        """Global gradient norm of the last update, before clipping: a scalar that the host has not waited for."""
         if self._measures_late and self._norm is None and self._used:  # nothing was clipped
             self._norm = self._measure()
-        norm = self._norm if self.zero_stage == 0 else self.deepspeed.get_global_grad_norm()
-        return float(norm) if norm is not None else float("nan")
+        norm = self._norm if self._clips else self.deepspeed.get_global_grad_norm()
+        return torch.as_tensor(float("nan") if norm is None else norm)
 
     def update_was_skipped(self) -> bool:
         """True when the last update was dropped because of an fp16 overflow (the loss scale has been lowered)."""
@@ -196,6 +209,35 @@ class Engine:
         self._norm = self._measure() if clip or not self._measures_late else None
         if clip and self._norm is not None:
             nn.utils.clip_grads_with_norm_(self._parameters, clip, self._norm)
+
+    def _measure_and_clip_shards(self) -> None:
+        """DeepSpeed's arithmetic at ZeRO 1 and 2 on the reduced gradients of this rank's shard; no host reads the norm.
+
+        DeepSpeed drops an update whose norm is not finite; here that update is made, and the run ends.
+        """
+        zero = self.zero_optimizer
+        groups = [zero.averaged_gradients[i] for i in range(len(zero.bit16_groups))]
+        squares = []
+        for gradients, parameters in zip(groups, zero.params_in_partition, strict=True):
+            own = [g for g, _ in zip(gradients, parameters, strict=False)]  # behind them, padding
+            norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in own]
+            squares.append(torch.stack(norms).square().sum().float() if own else torch.zeros((), device=self.device))
+        of_groups = distributed.all_reduce_sum(torch.stack(squares)).sqrt()
+        self._norm = torch.linalg.vector_norm(of_groups)
+        clip = self.job.optimizer.clip
+        if clip:
+            factor = 1.0 / ((self._norm + 1e-6) / clip).clamp(min=1.0)
+            for gradients in groups:
+                torch._foreach_mul_(gradients, factor)
+
+
+def _name_wire_type(module: nn.Module, job: Job) -> None:
+    """DeepSpeed reads ``communication_data_type`` only where no engine of the process uses autocast; elsewhere the type
+    in which a gradient is reduced is asked of its parameter."""
+    if "communication_data_type" in job.engine.deepspeed_extra:
+        for parameter in module.parameters():
+            name = job.engine.deepspeed_extra["communication_data_type"]
+            setattr(parameter, PARAM_COMM_DTYPE_ATTR_NAME, _WIRE_TYPES[name])
 
 
 def build_engines(modules: Mapping[str, nn.Module], job: Job) -> dict[str, Engine]:

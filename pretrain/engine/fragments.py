@@ -11,7 +11,7 @@ which is why a checkpoint does not remember the world size or the ZeRO stage it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,15 +162,16 @@ def loss_scale_state(engine: Engine) -> dict[str, Any]:
     return {key: getattr(scaler, key) for key in _SCALER if hasattr(scaler, key)}
 
 
-def set_loss_scale_state(engine: Engine, state: dict[str, Any]) -> None:
+def set_loss_scale_state(engine: Engine, state: Mapping[Any, Any]) -> None:
     """Restore what :func:`loss_scale_state` returned; a state from another kind of scaler gives only its scale."""
     if engine.job.engine.precision != "fp16" or not state:
         return
     if engine.zero_stage == 0:
         scaler = engine.deepspeed.torch_autocast_z0_gradscaler
         scale = state.get("scale", state.get("cur_scale"))
-        scaler.load_state_dict(state if "scale" in state else {**scaler.state_dict(), "scale": scale})
+        scaler.load_state_dict({**scaler.state_dict(), **(state if "scale" in state else {"scale": scale})})
         return
     scaler = engine.zero_optimizer.loss_scaler
     for key, value in (state if "cur_scale" in state else {"cur_scale": state["scale"]}).items():
-        setattr(scaler, key, value)
+        if key in _SCALER:
+            setattr(scaler, key, value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,12 @@ class Run:
     """Why the run ends before ``max_steps`` (all ranks agree); empty while it goes on."""
     diverged: bool = False
     """Set on all ranks together when the loss or the gradient is no longer a number."""
+    settle: Callable[[], None] = lambda: None
+    """Waits until all ranks know what any has found in the steps done (a signal, a divergence, which raises). Ranks
+    otherwise hear of it a few steps late, so whatever is about to keep the state calls it first, on all ranks."""
+
+    failed_saves: int = 0
+    """Periodic checkpoints that could not be written; the run goes on without them."""
 
     validation: Mapping[str, float] = field(default_factory=dict)
     """The last validation's values, the same on every rank."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.schema import Job
+from pretrain.engine.deepspeed_config import offloads_optimizer
 from tokenizer.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -41,11 +42,11 @@ def apex_available() -> bool:
 def build_optimizer(job: Job, module: nn.Module) -> torch.optim.Optimizer:
     """The optimizer of ``job.optimizer`` over ``module``'s parameters.
 
-    ``backend: auto`` takes apex's fused kernels when importable, else DeepSpeed's CPU Adam for an offloaded optimizer
-    with a compiler at hand, else torch's fused AdamW (CPU and CUDA) or the LAMB below.
+    ``backend: auto`` takes apex's fused kernels when importable and the state lies on the GPU, else torch's fused AdamW
+    (which runs where the state lies) or the LAMB below.
 
     Raises:
-        ConfigError: the backend asked for by name is not available here.
+        ConfigError: the backend asked for by name is not available here, or cannot update an offloaded state.
     """
     section = job.optimizer
     groups = parameter_groups(module, section.weight_decay)
@@ -56,8 +57,14 @@ def build_optimizer(job: Job, module: nn.Module) -> torch.optim.Optimizer:
             "optimizer.backend apex: NVIDIA's apex with compiled kernels (amp_C) and a GPU are not here; use a GPU "
             "image that carries it (docker/Dockerfile.gpu) or backend auto (never `pip install apex`: unrelated)"
         )
+    offloaded = offloads_optimizer(job)
+    if backend == "apex" and offloaded:
+        raise ConfigError(
+            "optimizer.backend apex: its kernels run on a GPU, and engine.offload_optimizer keeps the state in host "
+            "memory; use backend auto or deepspeed"
+        )
     if backend == "auto":
-        backend = "apex" if apex_available() else "torch"
+        backend = "apex" if apex_available() and not offloaded else "torch"
     choice: tuple[str, Callable[[], torch.optim.Optimizer]]
     if backend == "apex":
         from apex import optimizers as apex_optimizers
@@ -89,7 +96,7 @@ def _deepspeed_choice(
         if not torch.cuda.is_available():
             raise ConfigError("optimizer.backend deepspeed: DeepSpeed's LAMB needs a GPU; use backend torch or auto")
         return "DeepSpeed FusedLamb", lambda: FusedLamb(groups, **common)
-    if job.engine.offload_optimizer or not torch.cuda.is_available():
+    if offloads_optimizer(job) or not torch.cuda.is_available():
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         return "DeepSpeed CPUAdam", lambda: DeepSpeedCPUAdam(groups, adamw_mode=True, **common)

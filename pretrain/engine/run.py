@@ -19,16 +19,17 @@ from pretrain.engine.checkpoint import (
     read_manifest,
     read_metadata,
     restore_engine,
-    restore_weights,
-    verify,
+    restore_weights_together,
+    verify_together,
 )
 from pretrain.engine.claim import Claim, claimed
 from pretrain.engine.engines import build_engines
 from pretrain.engine.loop import Callback, Run, train
+from pretrain.engine.precision import check_precision
 from pretrain.engine.run_folder import DONE, STOPPED
-from pretrain.engine.task import Progress, Task
+from pretrain.engine.task import Progress, Report, Task
 from pretrain.tasks import task_class
-from tokenizer.errors import ConfigError
+from tokenizer.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None) ->
     """
     _set_up_torch(job)
     distributed.initialize(job.engine.timeout_minutes)
+    with distributed.agreed():
+        check_precision(job.engine.precision)
     with claimed(job, resume=resume) as claim:
         source = _choose_checkpoint(job.run.dir, checkpoint) if resume else None
         with distributed.agreed(patient=True):  # prepares tokenizer and data; ranks wait for each other by lock
@@ -69,25 +72,27 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
     with distributed.agreed():
         modules = task.build_modules()
     if source is not None:
-        with distributed.agreed():
-            for name, module in modules.items():
-                restore_weights(source, name, module)
+        for name, module in modules.items():
+            restore_weights_together(source, name, module)
     engines = build_engines(modules, job)
     progress = Progress()
     if source is not None:
         with distributed.agreed():
             state = read_metadata(source)
-            progress = Progress(**state["progress"])
-            for name, engine in engines.items():
-                restore_engine(source, engine, state["engines"][name])
-            task.load_state(source, state["task"])
+            if lacking := engines.keys() - state.engines.keys():
+                raise CheckpointError(f"{source}: its state.json says nothing of {', '.join(sorted(lacking))}")
+        progress = Progress(**state.progress.model_dump())
+        for name, engine in engines.items():
+            restore_engine(source, engine, state.engines[name])
+        with distributed.agreed():
+            task.load_state(source, state.task)
         logger.info("resuming from %s at step %d", source, progress.step)
         _warn_of_other_micro_batches(source, job)
     return Run(job, job.run.dir, task, engines, progress)
 
 
-class _Begin(Callback):
-    """The last callback: when all others have started, the first step is next."""
+class _Status(Callback):
+    """The last callback: when all others have started, the first step is next; and what is lost is stated."""
 
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
@@ -95,9 +100,12 @@ class _Begin(Callback):
     def on_start(self, run: Run) -> None:
         self._claim.begin()
 
+    def after_step(self, run: Run, report: Report) -> None:
+        self._claim.note_failed_saves(run.failed_saves)
+
 
 def _train(run: Run, claim: Claim) -> int:
-    train(run, [*default_callbacks(run.job), _Begin(claim)])
+    train(run, [*default_callbacks(run.job), _Status(claim)])
     if run.finished:
         claim.end("done", DONE)
         return DONE
@@ -118,13 +126,12 @@ def _choose_checkpoint(run_dir: Path, name: str | None) -> Path | None:
     if source is None:
         logger.warning("%s has no complete checkpoint yet: starting at step 0", run_dir)
         return None
-    with distributed.agreed():
-        verify(source)
+    verify_together(source)
     return source
 
 
 def _warn_of_other_micro_batches(source: Path, job: Job) -> None:
-    then = read_manifest(source)["world_size"] * read_job(source).batch.micro
+    then = read_manifest(source).world_size * read_job(source).batch.micro
     now = distributed.world_size() * job.batch.micro
     if then != now:
         logger.warning(

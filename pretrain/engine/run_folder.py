@@ -12,8 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import Field, FiniteFloat
 
+from pretrain.engine.records import Count, Record, parse
 from tokenizer.errors import ConfigError
 from tokenizer.safe_files import open_lock, read_json, write_json
 
@@ -24,14 +25,6 @@ DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
 STATUS, BEST, LOCK = "status.json", "best.json", ".training"
 _RUN_MARKS = ("config.yaml", "metrics.jsonl", "checkpoints")
 _LONGEST_REASON = 2000
-MOST = 1 << 62
-"""The largest count that a file may state."""
-
-
-class Record(BaseModel):
-    """What a small file of a run says. Keys of a later release are passed over."""
-
-    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Status(Record):
@@ -43,10 +36,10 @@ class Status(Record):
     """
 
     state: Literal["starting", "running", "done", "stopped", "failed"]
-    step: int = Field(0, ge=0, le=MOST)
+    step: Count = 0
     exit_code: int | None = Field(None, ge=0, le=255)
     reason: str = Field("", max_length=1_000_000)
-    failed_saves: int = Field(0, ge=0, le=MOST)
+    failed_saves: Count = 0
     """Periodic checkpoints that could not be written (a full disk); the run went on without them."""
 
 
@@ -55,7 +48,7 @@ class Best(Record):
 
     metric: str = Field(max_length=1000)
     mode: Literal["max", "min"]
-    step: int = Field(ge=0, le=MOST)
+    step: Count
     value: FiniteFloat = Field(strict=False)
 
 
@@ -89,16 +82,6 @@ def write_status(folder: Path, status: Status) -> None:
 def write_best(folder: Path, best: Best) -> None:
     """Replace ``best.json``."""
     write_json(folder / BEST, best.model_dump())
-
-
-def parse(kind: type[_R], content: object, source: Path, remedy: str = "", error: type[Exception] = ConfigError) -> _R:
-    """``content`` of the file ``source`` as a record. Raises ``error``: one line with the first key that is wrong."""
-    try:
-        return kind.model_validate(content)
-    except ValidationError as problem:
-        first = problem.errors(include_url=False, include_input=False)[0]
-        key = ".".join(str(part)[:80] for part in first["loc"][:8]) or "content"
-        raise error(f"{source}: damaged: {key}: {first['msg']}{remedy}") from None
 
 
 def _read(path: Path, kind: type[_R]) -> _R | None:

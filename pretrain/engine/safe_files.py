@@ -1,13 +1,12 @@
-"""Files that are either whole or not there: fsync, rename; and free-space errors that say so."""
+"""Files of tensors, made durable; and errors of a full disk that say so. Other files: ``tokenizer.safe_files``."""
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -31,16 +30,6 @@ def sync_file(path: Path) -> None:
         os.fsync(f.fileno())
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON through a temporary file, fsync and rename."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w") as f:
-        json.dump(value, f, indent=1, sort_keys=True)
-        f.flush()
-        os.fsync(f.fileno())
-    temporary.replace(path)
-
-
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file and make it durable.
 
@@ -55,9 +44,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         raise CheckpointError(describe_write_error(path, error, need)) from error
 
 
-def describe_write_error(path: Path, error: Exception, need: int) -> str:
-    """One line for a failed write; a full disk is called a full disk."""
+def describe_write_error(path: Path, error: Exception, need: int | None = None) -> str:
+    """One line for a failed write; a full disk is called a full disk, with the bytes needed where they are known."""
     free = shutil.disk_usage(path.parent if path.parent.exists() else Path.cwd()).free
-    if getattr(error, "errno", None) == 28 or "os error 28" in str(error) or "No space" in str(error) or free < need:
-        return f"{path}: no space left on the device: the file needs {need:,} bytes, {free:,} are free"
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
+    if full or "No space" in str(error) or (need is not None and free < need):
+        needs = "" if need is None else f"the file needs {need:,} bytes, "
+        return f"{path}: no space left on the device: {needs}{free:,} are free"
     return f"{path}: could not be written: {error}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -15,11 +15,17 @@ from pretrain.engine.engines import Engine
 Figure = Tensor | float | Callable[[], Tensor | float]
 """A scalar; or, where it costs something, how to find it: called in steps that are logged, on all ranks alike.
 
-``loss`` and ``grad_norm``, which are looked at in every step, are scalars.
+``loss`` and ``grad_norm``, which are looked at in every step, are scalars; as tensors on the device they are looked at
+there, and the host does not wait for them.
 """
 
 Report = dict[str, Figure]
 """Named figures of a step. The MEAN OVER RANKS of a value is its global value."""
+
+
+def is_logged(job: Job, step: int) -> bool:
+    """Whether the figures of ``step`` (counted from 1) are written down; in other steps nobody looks at them."""
+    return step % job.run.log_every == 0 or step >= job.schedule.max_steps
 
 
 def number(figure: Figure) -> float:
@@ -82,6 +88,10 @@ class Task(Protocol):
 
     def flops_per_step(self) -> float:
         """Model FLOP of an optimizer step over all ranks (for MFU); recomputation not counted."""
+        ...
+
+    def next_steps(self, run_dir: Path) -> Sequence[str]:
+        """What a user may do with the finished run, a command with its purpose a line."""
         ...
 
     def export_files(self) -> Mapping[str, Path]:

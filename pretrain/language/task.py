@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pretrain.config.schema import Job
-from pretrain.contrast import ShardedQueue, capt_loss
+from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
 from pretrain.data.corruption import IGNORE
 from pretrain.engine import distributed
 from pretrain.engine.engines import Engine
 from pretrain.engine.safe_files import sync_file
 from pretrain.engine.seeding import derive
-from pretrain.engine.task import Progress, Report
+from pretrain.engine.task import Progress, Report, is_logged
 from pretrain.language.batches import Assembler, LanguageBatch, training_batches
 from pretrain.language.config import LanguageJob
 from pretrain.language.from_hf import HFModel
@@ -59,6 +61,7 @@ class LanguageTask:
                 dtype=_DTYPES[self.job.contrast.queue_dtype],
                 device=distributed.device(),
             )
+            self.queue.expect(2 * self.job.batch.global_)
         return {"model": self._module}
 
     def _start_from(self, source: HFModel) -> None:
@@ -103,14 +106,17 @@ class LanguageTask:
         engine = engines["model"]
         assert self._module is not None
         tau = self._module.temperature(progress.step)
-        masked = torch.tensor(sum(int((part.labels != IGNORE).sum()) for part in batch), dtype=torch.float64)
-        everywhere = distributed.all_reduce_sum(masked.to(engine.device)).clamp_min(1)
+        stats = ContrastStats() if self.contrasts and is_logged(self.job, progress.step + 1) else None
+        # counted where the batch was made, and filled in: to copy a number to a device is to wait for the device
+        masked = sum(int(np.count_nonzero(part.labels.numpy() != IGNORE)) for part in batch)
+        here = torch.full((), masked, dtype=torch.float64, device=engine.device)
+        everywhere = distributed.all_reduce_sum(here).clamp_min(1)
         # The engine averages over ranks and micro-batches; this factor turns that into a sum.
         to_sum = distributed.world_size() * len(batch) / everywhere
         totals: dict[str, Tensor] = {}
         for part in batch:
             part = part.to(engine.device)
-            loss, parts = self._losses(engine, part, to_sum, progress.step)
+            loss, parts = self._losses(engine, part, to_sum, progress.step, stats)
             engine.backward(loss)
             engine.step()
             for name, value in parts.items():
@@ -119,11 +125,15 @@ class LanguageTask:
         progress.tokens += self.job.batch.global_ * self.job.data.sequence_length
         report: Report = {**totals, "grad_norm": engine.gradient_norm()}
         if self.contrasts:
-            report["temperature"] = float(tau.detach() if isinstance(tau, Tensor) else tau)
+            report["temperature"] = tau.detach() if isinstance(tau, Tensor) else tau
+        if stats is not None:
+            report["contrast/accuracy"] = stats.top1
+            report["contrast/margin"] = stats.margin
+            report["contrast/positive_probability"] = stats.positive_probability
         return report
 
     def _losses(
-        self, engine: Engine, part: LanguageBatch, to_sum: Tensor, step: int
+        self, engine: Engine, part: LanguageBatch, to_sum: Tensor, step: int, stats: ContrastStats | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         out = engine(
             part.tokens, part.corrupted, part.positions, part.labels, part.documents, padded=part.padded, step=step
@@ -135,10 +145,14 @@ class LanguageTask:
             section = self.job.contrast
             ids = part.ids if section.mask_duplicates else None
             queue = self.queue if step >= section.queue_start else None
-            capt = capt_loss(
-                out.s, out.s_hat, queue, temperature=out.temperature, in_batch=section.in_batch,
-                reduction=section.reduction, ids=ids, impl=section.impl,
+            contrast = functools.partial(
+                capt_loss, queue=queue, temperature=out.temperature, in_batch=section.in_batch,
+                reduction=section.reduction, ids=ids, impl=section.impl, equal_rows=True,
             )  # fmt: skip
+            capt = contrast(out.s, out.s_hat)
+            if stats is not None:  # in a pass of its own: sums that know the largest logit round otherwise
+                with torch.no_grad():
+                    contrast(out.s, out.s_hat, stats=stats)
             if self.queue is not None:
                 self.queue.enqueue(out.s.detach(), out.s_hat.detach(), ids=ids)
             loss = mlm + section.weight * capt
@@ -182,6 +196,13 @@ class LanguageTask:
                 self.model_config, length, self.prepared.corruptor.slots / length, views=2 if self.contrasts else 1
             )
         )
+
+    def next_steps(self, run_dir: Path) -> Sequence[str]:
+        """Measure the encoder, and take it elsewhere."""
+        return [
+            f"capt evaluate {run_dir} --text HELD_OUT.txt (what the encoder has learnt; --sts FOLDER for similarity)",
+            f"capt convert {run_dir} OUT --to hf (or sentence-transformers, onnx)",
+        ]
 
     def export_files(self) -> Mapping[str, Path]:
         """The tokenizer travels with every checkpoint."""

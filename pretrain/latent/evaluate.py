@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.engine import distributed
-from pretrain.engine.safe_files import write_json
 from pretrain.latent.batches import Batch, Batches
 from pretrain.latent.cluster_measure import cluster_figures
 from pretrain.latent.corpus import load_sentences
@@ -20,6 +19,7 @@ from pretrain.latent.kept import EVALUATION, keep
 from pretrain.latent.measure import measure
 from pretrain.latent.restore import load_model
 from tokenizer.errors import ConfigError, DataError
+from tokenizer.safe_files import write_json
 
 Progress = Callable[[int, int], None]
 

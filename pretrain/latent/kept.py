@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pretrain.engine.safe_files import write_json
+from tokenizer.safe_files import write_json
 
 logger = logging.getLogger(__name__)
 

@@ -125,23 +125,23 @@ def refine(
     total = round(distributed.world_size() / share)
     end, visited = descend(frozen_loss(decoder.module, inputs, beta), start, total, noise, section, shared=True)
 
-    def through_engine(at: Tensor, eps: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    def through_engine(at: Tensor, eps: Tensor, scale: float, last: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Backward pass of ``scale`` times -ELBO into the decoder; also the gradient at ``at``."""
         leaf = at.detach().requires_grad_()
         z, kl = _draw(leaf, eps, inputs)
         rec = decoder(z, inputs.written, inputs.counted, inputs.decoder_keep)
-        decoder.backward((rec + beta * kl) * scale)
+        decoder.backward((rec + beta * kl) * scale, last=last)
         assert leaf.grad is not None
         return rec.detach(), kl.detach(), leaf.grad
 
-    rec, kl, adjoint = through_engine(end, inputs.eps, share)
+    rec, kl, adjoint = through_engine(end, inputs.eps, share, last=not visited)
     velocity = torch.zeros_like(adjoint)
-    for at, eps, gradient, clip in reversed(visited):
+    for left, (at, eps, gradient, clip) in zip(range(len(visited))[::-1], reversed(visited), strict=True):
         velocity = velocity + adjoint
         direction = -section.svi_lr * clip * velocity
         step = _RELATIVE_STEP * (1 + float(_norms(at))) / max(float(_norms(direction)), 1e-12)
         _, _, ahead = through_engine(at + step * direction, eps, 1 / (step * total))
-        through_engine(at, eps, -1 / (step * total))
+        through_engine(at, eps, -1 / (step * total), last=not left)
         adjoint = adjoint + ahead - gradient / step
         adjoint = adjoint * _clip(adjoint, section.svi_clip)
         velocity = section.svi_momentum * velocity

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,7 @@ class LatentTask:
         if section.weight > 0 and section.queue:
             width = self.job.model.latent if section.over == "z" else self.job.model.hidden
             self.queue = ShardedQueue(section.queue, width, device=distributed.device())
+            self.queue.expect(self.job.batch.global_)
         return build(self.job, len(self.vocabulary) if self.vocabulary is not None else 0)
 
     def build_batches(self, progress: Progress) -> Iterator[Drawn]:
@@ -215,6 +216,15 @@ class LatentTask:
         encoder = 8 * model.hidden * (model.embedding + model.hidden)
         decoder = 8 * model.hidden * (model.embedding + model.latent + model.hidden)
         return 3.0 * tokens * (encoder + decoder + 2 * model.hidden * len(self.vocabulary))
+
+    def next_steps(self, run_dir: Path) -> Sequence[str]:
+        """Measure the model; the clusters, which have no text, are drawn."""
+        if self.vocabulary is None:
+            return [f"capt report {run_dir} (curves of how the clusters separate)"]
+        return [
+            f"capt evaluate {run_dir} (bounds, active units and information on the test split)",
+            f"capt report {run_dir} (curves)",
+        ]
 
     def export_files(self) -> Mapping[str, Path]:
         """The vocabulary travels with every checkpoint."""

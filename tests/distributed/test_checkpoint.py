@@ -9,12 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.engine.checkpoint import begin_save, read_weights, restore_engine, restore_weights, verify
-from pretrain.engine.checkpoint.layout import read_metadata
+from pretrain.engine.checkpoint import (
+    begin_save,
+    read_metadata,
+    read_weights,
+    restore_engine,
+    restore_weights,
+    verify,
+)
 from pretrain.engine.engines import build_engines
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
-from tests.support import run_ranks
+from tests.support import run_ranks, skip_without
 from tests.toy.config import ToyJob
 from tests.toy.task import ToyTask
 
@@ -44,8 +50,8 @@ def _train(job: ToyJob, folder: str, steps: int, save_at: int | None, source: st
     progress = Progress()
     if source:
         state = read_metadata(verify_path(source))
-        restore_engine(Path(source), engines["model"], state["engines"]["model"])
-        progress = Progress(**state["progress"])
+        restore_engine(Path(source), engines["model"], state.engines["model"])
+        progress = Progress(**state.progress.model_dump())
     batches, losses = task.build_batches(progress), []
     while progress.step < steps:
         losses.append(float(task.step(engines, next(batches), progress)["loss"]))
@@ -138,6 +144,8 @@ def test_whole_weights_do_not_depend_on_the_writer(checkpoints: Any) -> None:
 def test_every_precision_and_optimizer_resumes_exactly(
     tmp_path: Path, stage: int, precision: str, optimizer: dict[str, Any]
 ) -> None:
+    if stage:  # at ZeRO 0 it is torch's autocast, which every CPU has
+        skip_without(precision)
     job = _job(stage, precision, **optimizer)
     losses = _global(run_ranks(_train, 2, job, str(tmp_path), 6, 3, None))
     source = tmp_path / "checkpoints" / "step-00000003"

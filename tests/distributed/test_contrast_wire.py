@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
 from pretrain.engine import distributed
 from tests.support import run_ranks
 from tests.unit.contrast.support import unit
 from tests.unit.contrast.test_capt import _LargestTensor
+from tests.wire import Sent, Wire
 
 N, D = 16, 64
 
 
-class Wire(TorchDispatchMode):
-    """Records each collective as the dispatcher sees it, and the bytes that it brings to this rank."""
-
-    SIZES: ClassVar[dict[str, Callable[[Any, Any], int]]] = {
-        "_allgather_base_": lambda out, sent: out.nbytes - sent.nbytes,
-        "_reduce_scatter_base_": lambda out, sent: sent.nbytes - out.nbytes,
-        "allreduce_": lambda tensors, _: tensors[0].nbytes,
-    }
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.received: list[tuple[str, int]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        namespace, name = func._schema.name.split("::")
-        if namespace == "c10d":
-            self.received.append((name, self.SIZES[name](*args[:2])))
-        return func(*args, **(kwargs or {}))
+def _received(sent: list[Sent]) -> list[tuple[str, int]]:
+    return [(each.name, each.received) for each in sent]
 
 
 def _traffic(capacity: int, options: dict[str, Any], frozen: bool) -> dict[str, Any]:
@@ -47,11 +30,11 @@ def _traffic(capacity: int, options: dict[str, Any], frozen: bool) -> dict[str, 
     ids = torch.arange(N) if options.pop("ids", False) else None
     with Wire() as wire, _LargestTensor() as largest:
         loss = capt_loss(s, s_hat, queue, temperature=0.05, stats=stats, ids=ids, **options)
-        forward = list(wire.received)
+        forward = _received(wire.sent)
         if not frozen:
             loss.backward()
         queue.enqueue(s, s_hat)
-        return {"forward": forward, "later": wire.received[len(forward) :], "largest": largest.elements}
+        return {"forward": forward, "later": _received(wire.sent)[len(forward) :], "largest": largest.elements}
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -68,6 +51,27 @@ def test_traffic_is_that_of_the_anchors_whatever_the_queue(world: int) -> None:
             ]
             assert result["later"] == []
             assert result["largest"] < min(world * m * capacity / 4, capacity * D)
+
+
+def _both_ways() -> list[Any]:
+    """Loss and gradient of rows of which all ranks have as many, first asking how many, then knowing it."""
+    found: list[Any] = []
+    for equal in (False, True):
+        s, s_hat = (unit(N, D, seed=2 * distributed.rank() + i, dtype=torch.float32).requires_grad_() for i in (0, 1))
+        with Wire() as wire:
+            loss = capt_loss(s, s_hat, temperature=0.05, equal_rows=equal)
+            loss.backward()
+        assert s.grad is not None
+        found.append((float(loss), s.grad.numpy(), _received(wire.sent)))
+    return found
+
+
+def test_rows_known_to_be_equal_are_not_counted() -> None:
+    for (loss, slope, asked), (same_loss, same_slope, told) in run_ranks(_both_ways, 2):
+        assert told == asked[1:]
+        assert asked[0] == ("_allgather_base_", 8)
+        assert same_loss == loss
+        assert (same_slope == slope).all()
 
 
 @pytest.mark.parametrize(
@@ -89,7 +93,7 @@ def _local_without_queue() -> list[tuple[str, int]]:
     rows = unit(N, D, seed=distributed.rank()).requires_grad_()
     with Wire() as wire:
         capt_loss(rows, rows.flip(0).detach(), temperature=0.05, in_batch="local").backward()
-    return wire.received
+    return _received(wire.sent)
 
 
 def test_local_negatives_without_a_queue_send_nothing_but_the_counts() -> None:

@@ -108,8 +108,8 @@ def test_sigterm_on_one_rank_stops_all_and_resume_repeats_nothing(
     mapping = _mapping(run_dir, fault={"kind": "term", "step": 3, "rank": 1}, checkpoint={"async": asynchronous})
     assert run_ranks(_run_and_signal_again, 2, mapping) == [75, 75]
     status = json.loads((run_dir / "status.json").read_text())
-    assert status == {"state": "stopped", "step": 3, "exit_code": 75, "reason": "SIGTERM received"}
-    assert find_checkpoint(run_dir).name == "step-00000003"
+    assert status == {"state": "stopped", "step": 4, "exit_code": 75, "reason": "SIGTERM received"}
+    assert find_checkpoint(run_dir).name == "step-00000004"
     assert run_ranks(_run, 2, mapping, True) == [0, 0]
     assert [row["loss"] for row in _rows(run_dir)] == [row["loss"] for row in _rows(finished)]
 

@@ -86,6 +86,9 @@ class ToyTask:
     def flops_per_step(self) -> float:
         return 1.0
 
+    def next_steps(self, run_dir: Path) -> list[str]:
+        return [f"capt report {run_dir}"]
+
     def export_files(self) -> Mapping[str, Path]:
         return {}
 

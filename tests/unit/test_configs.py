@@ -14,7 +14,6 @@ import yaml
 from launcher.cluster import load_cluster
 from launcher.plan import Options
 from launcher.start import begin
-from launcher.sweep.run import run_sweep
 from pretrain.config.load import job_from_mapping, load_job, load_mapping, resolve_path
 from pretrain.engine.deepspeed_config import deepspeed_config
 from tokenizer.errors import ConfigError
@@ -64,14 +63,6 @@ def _name(path: Path) -> str:
     parts = path.relative_to(CONFIGS).with_suffix("").parts
     names = ["/".join(parts[start:]) for start in reversed(range(len(parts)))]
     return next(name for name in names if sum(f"/{other}".endswith(f"/{name}.yaml") for other in FILES) == 1)
-
-
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
-def test_sweep_loads_and_its_jobs_are_valid(path: Path, tmp_path: Path) -> None:
-    overrides = ["data.path=glue", "model.init=encoder"] if path.stem.startswith("glue") else []
-    shown: list[str] = []
-    assert run_sweep(path.stem, [*overrides, f"sweep.dir={tmp_path}"], show=shown.append) == 0
-    assert "trials of" in shown[0]
 
 
 @jobs

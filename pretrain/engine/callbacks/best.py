@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -11,10 +10,10 @@ from pretrain.engine import distributed
 from pretrain.engine.checkpoint.layout import step_folder
 from pretrain.engine.checkpoint.save import point
 from pretrain.engine.loop import Run
-from pretrain.engine.safe_files import write_json
-from tokenizer.errors import ConfigError
+from pretrain.engine.run_folder import Best, read_best, write_best
+from pretrain.engine.safe_files import describe_write_error
+from tokenizer.errors import CheckpointError, ConfigError
 
-RECORD = "best.json"
 LINK = "best"
 
 
@@ -27,13 +26,12 @@ class BestCheckpoint:
     def __init__(self, run: Run) -> None:
         self._section: CheckpointSection = run.job.checkpoint
         self._value = -math.inf
-        path = run.dir / RECORD
-        if self._section.best is None or not path.is_file():
+        with distributed.agreed():
+            record = read_best(run.dir) if self._section.best is not None else None
+        if record is None or record.step > run.progress.step:
             return
-        record = json.loads(path.read_text())
-        same = (record["metric"], record["mode"]) == (self._section.best, self._section.best_mode)
-        if same and record["step"] <= run.progress.step:
-            self._value = self._signed(record["value"])
+        if (record.metric, record.mode) == (self._section.best, self._section.best_mode):
+            self._value = self._signed(record.value)
 
     def is_improved(self, run: Run) -> bool:
         """Whether the validation of this very step is the best so far. The same on every rank.
@@ -48,18 +46,22 @@ class BestCheckpoint:
                 f"checkpoint.best: validation reports no {self._section.best!r}; it reports "
                 f"{', '.join(sorted(run.validation)) or 'nothing (there is no validation data)'}"
             )
-        return self._signed(run.validation[self._section.best]) > self._value
+        value = run.validation[self._section.best]
+        return math.isfinite(value) and self._signed(value) > self._value
 
     def record(self, run: Run) -> None:
-        """Call after the checkpoint of this step has been committed."""
+        """Call after the checkpoint of this step has been committed. Collective. Raises ``CheckpointError``."""
         assert self._section.best is not None
         value = run.validation[self._section.best]
         self._value = self._signed(value)
-        if distributed.rank() == 0:
-            point(LINK, step_folder(run.dir, run.progress.step))
-            mode = self._section.best_mode
-            record = {"metric": self._section.best, "mode": mode, "value": value, "step": run.progress.step}
-            write_json(run.dir / RECORD, record)
+        best = Best(metric=self._section.best, mode=self._section.best_mode, value=value, step=run.progress.step)
+        with distributed.agreed():
+            if distributed.rank() == 0:
+                try:
+                    point(LINK, step_folder(run.dir, run.progress.step))
+                    write_best(run.dir, best)
+                except OSError as error:
+                    raise CheckpointError(describe_write_error(run.dir / LINK, error)) from error
 
     def _signed(self, value: float) -> float:
         return value if self._section.best_mode == "max" else -value

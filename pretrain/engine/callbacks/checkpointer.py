@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from pretrain.engine import distributed
 from pretrain.engine.callbacks.best import BestCheckpoint, best_checkpoint
 from pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of
-from pretrain.engine.checkpoint.save import point
+from pretrain.engine.checkpoint.save import point, remove_checkpoint, remove_leftovers
 from pretrain.engine.loop import Callback, Run
 from pretrain.engine.task import Report
+from tokenizer.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +22,8 @@ class Checkpointer(Callback):
     """Saves every ``checkpoint.every`` steps, at the end, when the run is stopping, and at a new ``checkpoint.best``.
 
     Keeps the best, the newest ``keep`` and every ``keep_every``-th step. With ``checkpoint.async`` a save is committed
-    when all ranks have written, at the latest before the next one begins; none is dropped.
+    when all ranks have written, at the latest before the next one begins; none is dropped. One on the way that cannot
+    be written (a full disk) is lost with a warning, and the run goes on; the last one must succeed.
     """
 
     def __init__(self) -> None:
@@ -31,32 +33,50 @@ class Checkpointer(Callback):
     def on_start(self, run: Run) -> None:
         self._saved = run.progress.step
         self._best = BestCheckpoint(run)
-        if distributed.rank() == 0:
-            for leftover in (run.dir / "checkpoints").glob(".step-*.partial"):
-                logger.warning("removing %s, left by a save that did not finish", leftover)
-                shutil.rmtree(leftover)
-            _set_aside_later_ones(run.dir, run.progress.step)
+        with distributed.agreed():
+            if distributed.rank() == 0:
+                for leftover in remove_leftovers(run.dir):
+                    logger.warning("removed %s, left by a job that was killed", leftover)
+                _set_aside_later_ones(run.dir, run.progress.step)
 
     def after_step(self, run: Run, report: Report) -> None:
-        self._commit_if_done(run)
+        if self._pending is not None and all(distributed.gather_objects(self._pending.done())):
+            self._try(run, self._commit)
         every = run.job.checkpoint.every
         if every and run.progress.step % every == 0:
-            self._save(run)
+            self._try(run, self._save)
         self._save_if_best(run)
 
     def on_end(self, run: Run) -> None:
+        self._try(run, self._commit)
         self._save(run)
         self._commit(run)
         self._save_if_best(run)
 
     def close(self, run: Run) -> None:
         if run.diverged:  # on all ranks together, so that they can finish a save that was sound
-            self._commit(run)
+            self._try(run, self._commit)
+
+    def _try(self, run: Run, action: Callable[[Run], None]) -> bool:
+        """Whether a save on the way succeeded; all ranks agree. The next one is tried in its time."""
+        try:
+            action(run)
+        except CheckpointError as error:
+            run.failed_saves += 1
+            self._saved = -1
+            if distributed.rank() == 0:
+                logger.error(
+                    "CHECKPOINT LOST (%d so far): %s; training goes on, the next one is tried in its time",
+                    run.failed_saves, error,
+                )  # fmt: skip
+            return False
+        return True
 
     def _save(self, run: Run) -> None:
         if self._saved == run.progress.step:
             return
-        self._commit(run)
+        run.settle()  # a state that has diverged must not be kept
+        self._try(run, self._commit)
         asynchronous = run.job.checkpoint.asynchronous
         self._pending = begin_save(run.dir, run.job, run.engines, run.task, run.progress, asynchronous=asynchronous)
         self._saved = run.progress.step
@@ -64,15 +84,9 @@ class Checkpointer(Callback):
             self._commit(run)
 
     def _save_if_best(self, run: Run) -> None:
-        if self._best.is_improved(run):
-            self._save(run)
-            self._commit(run)
-            self._best.record(run)
+        if self._best.is_improved(run) and self._try(run, self._save) and self._try(run, self._commit):
+            self._try(run, self._best.record)
             self._prune(run)
-
-    def _commit_if_done(self, run: Run) -> None:
-        if self._pending is not None and all(distributed.gather_objects(self._pending.done())):
-            self._commit(run)
 
     def _commit(self, run: Run) -> None:
         if self._pending is None:
@@ -89,10 +103,11 @@ class Checkpointer(Callback):
         keep, keep_every = run.job.checkpoint.keep, run.job.checkpoint.keep_every
         best = best_checkpoint(run.dir)
         for path in checkpoints_of(run.dir)[:-keep]:
-            if path.resolve() == best or (keep_every and int(path.name[5:]) % keep_every == 0):
-                continue
-            (path / "manifest.json").unlink()  # first: a crash must leave no half-deleted checkpoint that looks whole
-            shutil.rmtree(path)
+            if path.resolve() != best and not (keep_every and int(path.name[5:]) % keep_every == 0):
+                try:
+                    remove_checkpoint(path)
+                except OSError as error:
+                    logger.warning("%s could not be removed: %s", path, error)
 
 
 def _set_aside_later_ones(run_dir: Path, step: int) -> None:

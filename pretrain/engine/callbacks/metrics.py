@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -12,7 +13,8 @@ import torch
 from pretrain.engine import distributed
 from pretrain.engine.loop import Callback, Run
 from pretrain.engine.metrics_file import METRICS, drop_rows_after
-from pretrain.engine.task import Figure, Report, number
+from pretrain.engine.task import Figure, Report, is_logged, number
+from tokenizer.safe_files import open_for_append
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +42,14 @@ class Metrics(Callback):
             return
         path = run.dir / METRICS
         drop_rows_after(path, run.progress.step)
-        self._file = path.open("a", buffering=1)
+        self._file = open_for_append(path)
         if run.job.run.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(run.dir / "tensorboard", purge_step=run.progress.step + 1)
 
     def after_step(self, run: Run, report: Report) -> None:
-        if run.progress.step % run.job.run.log_every == 0 or run.finished:
+        if is_logged(run.job, run.progress.step):
             self.latest = self.write(run, report)
 
     def write(self, run: Run, report: Report, split: str | None = None) -> dict[str, float]:
@@ -56,7 +58,8 @@ class Metrics(Callback):
         if self._file is not None:
             head: dict[str, Any] = {"step": run.progress.step} | ({"split": split} if split else {})
             row = head | run.progress.to_json() | values
-            self._file.write(json.dumps(row) + "\n")
+            self._file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
+            self._file.flush()
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(f"{split}/{name}" if split else name, value, run.progress.step)
@@ -67,3 +70,8 @@ class Metrics(Callback):
             self._file.close()
         if self._board is not None:
             self._board.close()
+
+
+def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN and no infinity: such a number is written as null."""
+    return {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()}

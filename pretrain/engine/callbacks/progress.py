@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.callbacks.metrics import Metrics
 from pretrain.engine.loop import Callback, Run
-from pretrain.engine.task import Report
+from pretrain.engine.task import Report, is_logged
 
 logger = logging.getLogger(__name__)
 
 
 class ProgressDisplay(Callback):
-    """Loss and its parts, temperature, learning rate, tokens a second, time left; every ``run.log_every`` steps."""
+    """What the losses are made of, temperature, learning rate, tokens a second, time left; every ``run.log_every``
+    steps, and after each validation a line with its values.
+
+    The training loss itself is not shown where it has parts: their weights and the temperature change what it means.
+    """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._bar: Bar | None = None
+        self._told = -1
 
     def on_start(self, run: Run) -> None:
         self._began, self._first = time.monotonic(), run.progress.step
+        self._told = run.validated_at
         console = Console(stderr=True)
         if distributed.rank() == 0 and console.is_terminal:
             self._bar = Bar(
@@ -38,11 +46,14 @@ class ProgressDisplay(Callback):
             self._bar.start()
 
     def after_step(self, run: Run, report: Report) -> None:
-        due = run.progress.step % run.job.run.log_every == 0 or run.finished
+        due = is_logged(run.job, run.progress.step)
         if self._bar is not None:
             self._bar.update(self._id, completed=run.progress.step)
-        if not due or distributed.rank() != 0:
-            return
+        if due and distributed.rank() == 0:
+            self._tell_step(run)
+        self._tell_validation(run)
+
+    def _tell_step(self, run: Run) -> None:
         values = summary(self._metrics.latest, run.task.status)
         if self._bar is not None:
             self._bar.update(self._id, values=values)
@@ -51,6 +62,21 @@ class ProgressDisplay(Callback):
             left = (time.monotonic() - self._began) / max(done - self._first, 1) * (total - done)
             logger.info("step %d/%d eta %s %s", done, total, timedelta(seconds=round(left)), values)
 
+    def on_end(self, run: Run) -> None:
+        self._tell_validation(run)
+        self.close(run)
+
+    def _tell_validation(self, run: Run) -> None:
+        if run.validated_at == self._told:
+            return
+        self._told = run.validated_at
+        if run.validation and distributed.rank() == 0:
+            line = f"step {self._told} validation: {validation_summary(run.validation, run.job)}"
+            if self._bar is not None:
+                self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            else:
+                logger.info("%s", line)
+
     def close(self, run: Run) -> None:
         if self._bar is not None:
             self._bar.stop()
@@ -58,8 +84,9 @@ class ProgressDisplay(Callback):
 
 def summary(values: dict[str, float], status: str = "") -> str:
     """The figures of a step in one short line, and what the task has to say."""
-    parts = [f"loss {values['loss']:.4f}"] if "loss" in values else []
-    parts += [f"{name.removeprefix('loss/')} {value:.4f}" for name, value in values.items() if name.startswith("loss/")]
+    parts = [f"{name.removeprefix('loss/')} {value:.4f}" for name, value in values.items() if name.startswith("loss/")]
+    if not parts and "loss" in values:
+        parts = [f"loss {values['loss']:.4f}"]
     for name, label, form in (
         ("temperature", "tau", ".3f"),
         ("lr", "lr", ".2e"),
@@ -70,3 +97,11 @@ def summary(values: dict[str, float], status: str = "") -> str:
         if name in values and (values[name] or name != "tokens_per_second"):  # a job without tokens has none a second
             parts.append(f"{label} {values[name]:{form}}")
     return "  ".join([*parts, status] if status else parts)
+
+
+def validation_summary(values: Mapping[str, float], job: Job) -> str:
+    """A validation's values in one line, that of ``checkpoint.best`` first; those of finer detail (with two slashes in
+    their names) are in ``metrics.jsonl``."""
+    shown = [name for name in values if name.count("/") < 2 and name != "validation_samples"]
+    shown.sort(key=lambda name: name != job.checkpoint.best)
+    return "  ".join(f"{name} {values[name]:.4g}" for name in shown)

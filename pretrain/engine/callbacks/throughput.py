@@ -8,7 +8,7 @@ import torch
 
 from pretrain.engine import distributed
 from pretrain.engine.loop import Callback, Run
-from pretrain.engine.task import Report
+from pretrain.engine.task import Report, is_logged
 
 _PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "V100": 125e12}
 """Dense bf16 (V100: fp16) peak, FLOP/s, from the vendor's data sheets, by a part of the device's name."""
@@ -42,7 +42,7 @@ class Throughput(Callback):
     def after_step(self, run: Run, report: Report) -> None:
         self._busy += time.perf_counter() - self._mark
         self._steps += 1
-        if run.progress.step % run.job.run.log_every == 0 or run.finished:
+        if is_logged(run.job, run.progress.step):
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             samples, tokens = run.progress.samples - self._seen[0], run.progress.tokens - self._seen[1]

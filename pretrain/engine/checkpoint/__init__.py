@@ -6,11 +6,12 @@ from pretrain.engine.checkpoint.layout import (
     find_checkpoint,
     open_checkpoint,
     read_job,
-    read_manifest,
-    read_metadata,
+    read_job_of_run,
     verify,
+    verify_together,
 )
-from pretrain.engine.checkpoint.load import read_weights, restore_engine, restore_weights
+from pretrain.engine.checkpoint.load import read_weights, restore_engine, restore_weights, restore_weights_together
+from pretrain.engine.checkpoint.manifest import read_manifest, read_metadata
 from pretrain.engine.checkpoint.save import PendingSave, begin_save, write_weights_only
 
 __all__ = [
@@ -21,11 +22,14 @@ __all__ = [
     "find_checkpoint",
     "open_checkpoint",
     "read_job",
+    "read_job_of_run",
     "read_manifest",
     "read_metadata",
     "read_weights",
     "restore_engine",
     "restore_weights",
+    "restore_weights_together",
     "verify",
+    "verify_together",
     "write_weights_only",
 ]

@@ -9,28 +9,29 @@
     state.json                                   step, samples, loss scale, the task's JSON state
     manifest.json                                sizes and SHA-256 of all of the above, shapes, ties; written LAST
 
-A folder without a manifest is not a checkpoint. Every name is covered by the manifest, so a flipped byte, a truncated
-shard and a stray file are found before anything is loaded.
+A folder without a manifest is not a checkpoint. The manifest lists every file, and only files that it lists are opened:
+a flipped byte, a truncated shard and a stray file are found before anything is loaded.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import re
+import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pretrain.config.load import load_job
 from pretrain.config.schema import Job
+from pretrain.engine import distributed
+from pretrain.engine.checkpoint.manifest import CONFIG, MANIFEST, Manifest, read_manifest
+from pretrain.engine.verification import verify_files
 from tokenizer.errors import CheckpointError
-from tokenizer.files import sha256
+from tokenizer.verification import Recorded, Verifier
 
-MANIFEST = "manifest.json"
-STATE = "state.json"
-CONFIG = "config.yaml"
-FORMAT_VERSION = 1
 _J = TypeVar("_J", bound=Job)
-_STEP = re.compile(r"^step-(\d{8,})$")
+_STEP = re.compile(r"^step-(\d{8,18})$", re.ASCII)
 
 
 def step_folder(run_dir: Path, step: int) -> Path:
@@ -82,51 +83,78 @@ def open_checkpoint(checkpoint: Path, kind: type[_J], task: str) -> _J:
     return job
 
 
-def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """The manifest, with its own format checked."""
-    path = checkpoint / MANIFEST
-    try:
-        manifest = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise CheckpointError(f"{checkpoint}: no {MANIFEST}: not a checkpoint, or a half-written one") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: damaged: {error}{_offer(checkpoint)}") from None
-    if not isinstance(manifest, dict) or manifest.get("format_version") != FORMAT_VERSION:
-        raise CheckpointError(f"{path}: not a checkpoint of format_version {FORMAT_VERSION}")
-    return manifest
-
-
-def read_metadata(checkpoint: Path) -> dict[str, Any]:
-    """``state.json``: progress, loss scales, and what the task stored."""
-    state: dict[str, Any] = json.loads((checkpoint / STATE).read_text())
-    return state
-
-
 def read_job(checkpoint: Path) -> Job:
-    """The resolved configuration the checkpoint was written with."""
+    """The resolved configuration the checkpoint was written with; its file is verified, and no other.
+
+    Raises:
+        CheckpointError: there is no manifest, or ``config.yaml`` is not what it says.
+        ConfigError: the configuration is none of this release.
+    """
+    listed = {CONFIG: _recorded(read_manifest(checkpoint))[CONFIG]}
+    Verifier().verify(checkpoint, listed, error=CheckpointError, hint=_offer(checkpoint))
     return load_job(checkpoint / CONFIG, resolved=True)
 
 
-def verify(checkpoint: Path) -> dict[str, Any]:
+def read_job_of_run(run_dir: Path) -> Job:
+    """The configuration of the run in a folder, as the run wrote it. Raises ``ConfigError``."""
+    return load_job(run_dir / CONFIG, resolved=True)
+
+
+def verify(checkpoint: Path) -> Manifest:
     """Compare every file with the manifest and return the manifest.
 
+    What this host has verified before and has not changed since is not read again (`tokenizer.verification`).
+
     Raises:
-        CheckpointError: a file is missing, has another size or another content; the text names it and offers the
-            previous complete checkpoint of the run.
+        CheckpointError: a file is missing, surplus, has another size or another content; the text names it and offers
+            the previous complete checkpoint of the run.
     """
-    manifest = read_manifest(checkpoint)
-    for name, expected in manifest["files"].items():
-        path = checkpoint / name
-        if ".." in Path(name).parts or Path(name).is_absolute():
-            raise CheckpointError(f"{checkpoint / MANIFEST}: file name {name!r} leaves the checkpoint")
-        if not path.is_file() or path.is_symlink():
-            raise CheckpointError(f"{path}: missing{_offer(checkpoint)}")
-        if path.stat().st_size != expected["size"]:
-            found = path.stat().st_size
-            raise CheckpointError(f"{path}: {found} bytes, the manifest says {expected['size']}{_offer(checkpoint)}")
-        if sha256(path) != expected["sha256"]:
-            raise CheckpointError(f"{path}: damaged: its SHA-256 is not the manifest's{_offer(checkpoint)}")
+    manifest = check_listing(checkpoint)
+    Verifier().verify(checkpoint, _recorded(manifest), error=CheckpointError, hint=_offer(checkpoint))
     return manifest
+
+
+def verify_together(checkpoint: Path) -> Manifest:
+    """`verify` by all ranks, which divide the files among them. Collective."""
+    with distributed.agreed():
+        manifest = check_listing(checkpoint) if distributed.rank() == 0 else read_manifest(checkpoint)
+    verify_files(checkpoint, _recorded(manifest), error=CheckpointError, hint=_offer(checkpoint))
+    return manifest
+
+
+def check_listing(checkpoint: Path) -> Manifest:
+    """Compare the names in the folder with those in the manifest, and return the manifest.
+
+    Raises:
+        CheckpointError: the manifest is damaged, a file is missing, or one is there that is not listed.
+    """
+    try:
+        manifest = read_manifest(checkpoint)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{_offer(checkpoint)}") from None
+    found = {name: regular for name, regular in _entries(checkpoint) if name != MANIFEST}
+    for name in sorted(manifest.files):
+        if not found.get(name):
+            what = "missing" if name not in found else "not a regular file"
+            raise CheckpointError(f"{checkpoint / name}: {what}{_offer(checkpoint)}")
+    if surplus := found.keys() - manifest.files.keys():
+        raise CheckpointError(
+            f"{checkpoint}: holds {ascii(min(surplus))[1:-1]}, which its {MANIFEST} does not list; remove it"
+        )
+    return manifest
+
+
+def _entries(folder: Path) -> Iterator[tuple[str, bool]]:
+    """Names, relative to ``folder``, of what is below it (but folders), and whether each is a regular file, no link."""
+    for base, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(base, name))]
+        for name in (*files, *links):
+            path = os.path.join(base, name)
+            yield os.path.relpath(path, folder), stat.S_ISREG(os.lstat(path).st_mode)
+
+
+def _recorded(manifest: Manifest) -> dict[str, Recorded]:
+    return {name: Recorded(file.size, file.sha256) for name, file in manifest.files.items()}
 
 
 def _offer(checkpoint: Path) -> str:

@@ -1,15 +1,18 @@
 """Writing a checkpoint that is either complete or not there.
 
-Every rank writes its fragments into a temporary folder, makes them durable and hashes them; rank 0 writes the manifest
-last and renames the folder into place. A failure on any rank (a full disk) fails the save on all ranks, removes what
-was written, and leaves the previous checkpoint as it was.
+Every rank writes its fragments into a temporary folder, makes them durable and hashes them, with ``checkpoint.async``
+all in a thread of its own; at the commit rank 0 gathers the hashes, writes the manifest last and renames the folder
+into place. A failure on any rank (a full disk) fails the save on all ranks, removes what was written, and leaves the
+previous checkpoint as it was.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,8 @@ from torch import Tensor, nn
 
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
-from pretrain.engine.checkpoint.layout import CONFIG, FORMAT_VERSION, MANIFEST, STATE, step_folder
+from pretrain.engine.checkpoint.layout import step_folder
+from pretrain.engine.checkpoint.manifest import CONFIG, FORMAT_VERSION, MANIFEST, STATE
 from pretrain.engine.engines import Engine
 from pretrain.engine.fragments import (
     WEIGHT,
@@ -32,28 +36,40 @@ from pretrain.engine.fragments import (
     trainable,
 )
 from pretrain.engine.provenance import provenance
-from pretrain.engine.safe_files import describe_write_error, sync_file, sync_folder, write_json, write_tensors
+from pretrain.engine.safe_files import describe_write_error, sync_file, sync_folder, write_tensors
 from pretrain.engine.task import Progress, Task
 from tokenizer.errors import CheckpointError
 from tokenizer.files import sha256
+from tokenizer.safe_files import public_mode, write_json, write_text
 
 _Tensors = dict[str, dict[str, Tensor]]
 
 
 class PendingSave:
-    """A checkpoint being written by this rank; ``commit`` (collective) makes it real."""
+    """A checkpoint being written by this rank; ``commit`` (collective) makes it real.
+
+    Args:
+        target: the checkpoint's folder.
+        files: tensors that this rank writes, by file name.
+        metadata: ``state.json``.
+        manifest: ``manifest.json`` but for its list of files.
+    """
 
     def __init__(self, target: Path, files: _Tensors, metadata: dict[str, Any], manifest: dict[str, Any]) -> None:
         self.target = target
         self.temporary = target.with_name(f".{target.name}.partial")
+        self.ready: list[str] = []
+        """Names of further files of this rank that are written already."""
         self._files = files
         self._metadata = metadata
         self._manifest = manifest
+        self._hashed: dict[str, dict[str, Any]] = {}
+        self._mode = public_mode()
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
 
     def write(self, *, asynchronous: bool) -> None:
-        """Write this rank's files, in a background thread when ``asynchronous`` (the tensors are private copies)."""
+        """Write and hash this rank's files, in a background thread when ``asynchronous`` (the tensors are copies)."""
         if asynchronous:
             self._thread = threading.Thread(target=self._write, name="checkpoint", daemon=True)
             self._thread.start()
@@ -62,11 +78,22 @@ class PendingSave:
 
     def _write(self) -> None:
         try:
-            for name, tensors in self._files.items():
+            for name in self.ready:
+                self._seal(name)
+            while self._files:
+                name, tensors = self._files.popitem()
                 write_tensors(self.temporary / name, tensors, {"format": "pt"})
+                del tensors
+                self._seal(name)
         except Exception as error:
             self._error = error
-        self._files = {}
+            self._files = {}
+
+    def _seal(self, name: str) -> None:
+        path = self.temporary / name
+        path.chmod(self._mode)  # safetensors writes for the owner alone
+        sync_file(path)
+        self._hashed[name] = {"size": path.stat().st_size, "sha256": sha256(path)}
 
     def done(self) -> bool:
         """True when this rank has nothing left to write."""
@@ -84,31 +111,29 @@ class PendingSave:
             with distributed.agreed():
                 if self._error is not None:
                     raise self._error
+            hashed = distributed.gather_objects(self._hashed)
             with distributed.agreed():
                 if distributed.rank() == 0:
-                    self._finish()
+                    self._finish({name: record for each in hashed for name, record in each.items()})
         except Exception:
             if distributed.rank() == 0:
                 shutil.rmtree(self.temporary, ignore_errors=True)
             raise
         return self.target
 
-    def _finish(self) -> None:
+    def _finish(self, files: dict[str, dict[str, Any]]) -> None:
         folder = self.temporary
         try:
             write_json(folder / STATE, self._metadata)
-            paths = sorted(path for path in folder.rglob("*") if path.is_file())
-            files = {
-                str(path.relative_to(folder)): {"size": path.stat().st_size, "sha256": sha256(path)} for path in paths
-            }
-            write_json(folder / MANIFEST, {**self._manifest, "files": files})
+            self._seal(STATE)
+            write_json(folder / MANIFEST, {**self._manifest, "files": files | {STATE: self._hashed[STATE]}})
             sync_folder(folder)
             if self.target.exists():  # a damaged or older checkpoint of the same step
                 shutil.rmtree(self.target)
             folder.rename(self.target)
             point("latest", self.target)
         except OSError as error:
-            raise CheckpointError(describe_write_error(folder, error, 0)) from error
+            raise CheckpointError(describe_write_error(folder, error)) from error
 
 
 def point(name: str, target: Path) -> None:
@@ -118,6 +143,29 @@ def point(name: str, target: Path) -> None:
     link.symlink_to(target.name)
     link.replace(target.with_name(name))
     sync_folder(target.parent)
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Delete a checkpoint. What is left by a kill meanwhile has a hidden name, for `remove_leftovers`."""
+    hidden = path.with_name(f".{path.name}.removed")
+    shutil.rmtree(hidden, ignore_errors=True)
+    path.rename(hidden)
+    shutil.rmtree(hidden)
+
+
+def remove_leftovers(run_dir: Path) -> list[Path]:
+    """Remove what killed saves and removals left. The caller holds the folder: nothing is being written there."""
+    found = [
+        path
+        for pattern in (".step-*.partial", ".step-*.removed", ".latest.tmp", ".best.tmp")
+        for path in (run_dir / "checkpoints").glob(pattern)
+    ]
+    for path in found:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return found
 
 
 def _describe(module: nn.Module) -> dict[str, Any]:
@@ -156,19 +204,36 @@ def begin_save(
     save = PendingSave(target, files, {"progress": progress.to_json(), "engines": engine_state}, manifest)
     with distributed.agreed():
         if distributed.rank() == 0:
-            _prepare_folder(save.temporary, job, task)
+            save.ready += _prepare_folder(save.temporary, job, task)
     try:
+        with distributed.agreed():  # before the task writes, which may hold collectives
+            _own_folder(save).mkdir()
         with distributed.agreed():
-            try:
-                save._metadata["task"] = task.save_state(save.temporary)
-            except (OSError, SafetensorError) as error:
-                raise CheckpointError(describe_write_error(save.temporary, error, 0)) from error
+            save._metadata["task"] = _save_task(task, save)
     except Exception:
         if distributed.rank() == 0:
             shutil.rmtree(save.temporary, ignore_errors=True)
         raise
     save.write(asynchronous=asynchronous)
     return save
+
+
+def _own_folder(save: PendingSave) -> Path:
+    return save.temporary / f".rank-{distributed.rank()}"
+
+
+def _save_task(task: Task, save: PendingSave) -> dict[str, Any]:
+    """The task's JSON state; its files go into a folder of this rank first, which tells whose they are."""
+    folder = _own_folder(save)
+    try:
+        state = task.save_state(folder)
+        for path in sorted(folder.iterdir()):
+            os.rename(path, save.temporary / path.name)
+            save.ready.append(path.name)
+        folder.rmdir()
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(describe_write_error(save.temporary, error)) from error
+    return state
 
 
 def _manifest(job: Job, modules: Mapping[str, nn.Module], progress: dict[str, int]) -> dict[str, Any]:
@@ -184,22 +249,32 @@ def _manifest(job: Job, modules: Mapping[str, nn.Module], progress: dict[str, in
     }
 
 
-def _prepare_folder(folder: Path, job: Job, task: Task) -> None:
+def _prepare_folder(folder: Path, job: Job, task: Task) -> list[str]:
+    """Make the temporary folder with all that rank 0 puts there; returns the names of the files."""
     try:
-        shutil.rmtree(folder, ignore_errors=True)
+        _clear(folder)
         folder.mkdir(parents=True)
-        (folder / CONFIG).write_text(config_text(job))
+        write_text(folder / CONFIG, config_text(job))
         for name, source in task.export_files().items():
             if source.is_dir():
-                shutil.copytree(source, folder / name)
+                shutil.copytree(source, folder / name, copy_function=shutil.copyfile)
             else:
-                shutil.copy2(source, folder / name)
-        for path in folder.rglob("*"):
-            if path.is_file():
-                sync_file(path)
-    except OSError as error:
+                shutil.copyfile(source, folder / name)
+        return _names_in(folder)
+    except (OSError, shutil.Error) as error:
         shutil.rmtree(folder, ignore_errors=True)
-        raise CheckpointError(describe_write_error(folder, error, 0)) from error
+        raise CheckpointError(describe_write_error(folder, error)) from error
+
+
+def _clear(folder: Path) -> None:
+    with suppress(FileNotFoundError):
+        if folder.is_symlink():
+            folder.unlink()
+        shutil.rmtree(folder)
+
+
+def _names_in(folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
 def config_text(job: Job) -> str:
@@ -225,7 +300,8 @@ def write_weights_only(target: Path, job: Job, modules: Mapping[str, nn.Module],
     metadata = {"progress": progress, "engines": engines, "task": task_state}
     save = PendingSave(target, files, metadata, _manifest(job, modules, progress))
     save.temporary.mkdir(parents=True, exist_ok=True)
-    (save.temporary / CONFIG).write_text(config_text(job))
+    write_text(save.temporary / CONFIG, config_text(job))
+    save.ready += _names_in(save.temporary)
     save.write(asynchronous=False)
     return save.commit()
 

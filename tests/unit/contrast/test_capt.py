@@ -152,6 +152,17 @@ def test_alone_in_the_batch_without_negatives_the_loss_is_zero() -> None:
     assert not d_s_hat.any()
 
 
+def _margin(s: torch.Tensor, s_hat: torch.Tensor, queue: ShardedQueue) -> float:
+    """Literally: over both views, the positive's cosine less the highest of the other samples' and the queue's."""
+    total = 0.0
+    for own, other in ((s, s_hat), (s_hat, s)):
+        for i, anchor in enumerate(own):
+            rest = [j for j in range(len(s)) if j != i]
+            negatives = torch.cat([own[rest], other[rest], queue.rows.to(own.dtype)])
+            total += float(anchor @ other[i] - (negatives @ anchor).max())
+    return total / (2 * len(s))
+
+
 def test_stats() -> None:
     s = unit(6, D, seed=0)
     s_hat = s.clone()
@@ -161,6 +172,7 @@ def test_stats() -> None:
     assert float(loss) == pytest.approx(float(capt_loss(s, s_hat, _queue(50), temperature=0.05)), rel=1e-12)
     assert stats.top1 == pytest.approx(4 / 6)
     assert stats.positive_probability == pytest.approx(4 / 6, abs=1e-3)
+    assert stats.margin == pytest.approx(_margin(s, s_hat, _queue(50)), abs=1e-6)
     capt_loss(s[2:], s_hat[2:], temperature=0.05, stats=stats)
     assert (stats.anchors, stats.top1) == (20, pytest.approx(16 / 20))
 

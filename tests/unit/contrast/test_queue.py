@@ -207,15 +207,13 @@ def test_an_overflowed_step_cannot_spoil_the_queue() -> None:
     torch.testing.assert_close(queue.rows, torch.stack([rows[0], torch.zeros(4), torch.zeros(4)]))
 
 
-def test_warns_once_when_it_holds_less_than_one_step(caplog: pytest.LogCaptureFixture) -> None:
+def test_warns_when_it_holds_less_than_one_step(caplog: pytest.LogCaptureFixture) -> None:
     queue = ShardedQueue(7, 4)
     with caplog.at_level(logging.WARNING):
-        queue.enqueue(unit(3, 4, seed=0), unit(3, 4, seed=1))
+        queue.expect(7)
         assert not caplog.records
-        queue.enqueue(unit(4, 4, seed=0), unit(4, 4, seed=1))
-        queue.enqueue(unit(4, 4, seed=0), unit(4, 4, seed=1))
-    assert len(caplog.records) == 1
-    assert "holds less than one step" in caplog.text
+        queue.expect(8)
+    assert "the queue of 7 rows holds less than one step, which pushes 8" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ def test_batch_identity_and_stage() -> None:
 @pytest.mark.parametrize(
     ("precision", "stage", "key", "value"),
     [
-        ("bf16", 2, "torch_autocast", {"enabled": True, "dtype": "bfloat16"}),
-        ("fp16", 0, "torch_autocast", {"enabled": True, "dtype": "float16"}),
+        ("bf16", 2, "torch_autocast", {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}),
+        ("fp16", 0, "torch_autocast", {"enabled": True, "dtype": "float16", "lower_precision_safe_modules": []}),
     ],
 )
 def test_precision(precision: str, stage: int, key: str, value: Any) -> None:
@@ -52,6 +52,7 @@ def test_fp16_scales_the_loss() -> None:
         ("gradient_clippin=1.0", "DeepSpeed has no such key"),
         ("train_batch_size=8", "set batch.global"),
         ("zero_optimization={stage: 2}", "set engine.zero_stage"),
+        ("communication_data_type=half", "must be one of fp32, bf16, fp16"),
     ],
 )
 def test_extra_keys_are_checked(extra: str, message: str) -> None:
@@ -60,8 +61,25 @@ def test_extra_keys_are_checked(extra: str, message: str) -> None:
 
 
 def test_extra_is_merged_last_and_deeply() -> None:
-    zero = _config(1, "engine.deepspeed_extra.zero_optimization={overlap_comm: true}")["zero_optimization"]
-    assert zero == {"stage": 1, "overlap_comm": True}
+    zero = _config(1, "engine.deepspeed_extra.zero_optimization={overlap_comm: false}")["zero_optimization"]
+    assert (zero["stage"], zero["overlap_comm"]) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "here"),
+    [
+        (["engine.zero_stage=2"], True),
+        (["engine.precision=fp16"], False),
+        (["engine.zero_stage=3"], False),
+        (["engine.offload_optimizer=true"], False),
+        (["engine.deepspeed_extra.zero_optimization={offload_optimizer: {device: cpu}}"], False),
+    ],
+    ids=str,
+)
+def test_one_of_the_two_clips(overrides: list[str], here: bool) -> None:
+    config = _config(1, "optimizer.clip=0.5", *overrides)
+    assert config["gradient_clipping"] == (0.0 if here else 0.5)
+    assert config["zero_optimization"].get("compute_grad_norm", True) is not here
 
 
 def test_batches_that_do_not_fit_are_a_user_error() -> None:

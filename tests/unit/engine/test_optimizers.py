@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pretrain.config import load_job
+from pretrain.engine import optimizers
 from pretrain.engine.optimizers import FusedUpdate, Lamb, apex_available, build_optimizer, parameter_groups
 from pretrain.engine.schedule import learning_rate
 from tokenizer.errors import ConfigError
@@ -88,6 +89,19 @@ def test_the_log_says_which_optimizer_is_used(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.INFO):
         build_optimizer(load_job("capt_tiny"), nn.Linear(2, 2))
     assert "torch AdamW (fused)" in caplog.text or "apex FusedAdam" in caplog.text
+
+
+def test_an_offloaded_state_is_not_given_to_apex(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels run on a GPU, and the state lies in host memory."""
+    monkeypatch.setattr(optimizers, "apex_available", lambda: True)
+    module = nn.Linear(2, 2)
+    for offload in (
+        "engine.offload_optimizer=true",
+        "engine.deepspeed_extra.zero_optimization={offload_optimizer: {device: cpu}}",
+    ):
+        assert isinstance(build_optimizer(load_job("capt_tiny", [offload]), module), torch.optim.AdamW)
+        with pytest.raises(ConfigError, match="keeps the state in host memory"):
+            build_optimizer(load_job("capt_tiny", [offload, "optimizer.backend=apex"]), module)
 
 
 @pytest.mark.skipif(apex_available(), reason="NVIDIA apex is here")

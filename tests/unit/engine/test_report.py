@@ -128,6 +128,19 @@ def test_several_runs_are_named_by_what_differs_and_summed_over_seeds(tmp_path: 
     assert f"{statistics.fmean(expected):.2f} ± {statistics.stdev(expected):.2f}" in markdown
 
 
+def test_a_seed_that_was_stopped_and_resumed_is_one_more_seed(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / f"s{seed}", seed=seed) for seed in (1, 2, 3)]
+    config = yaml.safe_load((folders[1] / "config.yaml").read_text())
+    config |= {"schedule": {"stop_after": 30}, "checkpoint": {"every": 10, "keep": 9}}
+    config["run"] |= {"log_every": 7, "threads": 4}
+    (folders[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    (group,) = compare([read_run(folder) for folder in folders]).groups
+    assert group.seeds == ["1", "2", "3"]
+    config["optimizer"]["lr"] = 0.1
+    (folders[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    assert compare([read_run(folder) for folder in folders]).differing == ["optimizer.lr"]
+
+
 def test_best_follows_the_direction_of_the_metric(tmp_path: Path) -> None:
     lines = [
         row(step, split="validation", **{"loss/mlm": loss, "accuracy/mlm": accuracy, "odd": 1.0})

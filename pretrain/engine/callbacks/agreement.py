@@ -1,0 +1,90 @@
+"""All ranks end a run after the same step: for a signal, for ``schedule.stop_after``, or because it has diverged."""
+
+from __future__ import annotations
+
+import math
+import signal
+
+import torch
+from torch import Tensor
+
+from pretrain.engine.callbacks.signals import StopSignals
+from pretrain.engine.flags import Flags
+from pretrain.engine.loop import Callback, Run
+from pretrain.engine.task import Figure, Report, number
+
+_WATCHED = ("loss", "grad_norm")
+
+
+class TrainingDivergedError(RuntimeError):
+    """The loss or the gradient norm is not finite."""
+
+
+class Agreement(Callback):
+    """A signal on any rank stops every rank after the same step; the Checkpointer then saves and the job exits 75.
+    A loss or a gradient norm that is no number on any rank raises :class:`TrainingDivergedError` on all of them.
+
+    Ranks hear of either some steps late (:mod:`pretrain.engine.flags`), except in the last steps and wherever
+    ``run.settle()`` is called, as before each save: a state that has diverged is never written. ``stop_after`` counts
+    only for a run that begins before that step. An fp16 overflow, which the loss scaler answers by skipping the update,
+    is no divergence.
+    """
+
+    def __init__(self) -> None:
+        self._signals = StopSignals()
+        self._watched: dict[int, dict[str, Figure]] = {}
+
+    def on_start(self, run: Run) -> None:
+        self._flags = Flags()
+        self._signals.install()
+        stop = run.job.schedule.stop_after
+        self._stop_after = stop if stop is not None and stop > run.progress.step else None
+        run.settle = lambda: self._act(run, run.progress.step)
+
+    def after_step(self, run: Run, report: Report) -> None:
+        step, lag = run.progress.step, self._flags.lag
+        skipped = any(engine.update_was_skipped() for engine in run.engines.values())
+        self._watched[step] = {} if skipped else {name: report[name] for name in _WATCHED if name in report}
+        self._flags.post(step, self._row(self._watched[step]))
+        near_the_end = step + lag >= run.job.schedule.max_steps  # then there is no later step to stop at
+        self._act(run, step if near_the_end else step - lag)
+        if not run.stopping and not run.finished and self._stop_after is not None and step >= self._stop_after:
+            run.stopping = f"schedule.stop_after={self._stop_after} reached"
+
+    def _row(self, watched: dict[str, Figure]) -> Tensor:
+        """The signal, and whether each watched figure is bad; without looking at a figure."""
+        row = torch.zeros(1 + len(_WATCHED), device=self._flags.device)
+        if self._signals.received:
+            row[0].fill_(self._signals.received)
+        for i, name in enumerate(_WATCHED, 1):
+            figure = watched.get(name, 0.0)
+            if isinstance(figure, Tensor) and figure.device == row.device:
+                row[i].copy_(figure.detach().isfinite().logical_not())
+            elif not math.isfinite(number(figure)):
+                row[i].fill_(1.0)
+        return row
+
+    def _act(self, run: Run, until: int) -> None:
+        for step, (received, *bad) in self._flags.read(until):
+            watched = self._watched.pop(step)
+            if any(bad):
+                run.diverged = True
+                raise TrainingDivergedError(_what(watched, step))
+            self._signals.received = self._signals.received or int(received)  # one that came meanwhile is not lost
+            if received and not run.finished:
+                run.stopping = f"{signal.Signals(int(received)).name} received"
+
+    def on_end(self, run: Run) -> None:
+        run.settle()
+
+    def close(self, run: Run) -> None:
+        self._signals.restore()
+
+
+def _what(watched: dict[str, Figure], step: int) -> str:
+    values = {name: number(figure) for name, figure in watched.items()}
+    here = [f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)]
+    return (
+        f"{here[0] if here else 'loss or grad_norm is not finite on another rank'} at step {step}; resume from the "
+        "last checkpoint with a lower optimizer.lr, a longer schedule.warmup_steps or optimizer.clip=1.0"
+    )

@@ -1,0 +1,35 @@
+"""JSON files of a run and of a checkpoint as typed, bounded records: nothing behind the border sees a raw mapping."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tokenizer.errors import ConfigError, UserError
+
+Count = Annotated[int, Field(ge=0, le=1 << 62)]
+"""A number of steps, samples, bytes."""
+
+
+class Record(BaseModel):
+    """What a JSON file says. Types are strict; keys of a later release are passed over."""
+
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+
+_R = TypeVar("_R", bound=Record)
+
+
+def parse(
+    kind: type[_R], content: object, source: Path | str, hint: str = "", *, error: type[UserError] = ConfigError
+) -> _R:
+    """``content``, read from ``source``, as a record. Raises ``error``: one line with the first key that is wrong."""
+    try:
+        return kind.model_validate(content)
+    except ValidationError as problem:
+        first = problem.errors(include_url=False, include_input=False, include_context=False)[0]
+        key = ".".join(ascii(part).strip("'")[:80] for part in first["loc"][:8])
+        what = first["msg"].removeprefix("Value error, ")
+        raise error(f"{source}: damaged: {key + ': ' if key else ''}{what}{hint}") from None

@@ -1,0 +1,75 @@
+"""What each shipped job sends in a step: every gradient once, in fp32, however many micro-batches there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.config.load import load_job
+from pretrain.engine.engines import build_engines
+from pretrain.engine.quiet import quiet_libraries
+from pretrain.engine.task import Progress
+from tests.language import write_corpus
+from tests.latent import write_text
+from tests.support import run_ranks
+from tests.toy.config import ToyJob
+from tests.toy.task import ToyTask
+from tests.wire import Traffic, Wire, small_job, traffic
+
+_SHIPPED = Path(__file__).parents[2] / "configs" / "pretrain"
+JOBS = sorted(path for path in _SHIPPED.rglob("*.yaml") if not path.stem.startswith("_"))
+_SMALL = 64
+"""Elements at most of what is no gradient: norms."""
+
+
+def _all_traffic(paths: list[Path], folder: Path) -> dict[Path, Traffic]:
+    return {path: traffic(small_job(path, folder, 2)) for path in paths}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Traffic]:
+    folder = tmp_path_factory.mktemp("wire")
+    write_corpus(folder / "text.txt")
+    write_text(folder)
+    result: dict[Path, Traffic] = run_ranks(_all_traffic, 2, JOBS, folder, timeout=300)[0]
+    return result
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+def test_each_gradient_is_reduced_once_a_step(found: Any, path: Path) -> None:
+    step, stage = found[path], load_job(path).engine.zero_stage
+    reduced = [sent for sent in step.updates() if sent.reduces and sent.elements > _SMALL]
+    assert {sent.dtype for sent in reduced} == {"float32"}
+    assert sum(sent.elements for sent in reduced) == step.parameters
+    gathered = sum(2 * sent.elements for sent in step.updates() if not sent.reduces)
+    assert step.parameters <= gathered <= 1.1 * step.parameters + 64 if stage else gathered == 0
+
+
+def _types(stage: int, wire_type: str | None) -> set[str]:
+    """In which types a step of the toy task reduces its gradients, forward passes under bf16 autocast."""
+    quiet_libraries(debug=False)
+    extra = {} if wire_type is None else {"communication_data_type": wire_type}
+    job = ToyJob.model_validate(
+        {
+            "task": {"type": "toy"},
+            "batch": {"global": 8, "micro": 2},
+            "engine": {"zero_stage": stage, "precision": "bf16", "deepspeed_extra": extra},
+        }
+    )
+    task, progress = ToyTask(job, Path()), Progress()
+    engines = build_engines(task.build_modules(), job)
+    with Wire() as wire:
+        task.step(engines, next(task.build_batches(progress)), progress)
+    return {sent.dtype for sent in wire.sent if sent.reduces and sent.elements > 2}
+
+
+def _all_types() -> dict[tuple[int, str | None], set[str]]:
+    # an engine of another type comes first: DeepSpeed keeps a setting in the process
+    return {(stage, name): _types(stage, name) for stage in (0, 1, 2, 3) for name in ("bf16", None, "fp32")}
+
+
+def test_gradients_travel_in_fp32_under_bf16_unless_another_type_is_asked_for() -> None:
+    for (_, name), types in run_ranks(_all_types, 2)[0].items():
+        assert types == {"bfloat16" if name == "bf16" else "float32"}

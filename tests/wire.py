@@ -1,0 +1,159 @@
+"""Counts what a training step sends: each collective as torch's dispatcher sees it, on gloo ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pretrain.config.load import load_job
+from pretrain.config.schema import Job
+from pretrain.engine import distributed
+from pretrain.engine.engines import Engine, build_engines
+from pretrain.engine.quiet import quiet_libraries
+from pretrain.engine.task import Progress
+from pretrain.tasks import task_class
+
+RANKS = {"tiny": 2, "small": 8, "base": 64, "large": 128}
+"""GPUs at which each size is looked at: these decide the accumulation."""
+
+_SMALL_MODEL = (
+    "model.size=custom", "model.layers=2", "model.hidden=32", "model.heads=2", "model.ffn=48", "model.max_positions=32",
+    "data.sequence_length=32", "tokenizer.vocab_size=420", "tokenizer.type=bpe", "loader.workers=0",
+    "data.validation_fraction=0.1", "data.workers=1",
+)  # fmt: skip
+_SMALL_LATENT = (
+    "model.embedding=12", "model.hidden=16", "model.latent=4", "model.noise=4", "critic.hidden=16", "critic.updates=2",
+    "schedule.epochs=null", "validate.per_epoch=null", "checkpoint.best=null", "data.format=text",
+)  # fmt: skip
+_SMALL_CLUSTERS = ("model.compile=false", "data.repeats=4")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One collective: its name, the type and number of the elements that this rank puts in, and the bytes that it gets
+    of the others (a reduction: of the whole)."""
+
+    name: str
+    dtype: str
+    elements: int
+    received: int
+    phase: str = ""
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it is a sum over ranks."""
+        return self.name in ("allreduce_", "_reduce_scatter_base_")
+
+
+class Wire(TorchDispatchMode):
+    """Records every collective that is called in its scope."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[Sent] = []
+        self.phase = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, name = func._schema.name.split("::")
+        if namespace == "c10d":
+            self.sent.append(_sent(name, args, self.phase))
+        return func(*args, **(kwargs or {}))
+
+
+def _sent(name: str, args: Any, phase: str) -> Sent:
+    if name == "_allgather_base_":
+        out, own = args[0], args[1]
+        return Sent(name, _type(own), own.numel(), out.nbytes - own.nbytes, phase)
+    if name == "_reduce_scatter_base_":
+        out, own = args[0], args[1]
+        return Sent(name, _type(own), own.numel(), own.nbytes - out.nbytes, phase)
+    tensors: list[Tensor] = args[0]
+    return Sent(name, _type(tensors[0]), sum(map(Tensor.numel, tensors)), sum(t.nbytes for t in tensors), phase)
+
+
+def _type(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+@dataclass
+class Traffic:
+    """A step's collectives; ``parameters`` counts those of each engine as often as it had an update."""
+
+    sent: list[Sent]
+    parameters: int
+    accumulation: int
+
+    def updates(self) -> list[Sent]:
+        """Those of backward passes and updates: gradients, norms and weights."""
+        return [sent for sent in self.sent if sent.phase == "update"]
+
+
+def small_job(path: Path, folder: Path, world: int) -> Job:
+    """A shipped job in small, on ``world`` ranks with the accumulation that it has at :data:`RANKS`."""
+    shipped = load_job(path)
+    common = [f"run.dir={folder / 'run'}", "run.tensorboard=false", "run.threads=1", "schedule.warmup_steps=0",
+              "schedule.max_steps=4"]  # fmt: skip
+    if shipped.task.type == "capt_language":
+        steps = shipped.accumulation(RANKS[path.stem.split("_")[-1]])
+        own = [*_SMALL_MODEL, f"data.files=[{folder / 'text.txt'}]", f"data.cache={folder / 'cache'}",
+               "batch.micro=2", f"batch.global={2 * steps * world}"]  # fmt: skip
+        own += ["contrast.queue=41"] if shipped.contrast.queue else []  # type: ignore[attr-defined]
+    elif path.stem.startswith("clusters"):
+        rows = 4 * shipped.data.clusters  # type: ignore[attr-defined]
+        own = [*_SMALL_CLUSTERS, f"batch.global={rows}", f"batch.micro={rows // world}"]
+    else:
+        own = [*_SMALL_LATENT, f"data.path={folder}", "batch.global=8", f"batch.micro={8 // world}"]
+    return load_job(path, [*common, *own])
+
+
+def traffic(job: Job) -> Traffic:
+    """What the first step of a job sends."""
+    quiet_libraries(debug=False)
+    distributed.initialize(1)
+    task = task_class(job.task.type)(job, job.run.dir)
+    engines = build_engines(task.build_modules(), task.job)
+    progress = Progress()
+    batch = next(task.build_batches(progress))
+    found = Traffic([], 0, task.job.accumulation(distributed.world_size()))
+    with Wire() as wire:
+        for engine in engines.values():
+            _watch(engine, wire, found)
+        task.step(engines, batch, progress)
+    found.sent = wire.sent
+    return found
+
+
+def _watch(engine: Engine, wire: Wire, found: Traffic) -> None:
+    size = sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
+
+    def tagged(method: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with _phase(wire):
+                return method(*args, **kwargs)
+
+        return call
+
+    update = engine.step
+
+    def step() -> None:
+        found.parameters += size * engine.at_boundary
+        update()
+
+    named: Any = engine
+    named.backward, named.take_gradients = tagged(engine.backward), tagged(engine.take_gradients)
+    named.step = tagged(step)
+
+
+@contextmanager
+def _phase(wire: Wire) -> Iterator[None]:
+    before, wire.phase = wire.phase, "update"
+    try:
+        yield
+    finally:
+        wire.phase = before
