@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from tokenizer.errors import UserError
+from tokenizer.errors import UserError, user_text
 
 LIMIT = 5.0
 INPUTS = int(os.environ.get("CAPT_FUZZ", "40"))
@@ -75,7 +75,7 @@ def library(function: Callable[[], object]) -> Outcome:
         try:
             function()
         except UserError as error:
-            return Outcome(2, f"error: {error}")
+            return Outcome(2, f"error: {user_text(error)}")
     return Outcome(0, "")
 
 
