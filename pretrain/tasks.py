@@ -26,6 +26,8 @@ def task_packages() -> dict[str, str]:
 
 
 def _package(type_: str) -> str:
+    if type_ in TASKS:  # without a search through every installed distribution, which takes as long as all the rest
+        return TASKS[type_]
     packages = task_packages()
     if type_ not in packages:
         raise ConfigError(f"task.type: unknown task {type_!r}; {instead_of(type_, sorted(packages))}")

@@ -113,6 +113,13 @@ class GlueJob(Job):
     validate_: GlueValidate = Field(GlueValidate(), alias="validate")
     checkpoint: GlueCheckpoint = GlueCheckpoint()
 
+    def metric_names(self) -> frozenset[str]:
+        """The task's metrics, and what `finetune.metrics.measure` adds; MNLI's second dev set has them again."""
+        task = glue_task(self.data.task)
+        names = (*task.metrics, "loss", "degenerate", "baseline")
+        suffixes = ("", "_mismatched") if "dev_mismatched" in task.splits else ("",)
+        return frozenset(f"{name}{suffix}" for name in names for suffix in suffixes)
+
     def check_inputs(self) -> list[str]:
         """The files of the task and the encoder; see `finetune.glue.inputs.describe_inputs`."""
         from finetune.glue.inputs import describe_inputs  # numpy

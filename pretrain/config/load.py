@@ -134,9 +134,26 @@ def load_mapping(config: str | Path, overrides: Sequence[str] = (), *, resolved:
         ConfigError: a file is missing or malformed, a key stands twice, an override or interpolation is invalid.
     """
     if resolved:
-        return _merged(_read(Path(config)), _overrides(overrides))
+        return _merge([_written(Path(config)), _overrides(overrides)])
     path = resolve_path(config)
-    return interpolate(reduce(_merged, [*_with_bases(path), _overrides(overrides)]), str(path))
+    return interpolate(_merge([*_with_bases(path), _overrides(overrides)]), str(path))
+
+
+def _written(path: Path) -> dict[str, Any]:
+    mapping = _read(path)
+    if not mapping:
+        raise ConfigError(
+            f"{path}: empty, as a full disk or a crash leaves it: copy the config.yaml of a checkpoint over it, or "
+            "remove the folder and start again"
+        )
+    return mapping
+
+
+def _merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Later layers over earlier ones; the task knows which keys take the place of which."""
+    types = [layer["task"].get("type") for layer in layers if isinstance(layer.get("task"), Mapping)]
+    task = job_class(types[-1]) if types and isinstance(types[-1], str) else Job
+    return reduce(lambda below, above: _merged(task.replaced_by(below, above), above), layers, {})
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
+from tokenizer.errors import instead_of, shown
 
 SCHEMA_VERSION = 1
 
@@ -135,6 +137,22 @@ class Job(Section):
                 "norm per parameter, and ZeRO's flat partitions have no parameters"
             )
         return self
+
+    @model_validator(mode="after")
+    def _best_is_reported(self) -> Job:
+        best, names = self.checkpoint.best, self.metric_names()
+        if best is not None and names is not None and best not in names:
+            raise ValueError(f"checkpoint.best: validation reports no {shown(best)}; {instead_of(best, sorted(names))}")
+        return self
+
+    @classmethod
+    def replaced_by(cls, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``below`` without the keys that a later file or an override, ``above``, means to replace by other keys."""
+        return below
+
+    def metric_names(self) -> frozenset[str] | None:
+        """What the job's validation reports, for ``checkpoint.best``; None where the configuration does not tell."""
+        return None
 
     def check_inputs(self) -> list[str]:
         """Look whether the files that the job reads are there, without torch and without reading them through.

@@ -29,6 +29,10 @@ NO_TEXT = (
 """What a job without text is told."""
 
 
+TEXT_KEYS = ("source", "files", "shards", "name", "subset", "validation_files", "validation_split")
+"""The keys of ``data`` that say which text is read."""
+
+
 def corruption_entry(name: str) -> EntryPoint:
     """Where the corruption called ``name`` is: one of ``CORRUPTIONS``, or an entry point of another package.
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from pretrain.config.schema import Job, ValidateSection
-from pretrain.data.config import CorruptionConfig, DataConfig
+from pretrain.data.config import TEXT_KEYS, CorruptionConfig, DataConfig
 from pretrain.models.config import RobertaConfig
+
+MASKED_METRICS = ("loss/mlm", "accuracy/mlm", "validation_samples")
+CONTRAST_METRICS = ("loss/capt_fixed", "retrieval/to_corrupted", "retrieval/to_original", "alignment", "uniformity")
+NOISE_METRICS = ("cosine_gap", "centred_gap", "drift", "top1")
+"""What validation reports; the last of them for both ways of pooling, as ``noise/mean/top1``."""
 
 
 class TokenizerSection(Section):
@@ -93,9 +99,22 @@ class LanguageJob(Job):
             )
         return self
 
+    @classmethod
+    def replaced_by(cls, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Text that is named later takes the place of text that was named before, whatever its kind."""
+        old, new = below.get("data"), above.get("data")
+        if not isinstance(old, Mapping) or not isinstance(new, Mapping) or not any(new.get(key) for key in TEXT_KEYS):
+            return below
+        return {**below, "data": {key: value for key, value in old.items() if key not in TEXT_KEYS}}
+
+    def metric_names(self) -> frozenset[str]:
+        """Of masked tokens and noise; those of the contrast only where it is trained."""
+        names = MASKED_METRICS + tuple(f"noise/{pool}/{name}" for pool in ("cls", "mean") for name in NOISE_METRICS)
+        return frozenset(names + (CONTRAST_METRICS if self.contrast.weight > 0 else ()))
+
     def check_inputs(self) -> list[str]:
         """Corpus, tokenizer and ``model.init``; see `pretrain.language.inputs.describe_inputs`."""
-        from pretrain.language.inputs import describe_inputs  # numpy, and the readers of files
+        from pretrain.language.inputs import describe_inputs
 
         return describe_inputs(self)
 

@@ -1,4 +1,7 @@
-"""Whether what a job reads is there, without torch, and with numpy for files alone: for dry runs and validation."""
+"""Whether what a job reads is there, without torch: for dry runs and ``capt config validate``.
+
+Readers are imported where there is something to read: a job that names nothing is checked without numpy and pyarrow.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,14 @@ def describe_inputs(job: LanguageJob) -> list[str]:
     corpus = _shards(job.data) if job.data.shards is not None else _text(job.data)
     if job.model.init is not None:
         check_hf_folder(job.model.init)
-    tokenizer = _tokenizer(given)
-    if tokenizer is None:
+    if given is None:
         if job.data.shards is not None and not job.data.files and job.data.source == "files":
             raise DataError("tokenizer.path is missing: data.shards alone holds no text to train a tokenizer on")
         corpus.append(f"tokenizer: {job.tokenizer.type} of {job.tokenizer.vocab_size} ids, trained on the corpus")
     else:
+        from tokenizer.encode import load_tokenizer
+
+        tokenizer = load_tokenizer(given)
         _check_shards_are_of(job.data, tokenizer)
         corpus.append(f"tokenizer: {given}, {tokenizer.vocab_size} ids")
     return corpus + ([f"model.init: {job.model.init}"] if job.model.init is not None else [])
@@ -93,16 +98,8 @@ def _shards(data: DataConfig) -> list[str]:
     return lines
 
 
-def _tokenizer(folder: Path | None) -> TextTokenizer | None:
-    if folder is None:
-        return None
-    from tokenizer.encode import load_tokenizer
-
-    return load_tokenizer(folder)
-
-
 def _check_shards_are_of(data: DataConfig, tokenizer: TextTokenizer) -> None:
-    from pretrain.data.shards import ShardSet
-
     if data.shards is not None:
+        from pretrain.data.shards import ShardSet
+
         ShardSet.open(data.shards / "train", verify=False).check_tokenizer(tokenizer)

@@ -237,6 +237,18 @@ class LatentJob(Job):
             raise ValueError("critic.squared_in_encoder compares two views: set objective.views=2")
         return self
 
+    def metric_names(self) -> frozenset[str]:
+        """Of text: bounds, divergences and active units, as far as the posterior has them; of clusters: separation."""
+        if self.data.clusters is not None:
+            return frozenset(("loss", "accuracy", "purity", "purity_cosine", "silhouette", "probe"))
+        names = {"sentences", "scored_a_sentence", "rec", "ppl_rec", "loss"}
+        if self.model.posterior in ("gaussian", "linear"):
+            names |= {"kl_exact", "nelbo_exact", "ppl_exact", "mi_batch", "mi_aggregate"}
+        if self.has_critics:
+            names |= {"kl_dual", "kl_dual_clamped", "nelbo_dual", "ppl_dual"}
+            names |= {"kl_aggregate_dual", "mi_dual"} if self.critic.trained == "both" else set()
+        return frozenset(names | ({"au", "au_sampled"} if self.model.posterior != "none" else set()))
+
     def check_inputs(self) -> list[str]:
         """The files of the three splits; of clusters nothing is read."""
         if self.data.clusters is not None:

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
+from finetune.glue.tasks import GLUE
 from launcher.cluster import load_cluster
 from launcher.plan import Options
 from launcher.start import begin
+from launcher.sweep.run import run_sweep
 from pretrain.config.load import job_from_mapping, load_job, load_mapping, resolve_path
 from pretrain.engine.deepspeed_config import deepspeed_config
-from tokenizer.errors import ConfigError
+from tokenizer.errors import ConfigError, UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(path for kind in ("pretrain", "finetune") for path in (CONFIGS / kind).rglob("*.yaml"))
@@ -25,8 +27,15 @@ BASES = [path for path in FILES if path.stem.startswith("_")]
 SWEEPS = sorted((CONFIGS / "sweep").glob("*.yaml"))
 CLUSTERS = sorted((CONFIGS / "cluster").glob("*.yaml"))
 WORLDS = (1, 2, 8)
-# What a shipped job leaves to its user.
-NEEDS = {"glue": ["data.path=glue", "model.init=encoder"]}
+# What a shipped job or sweep leaves to its user, by its task or name; @ is the folder that ``here`` makes.
+NEEDS = {
+    "capt_language": ["data.files=@/text.txt"],
+    "glue": ["data.path=@/glue", "model.init=@/encoder"],
+    "latent": ["data.path=@/ptb"],
+    "capt_tiny_sweep": [],
+    "glue_small": ["data.path=@/glue", "model.init=@/encoder"],
+    "latent_table1": ["data.path=@/ptb"],
+}
 
 jobs = pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
 clusters = pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
@@ -39,8 +48,29 @@ def test_every_shipped_file_is_looked_at() -> None:
     }
 
 
-def _needs(path: Path) -> list[str]:
-    return NEEDS.get(load_mapping(path)["task"]["type"], [])
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Inputs of every kind, as far as a dry run looks."""
+    folder = tmp_path_factory.mktemp("here")
+    (folder / "text.txt").write_text("some text\n")
+    for task in GLUE.values():
+        (folder / "glue" / task.folder).mkdir(parents=True)
+        for split in task.splits:
+            (folder / "glue" / task.folder / f"{split}.tsv").write_text("index\n")
+    (folder / "encoder").mkdir()
+    (folder / "encoder" / "config.json").write_text("{}")
+    (folder / "ptb").mkdir()
+    for split in ("train", "valid", "test"):
+        (folder / "ptb" / f"ptb.{split}.txt").write_text("a sentence\n")
+    return folder
+
+
+def _needs(path: Path, here: Path | str = "nowhere") -> list[str]:
+    mapping = load_mapping(path)
+    if mapping.get("data", {}).get("clusters"):
+        return []
+    needs = NEEDS[mapping["task"]["type"] if "task" in mapping else path.stem]
+    return [text.replace("@", str(here)) for text in needs]
 
 
 @jobs
@@ -65,6 +95,13 @@ def _name(path: Path) -> str:
     return next(name for name in names if sum(f"/{other}".endswith(f"/{name}.yaml") for other in FILES) == 1)
 
 
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_sweep_loads_and_its_jobs_are_valid(path: Path, tmp_path: Path, here: Path) -> None:
+    shown: list[str] = []
+    assert run_sweep(path.stem, [*_needs(path, here), f"sweep.dir={tmp_path}"], show=shown.append) == 0
+    assert "trials of" in shown[0]
+
+
 @jobs
 @pytest.mark.parametrize("world", WORLDS)
 def test_batches_fit_the_world_or_are_refused(path: Path, world: int) -> None:
@@ -82,17 +119,25 @@ def test_batches_fit_the_world_or_are_refused(path: Path, world: int) -> None:
 
 
 @jobs
-def test_job_can_be_launched(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_can_be_launched(path: Path, tmp_path: Path, here: Path) -> None:
     shown: list[str] = []
-    job = load_job(path, _needs(path))
-    monkeypatch.setattr(type(job), "check_inputs", lambda self: ["corpus: somewhere"])  # the data are not here
-    overrides = [*_needs(path), f"run.dir={tmp_path / 'run'}", f"batch.micro={job.batch.global_ // 2}"]
+    job = load_job(path, _needs(path, here))
+    assert job.check_inputs()
+    overrides = [*_needs(path, here), f"run.dir={tmp_path / 'run'}", f"batch.micro={job.batch.global_ // 2}"]
     assert begin("pretrain", str(path), overrides, Options(nproc=2), debug=False, show=shown.append) == 0
     (plan,) = shown
     assert f"-m pretrain {path} {' '.join(overrides)}" in plan
     assert f"batch.global {job.batch.global_} = " in plan
-    assert "# corpus: somewhere\n" in plan
+    assert f"# {job.check_inputs()[0]}\n" in plan
     assert not (tmp_path / "run").exists(), "a dry run writes nothing"
+
+
+@pytest.mark.parametrize("path", [p for p in SWEEPS if NEEDS[p.stem]], ids=lambda path: path.stem)
+def test_a_sweep_without_its_data_is_refused_before_anything_starts(path: Path, tmp_path: Path) -> None:
+    overrides = [*_needs(path, tmp_path / "nowhere"), f"sweep.dir={tmp_path / 'sweep'}"]
+    with pytest.raises(UserError, match="nowhere"):
+        run_sweep(path.stem, overrides, show=lambda text: None)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("size", ["tiny", "small", "base", "large"])

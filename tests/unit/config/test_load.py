@@ -157,6 +157,38 @@ def test_overrides_of_what_a_run_wrote_are_merged_as_ever(tmp_path: Path) -> Non
     assert job.optimizer.betas == (0.3, 0.4)
 
 
+@pytest.mark.parametrize(
+    ("stored", "override", "source"),
+    [
+        ("source: docstrings", "data.files=[b.txt]", "files"),
+        ("{source: hub, name: x/y, subset: s, split: test, validation_split: v}", "data.files=[b.txt]", "files"),
+        ("{source: files, files: [a.txt], validation_files: [v.txt]}", "data.name=x/y", "hub"),
+        ("{source: files, shards: old}", "data.files=[b.txt]", "files"),
+        ("{source: null}", "data.shards=new", "files"),
+    ],
+)
+def test_text_that_is_named_later_takes_the_place_of_the_other(
+    tmp_path: Path, stored: str, override: str, source: str
+) -> None:
+    stored = stored if stored.startswith("{") else f"{{{stored}}}"
+    path = _write(tmp_path, "config.yaml", f"task: {{type: capt_language}}\ndata: {stored}\n")
+    for resolved in (True, False):
+        job = load_job(path, [override], resolved=resolved)
+        assert isinstance(job, LanguageJob)
+        data = job.data
+        assert data.source == source
+        key, _, value = override.removeprefix("data.").partition("=")
+        assert [k for k in ("files", "shards", "name") if getattr(data, k)] == [key]
+        assert str(getattr(data, key)) in (value, "['b.txt']")
+        assert (data.subset, data.validation_split, data.validation_files) == (None, None, [])
+    assert load_job(path, [], resolved=True) != job
+
+
+def test_an_empty_configuration_of_a_run_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"empty, .*copy the config\.yaml of a checkpoint over it, or remove"):
+        load_job(_write(tmp_path, "config.yaml", ""), resolved=True)
+
+
 def test_the_schema_version_is_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="schema_version 99; this release reads 1"):
         load_job(_write(tmp_path, "a.yaml", "schema_version: 99\ntask: {type: capt_language}\n"))

@@ -39,6 +39,14 @@ def _measured(job: LatentJob, modules: Modules, batches: Batches, weighted: int 
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("preset", ["vae", "ivae_mi", "clvae_plus_mi_paper", "ae", "lstm_lm"])
+def test_the_configuration_knows_what_validation_reports(preset: str, tmp_path: Path) -> None:
+    job, modules, batches, _ = _setup(preset, tmp_path)
+    figures = {"loss", *measure(job, modules, batches.evaluation(1000, 0, 1), 1, 0, 0, CPU)}
+    assert figures == job.metric_names() - ({"mi_aggregate"} - figures)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("preset", ["vae", "ivae_mi"])
 def test_figures_are_those_of_a_loop_over_draws(preset: str, tmp_path: Path) -> None:
     job, modules, batches, sentences = _setup(preset, tmp_path)
