@@ -52,7 +52,10 @@ def add(sweep: Path, task: str, seed: int, score: float, data: Path, *, kept: bo
     best = run / "checkpoints/best"
     if kept:
         best.mkdir(parents=True)
-        (best / "manifest.json").write_text(json.dumps({"format_version": 1}))
+        files = {name: {"size": 0, "sha256": "0" * 64} for name in ("config.yaml", "state.json")}
+        manifest = {"format_version": 1, "progress": {"step": 1, "samples": 1}, "task": "glue", "world_size": 1}
+        manifest |= {"zero_stage": 0, "modules": {}, "files": files}
+        (best / "manifest.json").write_text(json.dumps(manifest))
         (best / "config.yaml").write_text(yaml.safe_dump(config))
     return best
 
