@@ -109,7 +109,7 @@ def check_submission(path: Path) -> list[str]:
                 if f"{output.name}.tsv" in archive.namelist()
                 for problem in _check_file(archive, output)
             ]
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError) as error:
         raise DataError(f"{path}: not a whole zip file: {error}") from None
 
 

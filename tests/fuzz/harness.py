@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from tokenizer.errors import UserError
+from tokenizer.errors import UserError, user_text
 
 LIMIT = 5.0
 INPUTS = int(os.environ.get("CAPT_FUZZ", "40"))
@@ -70,12 +70,15 @@ def command(*arguments: str) -> Outcome:
 
 
 def library(function: Callable[[], object]) -> Outcome:
-    """Call a function of the library at its border: returning is exit 0, a ``UserError`` exit 2."""
+    """Call a function of the library at its border: returning is exit 0, what ``user_text`` knows exit 2."""
     with deadline(repr(function)):
         try:
             function()
-        except UserError as error:
-            return Outcome(2, f"error: {error}")
+        except (UserError, OSError) as error:
+            text = user_text(error)
+            if text is None:
+                raise
+            return Outcome(2, f"error: {text}")
     return Outcome(0, "")
 
 
