@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, ValidationError
 
-from launcher.address import Address, PlainPath, Port, Slots
+from launcher.address import Address, Port, Slots
 from launcher.hostfile import Host
-from pretrain.config.base import Section
+from pretrain.config.base import PathField, Section
 from pretrain.config.load import explain
 from pretrain.config.schema import Job
 from pretrain.engine.deepspeed_config import deepspeed_config
@@ -33,10 +33,10 @@ class Options(Section):
 
     launcher: BackendName | None = None
     nproc: Slots | None = None
-    hostfile: PlainPath | None = None
+    hostfile: PathField | None = None
     master_addr: Address | None = None
     master_port: Port | None = None
-    cluster: PlainPath | None = None
+    cluster: PathField | None = None
 
     @classmethod
     def given(cls, **options: Any) -> Options:
@@ -90,6 +90,8 @@ class Launch:
     arguments: tuple[str, ...]
     job: Job
     options: Options
+    inputs: tuple[str, ...] = ()
+    """What the job reads, a line each."""
 
     @property
     def run_dir(self) -> Path:
@@ -130,8 +132,16 @@ class Plan:
         return sum(host.slots for host in self.hosts)
 
 
+@dataclass(frozen=True)
+class End:
+    """How a launch ended: the job's exit code, and what ended it where it cannot have said so itself."""
+
+    code: int
+    reason: str = ""
+
+
 def describe(launch: Launch, plan: Plan) -> str:
-    """The text of ``--dry-run``: batch arithmetic, environment, files with their content, commands.
+    """The text of ``--dry-run``: batch arithmetic, inputs, environment, files with their content, commands.
 
     Raises:
         ConfigError: ``engine.deepspeed_extra`` is not valid, or the batch sizes do not fit the world size.
@@ -143,7 +153,7 @@ def describe(launch: Launch, plan: Plan) -> str:
         f"# {plan.launcher}: {plan.world} ranks ({hosts})\n"
         f"# batch.global {batch.global_} = batch.micro {batch.micro} x accumulation "
         f"{generated['gradient_accumulation_steps']} x {plan.world} ranks\n"
-        f"# run.dir {launch.run_dir}"
+        f"# run.dir {launch.run_dir}" + "".join(f"\n# {line}" for line in launch.inputs)
     ]
     if plan.travels:
         blocks.append(

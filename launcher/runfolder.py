@@ -1,43 +1,37 @@
-"""What the launcher reads from and leaves in a run folder: is there a run, how did it end, how was it launched."""
+"""How a job ended, as its run folder tells it; and what is written there when the job could not say so itself."""
 
 from __future__ import annotations
 
-import json
-import os
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED, check_is_free, held
-from tokenizer.errors import ConfigError
+from pretrain.engine.metrics_file import METRICS, read_metrics
+from pretrain.engine.run_folder import (
+    BAD_INPUT,
+    DONE,
+    FAILED,
+    STATUS,
+    STOPPED,
+    Status,
+    check_is_free,
+    discard_refused,
+    held,
+    holds_run,
+    is_held,
+    read_status,
+    write_status,
+)
+from tokenizer.errors import ConfigError, UserError
+from tokenizer.safe_files import write_text
 
-__all__ = ["BAD_INPUT", "DONE", "FAILED", "STOPPED", "check_is_free", "held"]
-
-
-def config_of(folder: Path) -> Path:
-    """The configuration of the run in ``folder``. Raises ``ConfigError`` when there is no run."""
-    config = folder / "config.yaml"
-    if not config.is_file():
-        raise ConfigError(f"{folder} is not a run folder: it has no config.yaml")
-    return config
-
-
-def check_checkpoint(folder: Path, name: str) -> None:
-    """Refuse a checkpoint that the run does not have. Raises ``ConfigError`` naming those it has."""
-    found = sorted(path.parent.name for path in (folder / "checkpoints").glob("*/manifest.json"))
-    if name not in found:
-        have = f"it has {', '.join(found)}" if found else "it has no complete checkpoint"
-        raise ConfigError(f"{folder} has no checkpoint {name!r}; {have}")
+__all__ = ["BAD_INPUT", "DONE", "FAILED", "STOPPED", "StatusWatch", "Traces", "check_is_free", "held", "write_private"]
 
 
 def write_private(path: Path, text: str) -> None:
     """Write a whole file that only its owner may read, creating its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as f:
-        f.write(text)
-    temporary.replace(path)
+    write_text(path, text, private=True)
 
 
 @dataclass(frozen=True)
@@ -47,40 +41,85 @@ class StatusWatch:
     Launchers lose exit codes: torchrun turns each failure into 1, and a killed pdsh makes ``deepspeed`` exit with 0.
     """
 
-    path: Path
+    folder: Path
     stamp: tuple[int, int] | None
 
     @classmethod
     def begin(cls, folder: Path) -> StatusWatch:
         """Remember the file as it is now."""
-        return cls(folder / "status.json", _stamp(folder / "status.json"))
+        return cls(folder, _stamp(folder / STATUS))
 
     def state(self) -> str | None:
-        """``running``, ``done``, ``stopped`` or ``failed``; None when no job has written since the watch began."""
-        return self._read().get("state")
+        """The job's state (``Status``); None when no job has written since the watch began."""
+        status = self._written()
+        return status.state if status else None
 
     def exit_code(self, launcher_code: int) -> int:
         """The job's own exit code, given what the launcher that ran it returned."""
-        status = self._read()
-        match status.get("state"):
+        status = self._written()
+        match status.state if status else None:
             case "done":
                 return DONE if launcher_code == 0 else FAILED
             case "stopped":
                 return STOPPED
             case "failed":
-                code = status.get("exit_code")
-                return code if code in (FAILED, BAD_INPUT) else FAILED
+                code = status.exit_code if status else None
+                return BAD_INPUT if code == BAD_INPUT else FAILED
             case _:
                 return launcher_code if launcher_code in (BAD_INPUT, STOPPED) else FAILED
 
-    def _read(self) -> dict[str, Any]:
-        if _stamp(self.path) == self.stamp:
-            return {}
-        try:
-            value = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return value if isinstance(value, dict) else {}
+    def settle(self, code: int, reason: str) -> None:
+        """The job's processes are gone: where its status still says that they run, write how they ended.
+
+        What a job that is alive has written is left alone.
+        """
+        status = _status(self.folder)
+        if status is None or status.state not in ("starting", "running"):
+            return
+        if self._written() is None and is_held(self.folder):  # another job's, and that one lives
+            return
+        state = "stopped" if code == STOPPED else "failed"
+        truth = {"state": state, "exit_code": code, "reason": reason, "step": step_reached(self.folder)}
+        with suppress(OSError):  # a full disk must not hide what went wrong
+            write_status(self.folder, Status.model_validate({**status.model_dump(), **truth}))
+
+    def _written(self) -> Status | None:
+        return None if _stamp(self.folder / STATUS) == self.stamp else _status(self.folder)
+
+
+class Traces:
+    """What a launch leaves in and above a run folder, to be removed when its job was refused, or never began."""
+
+    def __init__(self, folder: Path, files: Iterable[Path]) -> None:
+        self._folder, self._files = folder, tuple(files)
+        self._new = [path for path in (folder, *folder.parents) if not path.exists()]
+
+    def remove(self) -> None:
+        """Remove them; nothing happens to a folder that holds a run."""
+        if holds_run(self._folder):
+            return
+        for path in self._files:
+            path.unlink(missing_ok=True)
+        discard_refused(self._folder)
+        with suppress(OSError):  # somebody else's file is in it
+            for path in self._new:
+                path.rmdir()
+
+
+def step_reached(folder: Path) -> int:
+    """The newest step that a run tells of, in its status or in its metrics: one that was killed wrote no status."""
+    steps = [0]
+    with suppress(UserError, OSError):
+        steps += [status.step] if (status := read_status(folder)) else []
+    with suppress(UserError, OSError):
+        steps += [row.step for row in read_metrics(folder / METRICS).training[-1:]]
+    return max(steps)
+
+
+def _status(folder: Path) -> Status | None:
+    with suppress(ConfigError, OSError):
+        return read_status(folder)
+    return None
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

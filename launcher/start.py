@@ -11,10 +11,14 @@ from pathlib import Path
 from launcher import runfolder
 from launcher.backends import backend
 from launcher.hostfile import is_this_host, read_hostfile
-from launcher.plan import BackendName, Launch, Options, describe
+from launcher.plan import BackendName, End, Launch, Options, describe
+from launcher.runfolder import StatusWatch, Traces
+from pretrain.config.base import NO_TEXT
 from pretrain.config.load import load_job
 from pretrain.engine.deepspeed_config import deepspeed_config
+from pretrain.engine.run_folder import holds_run
 from tokenizer.errors import ConfigError
+from tokenizer.safe_files import write_text
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +35,13 @@ def begin(
     """Start a new run and return its exit code; with ``show`` (dry run) only describe what would be done.
 
     Raises:
-        ConfigError: the job, the options or the hostfile is wrong, or ``run.dir`` already holds a run.
+        UserError: the job, the options or the hostfile is wrong, ``run.dir`` already holds a run, or what the job
+            reads is not there.
     """
     job = load_job(config, overrides)
     runfolder.check_is_free(job.run.dir)
     arguments = (config, *overrides, *["--debug"] * debug)
-    return _carry_out(Launch(module, arguments, job, options), show)
+    return _carry_out(Launch(module, arguments, job, options, tuple(job.check_inputs())), show)
 
 
 def resume(
@@ -54,9 +59,13 @@ def resume(
     Raises:
         ConfigError: the folder holds no run, or no checkpoint of that name; or as ``begin``.
     """
-    config = runfolder.config_of(run)
+    if NO_TEXT.search(str(run)):
+        raise ConfigError(f"{str(run)!r}: a path holds no line break, NUL or other control character")
+    config = run / "config.yaml"
+    if not config.is_file():
+        raise ConfigError(f"{run} is not a run folder: it has no config.yaml")
     if checkpoint is not None:
-        runfolder.check_checkpoint(run, checkpoint)
+        _check_checkpoint(run, checkpoint)
     if (
         load_job(config, overrides, resolved=True).run.dir.resolve() != run.resolve()
     ):  # the folder was moved, or is reached by another path
@@ -82,15 +91,30 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None) -> int:
         return runfolder.DONE
     if plan.obstacle:
         raise ConfigError(plan.obstacle)
-    runfolder.write_private(launch.run_dir / "launch.json", launch.options.to_json() + "\n")
-    for path, text in plan.files.items():
-        runfolder.write_private(path, text)
-    where = f"{len(plan.hosts)} hosts" if len(plan.hosts) > 1 else plan.hosts[0].name
-    log.info("%s: %d ranks on %s, run folder %s", name, plan.world, where, launch.run_dir)
-    code = chosen.start(launch, plan)
-    if code == runfolder.STOPPED:
-        log.info("stopped early; continue with: capt resume %s", launch.run_dir)
-    return code
+    files = {launch.run_dir / "launch.json": launch.options.to_json() + "\n", **plan.files}
+    watch, traces = StatusWatch.begin(launch.run_dir), Traces(launch.run_dir, files)
+    end = End(runfolder.FAILED)
+    try:
+        for path, text in files.items():
+            write_text(path, text, private=True)
+        where = f"{len(plan.hosts)} hosts" if len(plan.hosts) > 1 else plan.hosts[0].name
+        log.info("%s: %d ranks on %s, run folder %s", name, plan.world, where, launch.run_dir)
+        end = chosen.start(launch, plan)
+    finally:
+        if end.code != runfolder.DONE:
+            watch.settle(end.code, end.reason or f"the job ended with {end.code} and did not say why")
+            traces.remove()
+    if end.code == runfolder.STOPPED:
+        begun = holds_run(launch.run_dir)
+        log.info("stopped early; %s", f"continue with: capt resume {launch.run_dir}" if begun else "nothing was begun")
+    return end.code
+
+
+def _check_checkpoint(folder: Path, name: str) -> None:
+    found = sorted(path.parent.name for path in (folder / "checkpoints").glob("*/manifest.json"))
+    if name not in found:
+        have = f"it has {', '.join(found)}" if found else "it has no complete checkpoint"
+        raise ConfigError(f"{folder} has no checkpoint {name!r}; {have}")
 
 
 def _check_precision_here(precision: str) -> None:

@@ -28,9 +28,19 @@ class CheckpointError(UserError):
     """A checkpoint is damaged, incomplete, or belongs to another model, tokenizer or run."""
 
 
+def shown(value: object, limit: int = 100) -> str:
+    """A value as an error message quotes it: ``repr``, cut to ``limit`` characters, so that a line stays a line."""
+    if isinstance(value, str | bytes):
+        value = value[: limit + 1]
+    elif isinstance(value, int) and value.bit_length() > 4 * limit:
+        return f"a number of {value.bit_length()} bits"  # Python refuses to print more than 4,300 digits
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
 def instead_of(name: str, known: Sequence[str], otherwise: str = "known:") -> str:
     """What to write instead of ``name``: the nearest that is known, or ``otherwise`` and all of them."""
-    near = get_close_matches(name, known, n=1)
+    near = get_close_matches(name[:100], known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(known)}"
 
 
@@ -63,9 +73,15 @@ def user_text(error: BaseException) -> str | None:
     the kinds above.
     """
     if isinstance(error, UserError):
-        return " ".join(str(error).split())
+        return _line(error)
     if isinstance(error, OSError) and error.errno in _USER_ERRNOS:
         remedy = _USER_ERRNOS[error.errno]
-        where = " ".join(str(error.filename).split()) if error.filename is not None else "file"
+        where = _line(error.filename) if error.filename is not None else "file"
         return f"{where}: {error.strerror}" + (f"; {remedy}" if remedy else "")
     return None
+
+
+def _line(value: object, limit: int = 1000) -> str:
+    """One printable line: terminals act on control characters, and a name of a megabyte hides the message."""
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(str(value).split()))
+    return text if len(text) <= limit else f"{text[: limit // 2]} ... {text[-limit // 2 :]}"

@@ -8,21 +8,12 @@ fairseq: biases and LayerNorm do not decay, as in every job here.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
 from finetune.glue.tasks import glue_task
-from pretrain.config.base import Section
+from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from pretrain.config.schema import (
     BatchSection,
     CheckpointSection,
@@ -40,12 +31,16 @@ class GlueData(Section):
 
     task: str = Field(description="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli")
     source: Literal["files", "hub"] = Field("files", description="the official TSV files, or the datasets library")
-    path: Path | None = Field(None, description="files: folder with RTE/, CoLA/, ...; hub: a saved copy of the dataset")
-    sequence_length: PositiveInt | None = Field(None, ge=8, description="tokens, at most; unset = 512 or the positions")
+    path: PathField | None = Field(
+        None, description="files: folder with RTE/, CoLA/, ...; hub: a saved copy of the dataset"
+    )
+    sequence_length: PositiveInt | None = Field(
+        None, ge=8, le=2**20, description="tokens, at most; unset = 512 or the positions"
+    )
     bucketing: bool = Field(True, description="batches of like lengths; false: plain shuffled order")
     shuffle: bool = Field(True, description="false: file order in every epoch, without bucketing")
     max_train: PositiveInt | None = Field(None, description="train on so many examples, the same for every seed")
-    cache: Path = Field(default_factory=default_cache, description="where the token ids of large tasks are kept")
+    cache: PathField = Field(default_factory=default_cache, description="where the token ids of large tasks are kept")
 
     @field_validator("task")
     @classmethod
@@ -68,7 +63,7 @@ class GlueData(Section):
 class GlueModel(Section):
     """The encoder to start from and the dropouts of fine-tuning."""
 
-    init: Path = Field(description="a run or checkpoint of ours, or a Hugging Face folder")
+    init: PathField = Field(description="a run or checkpoint of ours, or a Hugging Face folder")
     dropout: NonNegativeFloat = Field(0.1, lt=1)
     attention_dropout: NonNegativeFloat = Field(0.1, lt=1)
     classifier_dropout: NonNegativeFloat | None = Field(None, lt=1, description="of the head; unset = model.dropout")

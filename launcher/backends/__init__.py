@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Protocol, cast
 
-from launcher.plan import BackendName, Launch, Plan
+from launcher.plan import BackendName, End, Launch, Plan
 
 
 class Backend(Protocol):
@@ -14,8 +14,8 @@ class Backend(Protocol):
     def plan(self, launch: Launch) -> Plan:
         """Work out and check a launch without starting anything. Raises ``ConfigError``."""
 
-    def start(self, launch: Launch, plan: Plan) -> int:
-        """Carry the plan out and return the job's exit code (0, 1, 2 or 75)."""
+    def start(self, launch: Launch, plan: Plan) -> End:
+        """Carry the plan out; the job's exit code is 0, 1, 2 or 75."""
 
 
 def backend(name: BackendName) -> Backend:

@@ -18,7 +18,7 @@ from pathlib import Path
 from launcher import environment
 from launcher.backends.single import run_launcher
 from launcher.hostfile import Host, read_hostfile
-from launcher.plan import Command, Launch, Plan
+from launcher.plan import Command, End, Launch, Plan
 from tokenizer.errors import ConfigError
 
 _DEFAULT_PORT = 29500
@@ -66,8 +66,9 @@ def plan(launch: Launch) -> Plan:
         *map(remote_word, launch.arguments),
     )
     ssh = f"{inherited.get('PDSH_SSH_ARGS_APPEND', '')} {_SSH_OPTIONS}".strip()  # ssh takes the first: the user's wins
-    # PYTHONPATH travels without the file, because DeepSpeed puts the working folder before it.
-    lines = [f"{name}={value.replace('%', '%%')}" for name, value in travels.items() if name != "PYTHONPATH"]
+    # The file comes last in DeepSpeed, which else puts the working folder first: modules there must not be the job's.
+    sent = {"PYTHONPATH": "", **travels, **environment.SAFE_PATH}
+    lines = [f"{name}={value.replace('%', '%%')}" for name, value in sent.items()]
     return Plan(
         "deepspeed",
         hosts,
@@ -87,8 +88,8 @@ def _obstacle() -> str:
     return ""
 
 
-def start(launch: Launch, plan: Plan) -> int:
-    """Run the job on all hosts and return its exit code; SIGTERM, SIGUSR1 and Ctrl-C reach every rank."""
+def start(launch: Launch, plan: Plan) -> End:
+    """Run the job on all hosts; SIGTERM, SIGUSR1 and Ctrl-C reach every rank."""
     (command,) = plan.commands
     inherited = {
         name: value
@@ -134,5 +135,7 @@ def signal_command(hosts: tuple[Host, ...], port: int, number: signal.Signals) -
     that carry its command line or this one do not begin with ``python -u -m``.
     """
     pattern = f"^[^ ]+ -u -m deepspeed.launcher.launch .*--master_port={port} "
-    remote = f'pkill -{number.name.removeprefix("SIG")} -P "$(pgrep -d, -f "{pattern}")"'
+    launchers = f'p=$(pgrep -d, -f "{pattern}")'
+    # what is stopped hears nothing until it is woken
+    remote = f'{launchers}; pkill -{number.name.removeprefix("SIG")} -P "$p"; code=$?; pkill -CONT -P "$p"; exit $code'
     return ["pdsh", "-S", "-f", "1024", "-w", ",".join(host.name for host in hosts), remote]

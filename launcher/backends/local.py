@@ -11,13 +11,16 @@ import time
 
 from launcher import environment, runfolder
 from launcher.backends import processes
+from launcher.backends.activity import Activity
 from launcher.hostfile import Host, is_this_host, read_hostfile
-from launcher.plan import Command, Launch, Plan
+from launcher.plan import Command, End, Launch, Plan
 from tokenizer.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 _GRACE = 5.0
+_PATIENCE = 8.0
+_HEARING = 2.0
 _POLL = 0.05
 
 
@@ -41,6 +44,7 @@ def plan(launch: Launch) -> Plan:
                 "LOCAL_WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": address,
                 "MASTER_PORT": str(port),
+                **environment.SAFE_PATH,
             },
         )
         for rank in range(ranks)
@@ -48,78 +52,110 @@ def plan(launch: Launch) -> Plan:
     return Plan("local", (Host("localhost", ranks),), commands, master_port=port)
 
 
-def start(launch: Launch, plan: Plan) -> int:
-    """Run all ranks to their end and return the job's exit code."""
+def start(launch: Launch, plan: Plan) -> End:
+    """Run all ranks to their end."""
     return run_ranks(plan.commands)
 
 
-def run_ranks(commands: tuple[Command, ...], grace: float = _GRACE) -> int:
+def run_ranks(commands: tuple[Command, ...], grace: float = _GRACE, patience: float = _PATIENCE) -> End:
     """Start a process a command and wait for all of them.
 
-    Returns 0 when all ranks end with 0, and 75 when all end with 75. When one ends otherwise, the others, which would
-    wait for it in a collective, get SIGTERM and after ``grace`` seconds SIGKILL, and its code is returned (1 for a
-    rank that a signal killed).
+    The code is 0 when all ranks end with 0, and 75 when all end with 75. When one ends otherwise, the others, which
+    would wait for it in a collective, get SIGTERM and after ``grace`` seconds SIGKILL, and its code is returned (1 for
+    a rank that a signal killed). A stop signal is passed on: the job has all the time that it needs to save; only when
+    no rank has done anything for ``patience`` seconds, all are killed.
     """
-    base = environment.inherited()
-    ranks: list[subprocess.Popen[bytes]] = []
+    return _Job(commands, grace, patience).run()
 
-    def stop(number: signal.Signals) -> None:
-        for rank in ranks:
+
+class _Job:
+    def __init__(self, commands: tuple[Command, ...], grace: float, patience: float) -> None:
+        self._commands, self._grace, self._patience = commands, grace, patience
+        self._ranks: list[subprocess.Popen[bytes]] = []
+        self._asked: signal.Signals | None = None
+
+    def run(self) -> End:
+        base = environment.inherited()
+        with processes.stop_signals(self._stop, self._kill):
+            try:
+                for command in self._commands:
+                    env = {**base, **command.env}
+                    self._ranks.append(processes.start(command.argv, env, on_parent_death=signal.SIGKILL))
+                    if self._asked:  # it came while ranks were started
+                        processes.send(self._ranks[-1], self._asked)
+                return self._wait_for_all()
+            finally:
+                self._kill()
+                for rank in self._ranks:
+                    rank.wait()
+
+    def _stop(self, number: signal.Signals) -> None:
+        self._asked = number
+        for rank in self._ranks:
             processes.send(rank, number)
 
-    def kill() -> None:
-        for rank in ranks:
+    def _kill(self) -> None:
+        for rank in self._ranks:
             processes.kill_tree(rank)
 
-    with processes.stop_signals(stop, kill):
-        try:
-            for command in commands:
-                ranks.append(processes.start(command.argv, {**base, **command.env}, on_parent_death=signal.SIGKILL))
-            failed = _wait_for_failure(ranks)
-            if failed is None:
-                return _joint_code(ranks)
-            log.error("rank %d %s; stopping the other ranks", failed, _cause(ranks[failed].returncode))
-            stop(signal.SIGTERM)
-            _wait(ranks, grace)
-            return _exit_code(ranks[failed].returncode)
-        finally:
-            kill()
-            for rank in ranks:
-                rank.wait()
+    def _wait_for_all(self) -> End:
+        activity: Activity | None = None
+        while not all(over := [processes.ended(rank) for rank in self._ranks]):
+            for index, rank in enumerate(self._ranks):
+                if over[index] and not self._as_wanted(rank.returncode):
+                    return self._end_by(index)
+            if self._asked:
+                activity = activity or Activity([rank.pid for rank in self._ranks])
+                if activity.idle() > self._patience:
+                    return self._unanswered()
+            time.sleep(4 * _POLL if self._asked else _POLL)
+        for index, rank in enumerate(self._ranks):
+            if not self._as_wanted(rank.returncode):
+                return self._end_by(index)
+        return self._joint_end()
 
+    def _as_wanted(self, code: int) -> bool:
+        """Done, stopped, or asked to stop before it could hear it: a rank that still imports dies of the signal."""
+        return code in (runfolder.DONE, runfolder.STOPPED) or (self._asked is not None and code == -self._asked)
 
-def _wait_for_failure(ranks: list[subprocess.Popen[bytes]]) -> int | None:
-    """Index of the first rank that fails, or None when all have ended with 0 or 75."""
-    while True:
-        over = [processes.ended(rank) for rank in ranks]
-        for index, rank in enumerate(ranks):
-            if over[index] and rank.returncode not in (runfolder.DONE, runfolder.STOPPED):
-                return index
-        if all(over):
-            return None
-        time.sleep(_POLL)
+    def _end_by(self, index: int) -> End:
+        code = self._ranks[index].returncode
+        reason = f"rank {index} {_cause(code)}"
+        if code == runfolder.BAD_INPUT:  # all ranks find it, and one of them is about to say it
+            self._wait(_HEARING)
+        else:
+            log.error("%s; stopping the other ranks", reason)
+        for rank in self._ranks:
+            processes.send(rank, signal.SIGTERM)
+        self._wait(self._grace)
+        return End(runfolder.BAD_INPUT if code == runfolder.BAD_INPUT else runfolder.FAILED, reason)
 
+    def _unanswered(self) -> End:
+        assert self._asked is not None
+        left = ", ".join(str(index) for index, rank in enumerate(self._ranks) if not processes.ended(rank))
+        reason = f"no answer to {self._asked.name} for {self._patience:g} s from rank {left}; killed"
+        log.error("%s", reason)
+        return End(runfolder.FAILED, reason)
 
-def _wait(ranks: list[subprocess.Popen[bytes]], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not all([processes.ended(rank) for rank in ranks]) and time.monotonic() < deadline:
-        time.sleep(_POLL)
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not all([processes.ended(rank) for rank in self._ranks]) and time.monotonic() < deadline:
+            time.sleep(_POLL)
 
-
-def _joint_code(ranks: list[subprocess.Popen[bytes]]) -> int:
-    codes = {rank.returncode for rank in ranks}
-    if len(codes) == 1:
-        return int(codes.pop())
-    log.error("the ranks disagree on how the job ended: exit codes %s", [rank.returncode for rank in ranks])
-    return runfolder.FAILED
-
-
-def _exit_code(code: int) -> int:
-    return runfolder.BAD_INPUT if code == runfolder.BAD_INPUT else runfolder.FAILED
+    def _joint_end(self) -> End:
+        codes = [runfolder.STOPPED if rank.returncode < 0 else rank.returncode for rank in self._ranks]
+        if len(set(codes)) == 1:
+            early = f"{self._asked.name} received before the first step" if self._asked else ""
+            return End(codes[0], early if codes[0] == runfolder.STOPPED else "")
+        log.error("the ranks disagree on how the job ended: exit codes %s", codes)
+        return End(runfolder.FAILED, f"the ranks disagree on how the job ended: exit codes {codes}")
 
 
 def _cause(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+    if code >= 0:
+        return f"exited with {code}"
+    hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{hint}"
 
 
 def _ranks(launch: Launch) -> int:

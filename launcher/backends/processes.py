@@ -51,28 +51,30 @@ def start(
 
 
 def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Signal a process, not what it started; nothing happens when it has ended."""
+    """Signal a process, not what it started, and wake it if it is stopped; nothing happens when it has ended."""
     if process.returncode is None:  # not reaped: the pid is still its own
         os.kill(process.pid, number)
+        os.kill(process.pid, signal.SIGCONT)
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL a process, its group, and its descendants (torchrun puts each rank into a session of its own)."""
     if process.returncode is not None:
         return
-    descendants = _descendants(process.pid)
+    below = descendants(process.pid)
     os.killpg(process.pid, signal.SIGKILL)
-    for pid in descendants:
+    for pid in below:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """The processes that a process started, and those that they started."""
     children: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # it has ended meanwhile
             children += map(int, path.read_text().split())
-    return children + [pid for child in children for pid in _descendants(child)]
+    return children + [pid for child in children for pid in descendants(child)]
 
 
 def ended(process: subprocess.Popen[bytes]) -> bool:

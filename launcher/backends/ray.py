@@ -21,7 +21,7 @@ from typing import Any
 from launcher import environment, raycluster, runfolder
 from launcher.backends import processes
 from launcher.hostfile import Host
-from launcher.plan import Command, Launch, Plan
+from launcher.plan import Command, End, Launch, Plan
 from tokenizer.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -102,6 +102,7 @@ class Ranks:
                 "LOCAL_WORLD_SIZE": str(ranks_on[place.node]),
                 "MASTER_ADDR": places[0].address,
                 "MASTER_PORT": str(places[0].port),
+                **environment.SAFE_PATH,
             }
             if gpus:  # each rank sees its node's ranks' GPUs, so that they reach each other
                 env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -169,8 +170,8 @@ def plan(launch: Launch) -> Plan:
     return Plan("ray", (Host(f"Ray cluster {address or '(of its own)'}", ranks),), (command,) * ranks)
 
 
-def start(launch: Launch, plan: Plan) -> int:
-    """Run all ranks to their end and return the job's exit code."""
+def start(launch: Launch, plan: Plan) -> End:
+    """Run all ranks to their end."""
     address = raycluster.chosen_address()
     with raycluster.cluster(address, chatty=True):
         import ray
@@ -189,7 +190,7 @@ def start(launch: Launch, plan: Plan) -> int:
             except ray.exceptions.RayActorError as error:
                 log.error("a node of the job was lost: %s", " ".join(str(error).split())[:200])
                 code = runfolder.FAILED
-    return code
+    return End(code)
 
 
 def _need(address: str | None) -> dict[str, float]:

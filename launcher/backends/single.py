@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from launcher import runfolder
 from launcher.backends import processes
-from launcher.plan import Command
+from launcher.plan import Command, End
 from launcher.runfolder import StatusWatch
 
 log = logging.getLogger(__name__)
@@ -24,8 +26,8 @@ def run_launcher(
     run_dir: Path,
     *,
     signal_ranks: Callable[[signal.Signals], bool] | None = None,
-) -> int:
-    """Start ``command``, pass signals on, wait for it, and return the job's exit code (see ``StatusWatch``).
+) -> End:
+    """Start ``command``, pass signals on, wait for it, and return how the job ended (see ``StatusWatch``).
 
     Args:
         command: the launcher and its arguments.
@@ -45,6 +47,9 @@ def run_launcher(
             waiting = number
         else:
             processes.send(child, number)
+            for pid in processes.descendants(child.pid):  # a rank that is stopped cannot hear the signal
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
     def kill() -> None:
         if signal_ranks:
@@ -61,7 +66,7 @@ def run_launcher(
         code = int(child.returncode)
         if code < 0 and signal_ranks:  # the launcher itself was killed: its ranks would run on unseen
             signal_ranks(signal.SIGKILL)
-    result = watch.exit_code(code)
+    result, name = watch.exit_code(code), Path(command.argv[0]).name
     if code == 0 and result == runfolder.FAILED:
-        log.error("%s ended with 0, but the job did not end (state: %s)", Path(command.argv[0]).name, watch.state())
-    return result
+        log.error("%s ended with 0, but the job did not end (state: %s)", name, watch.state())
+    return End(result, f"{name} ended with {code} before the job said how it ended")

@@ -1,4 +1,8 @@
-"""A Slurm batch script: one task a rank, saved before the time limit, queued again until the job is done."""
+"""A Slurm batch script: one task a rank, saved before the time limit, queued again until the job is done.
+
+``sbatch`` would hand the whole environment to the job, and Slurm keeps it on its controller. Here the job gets what
+travels (``launcher.environment``) and what a login shell sets on the node.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from launcher import environment
 from launcher.cluster import SlurmCluster, load_cluster
 from launcher.hostfile import Host
-from launcher.plan import Command, Launch, Plan
-from launcher.runfolder import STOPPED
+from launcher.plan import Command, End, Launch, Plan
+from launcher.runfolder import DONE, FAILED
 from tokenizer.errors import ConfigError
 
-# %j is the job id. srun --wait bounds how long ranks outlive the first one that ends.
+# %j is the job id. srun --wait bounds how long ranks outlive the first one that ends; without --export=ALL it would
+# hand on only what sbatch was told to. A login shell knows `module`, which else is a function of the environment.
 _SCRIPT = """\
-#!/bin/bash
+#!/bin/bash -l
 {directives}
 
 set -uo pipefail
@@ -25,7 +31,7 @@ cd {here} || exit 1
 {setup}
 MASTER_ADDR={master_addr}
 MASTER_PORT={master_port}
-export MASTER_ADDR MASTER_PORT WORLD_SIZE={world} LOCAL_WORLD_SIZE={local_world}
+export MASTER_ADDR MASTER_PORT WORLD_SIZE={world} LOCAL_WORLD_SIZE={local_world} {safe_path}
 
 job=({arguments})
 # Queued again, the job continues its run.
@@ -34,16 +40,18 @@ if [[ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 && -f {config} ]]; then
 fi
 
 # shellcheck disable=SC2016 # each task expands its own rank
-srun --wait=120{cpus} bash -c 'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID"; exec "$@"' rank \\
+srun --export=ALL --wait=120{cpus} bash -c 'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID"; exec "$@"' rank \\
   {python} -m {module} "${{job[@]}}"
 code=$?
-{requeue}
+{after}
 exit "$code"
 """
-_REQUEUE = f"""\
-if [[ "$code" -eq {STOPPED} ]]; then
+_REQUEUE = """\
+if {after} {restarts}; then
   scontrol requeue "$SLURM_JOB_ID"
 fi"""
+# What the script itself needs; a login shell sets the rest.
+_SITE = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "USER")
 
 
 def plan(launch: Launch) -> Plan:
@@ -62,23 +70,32 @@ def plan(launch: Launch) -> Plan:
     return Plan(
         "slurm",
         hosts,
-        (Command(("sbatch", str(script))),),
+        (Command(("sbatch", f"--export={','.join(_exported())}", str(script))),),
         files={script: render(launch, cluster)},
         obstacle="" if shutil.which("sbatch") else "there is no sbatch here; run this on a login node of the cluster",
     )
 
 
-def start(launch: Launch, plan: Plan) -> int:
+def start(launch: Launch, plan: Plan) -> End:
     """Submit the script; returns as soon as Slurm has queued it."""
     (command,) = plan.commands
     (launch.run_dir / "log").mkdir(parents=True, exist_ok=True)
-    return 0 if subprocess.run(command.argv, check=False).returncode == 0 else 1
+    code = subprocess.run(command.argv, check=False).returncode
+    return End(DONE) if code == 0 else End(FAILED, f"sbatch ended with {code}")
+
+
+def _exported() -> list[str]:
+    """The names of the variables that the job gets from here."""
+    inherited = environment.inherited()
+    return sorted({*environment.portable(inherited), *(name for name in _SITE if name in inherited)})
 
 
 def render(launch: Launch, cluster: SlurmCluster) -> str:
     """The batch script of a job on a cluster."""
     run_dir = launch.run_dir.resolve()
     config = run_dir / "config.yaml"
+    python = shlex.quote(sys.executable)
+    after = f'{python} -m launcher.requeue {shlex.quote(str(run_dir))} "$code"'
     # A job that stopped at schedule.stop_after has done what it was asked to.
     requeue = cluster.requeue and launch.job.schedule.stop_after is None
     host = 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
@@ -92,13 +109,25 @@ def render(launch: Launch, cluster: SlurmCluster) -> str:
         local_world=cluster.ranks_per_node,
         arguments=shlex.join(launch.arguments),
         config=shlex.quote(str(config)),
-        resume=shlex.join([str(config), f"run.dir={run_dir}", "--resume"]),
-        python=shlex.quote(sys.executable),
+        resume=shlex.join(_resumed(launch.arguments, config)),
+        python=python,
+        safe_path=" ".join(f"{name}={value}" for name, value in environment.SAFE_PATH.items()),
         module=launch.module,
         # since Slurm 22.05 srun does not take this from the batch job
         cpus=f" --cpus-per-task={cluster.cpus_per_rank}" if cluster.cpus_per_rank else "",
-        requeue=_REQUEUE if requeue else "",
+        after=_REQUEUE.format(after=after, restarts=cluster.restarts) if requeue else after,
     )
+
+
+def _resumed(arguments: tuple[str, ...], config: Path) -> list[str]:
+    """What continues the run: keys that ``capt resume`` was given still count, an older checkpoint does not."""
+    if "--resume" not in arguments:
+        return [str(config), f"run.dir={config.parent}", "--resume"]
+    words = list(arguments)
+    if "--checkpoint" in words:
+        at = words.index("--checkpoint")
+        del words[at : at + 2]
+    return words
 
 
 def _directives(cluster: SlurmCluster, run_dir: Path, requeue: bool) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from launcher import environment
 from launcher.backends.single import run_launcher
 from launcher.hostfile import Host, read_hostfile
-from launcher.plan import Command, Launch, Plan
+from launcher.plan import Command, End, Launch, Plan
 from tokenizer.errors import ConfigError
 
 _DEFAULT_PORT = 29500
@@ -45,6 +45,7 @@ def plan(launch: Launch) -> Plan:
                 *("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"),
                 *("-m", launch.module, *launch.arguments),
             ),
+            environment.SAFE_PATH,
             host=host.name if len(hosts) > 1 else None,
         )
         for index, host in enumerate(hosts)
@@ -61,7 +62,7 @@ def _obstacle(hosts: tuple[Host, ...]) -> str:
     return "" if _TORCHRUN.is_file() else f"there is no {_TORCHRUN}; install torch into this Python environment"
 
 
-def start(launch: Launch, plan: Plan) -> int:
-    """Run the job on this host and return its exit code."""
+def start(launch: Launch, plan: Plan) -> End:
+    """Run the job on this host."""
     (command,) = plan.commands
     return run_launcher(command, environment.inherited(), launch.run_dir)

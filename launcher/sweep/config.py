@@ -7,17 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, PositiveFloat, ValidationError, field_validator, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from pretrain.config.load import explain, load_mapping, resolve_path
 from tokenizer.errors import ConfigError
 
@@ -62,7 +54,7 @@ class Dimension(Section):
 class SweepSection(Section):
     """Where the sweep lives and the seeds (``run.seed``) that every setting is run with."""
 
-    dir: Path = Field(Path("runs/sweep"), description="the sweep's folder; on a cluster, one that every node sees")
+    dir: PathField = Field(Path("runs/sweep"), description="the sweep's folder; on a cluster, one that every node sees")
     seeds: Annotated[list[NonNegativeInt], Field(min_length=1)] = Field([1, 2, 3, 4, 5], description="run.seed")
 
     @field_validator("seeds")

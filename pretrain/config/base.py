@@ -1,11 +1,53 @@
-"""The base of every configuration section: frozen, no unknown keys."""
+"""The base of every configuration section: frozen, no unknown keys; and the types of its fields that need bounds."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Line breaks, control characters and half characters: in a path or an argument they are a mistake, or an attack."""
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_LONGEST_PATH, _LONGEST_NAME = 4096, 255
+_LARGEST = 2**63 - 1
 
 
 class Section(BaseModel):
     """A part of a job's configuration. Unknown keys are errors; a loaded configuration never changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+
+
+def _checked(value: Any) -> Any:
+    if not isinstance(value, str | Path):
+        return value
+    text = str(value)
+    if not text:
+        raise ValueError("is empty; name a path, or leave the key out")
+    if NO_TEXT.search(text):
+        raise ValueError("a path holds no line break, NUL or other control character")
+    if _URL.match(text):
+        raise ValueError("is a URL; copy or mount what it names, and give the path")
+    if len(os.fsencode(text)) > _LONGEST_PATH or any(len(os.fsencode(p)) > _LONGEST_NAME for p in text.split("/")):
+        raise ValueError(f"a path has at most {_LONGEST_PATH} bytes, and a name in it {_LONGEST_NAME}")
+    return value
+
+
+def _of_64_bits(value: int) -> int:
+    if value > _LARGEST:
+        raise ValueError(f"a whole number is at most {_LARGEST}")
+    return value
+
+
+# A function and not Field(le=...), which would take the place of the lower bounds that fields set by le themselves.
+PositiveInt = Annotated[int, Field(gt=0), AfterValidator(_of_64_bits)]
+NonNegativeInt = Annotated[int, Field(ge=0), AfterValidator(_of_64_bits)]
+PathField = Annotated[Path, BeforeValidator(_checked)]
+"""A path on this host's file systems."""
+PathText = Annotated[str, BeforeValidator(_checked)]
+"""The same as text, for patterns and names that may be paths."""

@@ -3,60 +3,24 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from importlib.resources import files
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
+from pretrain.config.base import NO_TEXT
+from pretrain.config.interpolation import interpolate
+from pretrain.config.reader import MAX_BYTES, MAX_DEPTH, NotYamlError, read_yaml
 from pretrain.config.schema import SCHEMA_VERSION, Job
 from pretrain.tasks import job_class
-from tokenizer.errors import ConfigError, instead_of
+from tokenizer.errors import ConfigError, instead_of, shown
+from tokenizer.safe_files import read_text
 
-_MAX_BYTES = 1_000_000
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 without its traps, as 1.2 reads it: duplicate keys are errors, ``1e-4`` is a number, ``010`` is ten,
-    and ``no``, ``on``, ``24:00:00`` and ``2026-11-20`` are text."""
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: dict[Any, int] = {}
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node)
-        line = key_node.start_mark.line + 1
-        if key in seen:
-            raise ConfigError(f"{loader.name}: key {key!r} stands on line {seen[key]} and again on line {line}")
-        seen[key] = line
-    return dict(loader.construct_pairs(node))
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-_Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, regexp)
-        for tag, regexp in resolvers
-        if tag.removeprefix("tag:yaml.org,2002:") not in ("bool", "float", "int", "timestamp")
-    ]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$"),
-    list("-+0123456789."),
-)
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile("^[-+]?[0-9][0-9_]*$"), list("-+0123456789"))
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(str(node.value)))
+_MAX_FILES = 50
 
 
 def resolve_path(config: str | Path) -> Path:
@@ -66,7 +30,7 @@ def resolve_path(config: str | Path) -> Path:
     has it: ``capt_tiny``, ``rte`` or ``glue/rte``, ``ptb/vae``.
     """
     path = Path(config)
-    if path.is_file():
+    if _is_file(path):
         return path
     shipped = _shipped()
     found = shipped.get(str(config), [])
@@ -74,11 +38,18 @@ def resolve_path(config: str | Path) -> Path:
         return found[0]
     if found:
         names = ", ".join(sorted(_longest_name(file) for file in found))
-        raise ConfigError(f"{str(config)!r} is the name of several shipped files: {names}")
-    near = difflib.get_close_matches(path.stem, shipped, n=1)
+        raise ConfigError(f"{shown(str(config))} is the name of several shipped files: {names}")
+    near = difflib.get_close_matches(path.stem[:100], shipped, n=1)
     public = sorted({file.stem for files in shipped.values() for file in files if not file.stem.startswith("_")})
     hint = f"did you mean the shipped job {near[0]!r}?" if near else f"shipped jobs: {', '.join(public)}"
-    raise ConfigError(f"no configuration file {str(config)!r}; {hint}")
+    raise ConfigError(f"no configuration file {shown(str(config))}; {hint}")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name longer than a file's can be, or a folder that may not be looked into
+        return False
 
 
 def _shipped() -> dict[str, list[Path]]:
@@ -95,16 +66,11 @@ def _longest_name(file: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > _MAX_BYTES:
-        raise ConfigError(f"{path}: {path.stat().st_size} bytes; a configuration is at most {_MAX_BYTES}")
+    text = read_text(path, limit=MAX_BYTES, error=ConfigError)
     try:
-        loader = _Loader(path.read_text(encoding="utf-8-sig"))
-        loader.name = str(path)
-        value = loader.get_single_data()
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
+        value = read_yaml(text, str(path))
+    except NotYamlError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if value is None:
         value = {}
     if not isinstance(value, dict):
@@ -113,15 +79,21 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _with_bases(path: Path, chain: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
+    """The contents of a file's bases, their bases first, and its own; each file counts every time it is named."""
     path = path.resolve()
     if path in chain:
         raise ConfigError(f"{path}: base: goes round in a circle: {' -> '.join(p.name for p in (*chain, path))}")
     content = _read(path)
-    bases = content.pop("base", [])
+    bases = content.pop("base", None) or []
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise ConfigError(f"{path}: base: {shown(bases)}: it names a file or a shipped job, or a list of them")
     layers: list[dict[str, Any]] = []
-    for base in [bases] if isinstance(bases, str) else bases:
+    for base in bases:
         beside = path.parent / base
-        layers += _with_bases(beside if beside.is_file() else resolve_path(base), (*chain, path))
+        layers += _with_bases(beside if _is_file(beside) else resolve_path(base), (*chain, path))
+        if len(layers) > _MAX_FILES:
+            raise ConfigError(f"{path}: over {_MAX_FILES} files are read through base:")
     return [*layers, content]
 
 
@@ -130,17 +102,21 @@ def _overrides(arguments: Sequence[str]) -> dict[str, Any]:
     for argument in arguments:
         key, equals, text = argument.partition("=")
         if not equals or not key or key.startswith("-"):
-            raise ConfigError(f"override {argument!r} is not of the form a.b=value")
+            raise ConfigError(f"override {shown(argument)} is not of the form a.b=value")
+        if NO_TEXT.search(argument):
+            raise ConfigError(f"override {shown(argument)} holds a line break or another character that is no text")
+        *parents, last = key.split(".")
+        if not last or not all(parents) or len(parents) > MAX_DEPTH:
+            raise ConfigError(f"override {shown(argument)}: {shown(key)} is no key; keys are of the form a.b")
         try:
-            value = yaml.load(text, Loader=_Loader) if text else None
-        except yaml.YAMLError:
+            value = read_yaml(text, f"override {shown(argument)}")
+        except NotYamlError:
             value = text
         node = result
-        *parents, last = key.split(".")
         for parent in parents:
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
-                raise ConfigError(f"override {argument!r}: {parent!r} is set to a value by another override")
+                raise ConfigError(f"override {shown(argument)}: {parent!r} is set to a value by another override")
         node[last] = value
     return result
 
@@ -160,13 +136,7 @@ def load_mapping(config: str | Path, overrides: Sequence[str] = (), *, resolved:
     if resolved:
         return _merged(_read(Path(config)), _overrides(overrides))
     path = resolve_path(config)
-    layers = [*_with_bases(path), _overrides(overrides)]
-    try:
-        merged = OmegaConf.to_container(OmegaConf.merge(*layers), resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
-    assert isinstance(merged, dict)
-    return {str(key): value for key, value in merged.items()}
+    return interpolate(reduce(_merged, [*_with_bases(path), _overrides(overrides)]), str(path))
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,7 +173,7 @@ def job_from_mapping(mapping: Mapping[str, Any], source: str) -> Job:
     """Validate a merged mapping; ``source`` names it in errors."""
     version = mapping.get("schema_version", SCHEMA_VERSION)
     if version != SCHEMA_VERSION:
-        raise ConfigError(f"{source}: schema_version {version!r}; this release reads {SCHEMA_VERSION}")
+        raise ConfigError(f"{source}: schema_version {shown(version)}; this release reads {SCHEMA_VERSION}")
     task = mapping.get("task")
     if not isinstance(task, Mapping) or not isinstance(task.get("type"), str):
         raise ConfigError(f"{source}: task.type is missing; it names the job, for example capt_language")
@@ -218,9 +188,9 @@ def job_from_mapping(mapping: Mapping[str, Any], source: str) -> Job:
 
 def explain(error: ValidationError, cls: type[BaseModel]) -> str:
     """The first problem of a pydantic error in one line: key, value, what would be valid, the nearest key."""
-    problem = error.errors()[0]
+    problem = error.errors(include_url=False)[0]
     location = [str(part) for part in problem["loc"]]
-    key = ".".join(location) or "configuration"
+    key = ".".join(part[:100] for part in location) or "configuration"
     if problem["type"] == "extra_forbidden":
         valid = _keys_at(cls, location[:-1])
         return f"{key}: unknown key; {instead_of(location[-1], valid, 'valid:')}"
@@ -232,12 +202,7 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
         return f"{key}: required key is missing"
     if problem["type"] == "json_invalid":
         return f"{key}: {message[0].lower()}{message[1:]}"
-    return f"{key}: {_short(value)}: {message[0].lower()}{message[1:]}"
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
+    return f"{key}: {shown(value)}: {message[0].lower()}{message[1:]}"
 
 
 def _keys_at(cls: type[BaseModel], location: Sequence[str]) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 
 SCHEMA_VERSION = 1
 
@@ -21,12 +22,12 @@ class TaskSection(Section):
 class RunSection(Section):
     """Where a run lives and how it is seeded."""
 
-    dir: Path = Field(Path("runs/run"), description="the run's folder; a new run needs an unused one")
+    dir: PathField = Field(Path("runs/run"), description="the run's folder; a new run needs an unused one")
     seed: NonNegativeInt = Field(1, description="of initialisation, data order, noise and dropout")
     log_every: PositiveInt = Field(10, description="steps between two lines of metrics.jsonl and of the log")
     tensorboard: bool = Field(True, description="also write TensorBoard files")
     deterministic: bool = Field(False, description="torch.use_deterministic_algorithms (slower on GPUs)")
-    threads: NonNegativeInt = Field(0, description="CPU threads a process; 0 = cores / processes on this host")
+    threads: NonNegativeInt = Field(0, le=4096, description="CPU threads a process; 0 = cores / processes on this host")
     profile_step: PositiveInt | None = Field(None, description="record this step with torch.profiler into the run")
 
 
@@ -36,8 +37,10 @@ class BatchSection(Section):
     ``global = micro x accumulation x ranks``; the accumulation follows from the other three.
     """
 
-    global_: PositiveInt = Field(256, alias="global", description="sequences an optimizer step, over all ranks")
-    micro: PositiveInt = Field(32, description="sequences a forward pass on one rank")
+    global_: PositiveInt = Field(
+        256, le=2**31 - 1, alias="global", description="sequences an optimizer step, over all ranks"
+    )
+    micro: PositiveInt = Field(32, le=2**31 - 1, description="sequences a forward pass on one rank")
 
 
 class ScheduleSection(Section):
@@ -82,7 +85,7 @@ class EngineSection(Section):
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the forward pass; weights stay fp32")
     offload_optimizer: bool = Field(False, description="optimizer state in host memory (ZeRO 1-3)")
     offload_param: bool = Field(False, description="weights in host memory (ZeRO 3)")
-    timeout_minutes: PositiveFloat = Field(10.0, description="how long a collective may wait")
+    timeout_minutes: PositiveFloat = Field(10.0, le=525_600, description="how long a collective may wait")
     deepspeed_extra: dict[str, Any] = Field({}, description="merged last into DeepSpeed's configuration")
 
     @model_validator(mode="after")
@@ -147,12 +150,16 @@ class Job(Section):
         """Micro-batches an optimizer step on ``world`` ranks. Raises ``ValueError`` when the identity cannot hold."""
         share = self.batch.micro * world
         if self.batch.global_ % share:
-            fits = sorted(
-                {m for m in range(1, self.batch.global_ // world + 1) if self.batch.global_ % (m * world) == 0}
-            )
+            fits = [] if self.batch.global_ % world else _divisors(self.batch.global_ // world)
             near = f"batch.micro may be one of {fits[-6:]}" if fits else f"batch.global must be a multiple of {world}"
             raise ValueError(
                 f"batch.global {self.batch.global_} is not batch.micro {self.batch.micro} x accumulation x {world} "
                 f"ranks; with {world} ranks {near}"
             )
         return self.batch.global_ // share
+
+
+def _divisors(number: int) -> list[int]:
+    """In ascending order, from the pairs around the square root: at most 46,341 divisions for 31 bits."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})

@@ -7,9 +7,9 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import PathField, PathText, PositiveInt, Section
 from tokenizer.errors import ConfigError, instead_of
 from tokenizer.files import default_cache
 
@@ -48,7 +48,7 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str | Path) else value
 
 
-Patterns = Annotated[list[str], BeforeValidator(_as_list)]
+Patterns = Annotated[list[PathText], BeforeValidator(_as_list)]
 
 
 class DataConfig(Section):
@@ -63,7 +63,7 @@ class DataConfig(Section):
     )
     files: Patterns = Field([], description="paths or globs of .txt, .jsonl, .json, .tokens, .raw (or .gz), .parquet")
     validation_files: Patterns = Field([], description="held-out text; without it a fraction of the text is held out")
-    name: str | None = Field(None, description="hub dataset id, or a folder that datasets' save_to_disk wrote")
+    name: PathText | None = Field(None, description="hub dataset id, or a folder that datasets' save_to_disk wrote")
     subset: str | None = Field(None, description="the hub dataset's configuration; else its first, with a warning")
     split: str = "train"
     validation_split: str | None = Field(None, description="hub split to validate on; else a fraction is held out")
@@ -74,12 +74,14 @@ class DataConfig(Section):
         " a blank line between documents, and a row of a table is one; WikiText's files have their own, '^ = [^=]'."
         " With '.' every line is a document",
     )
-    sequence_length: int = Field(512, ge=8, description="tokens of a window, <s> and </s> included")
+    sequence_length: int = Field(512, ge=8, le=2**20, description="tokens of a window, <s> and </s> included")
     cross_document_attention: bool = Field(True, description="false: tokens attend only within their document")
     validation_fraction: float = Field(0.01, ge=0.0, lt=1.0, description="share of the text to hold out; 0 = none")
-    workers: PositiveInt | None = Field(None, description="processes that tokenize; without it one a usable core")
-    cache: Path = Field(default_factory=default_cache, description="where prepared shards and docstrings are kept")
-    shards: Path | None = Field(None, description="folder that capt data prepare wrote; nothing else is read then")
+    workers: PositiveInt | None = Field(
+        None, le=1024, description="processes that tokenize; without it one a usable core"
+    )
+    cache: PathField = Field(default_factory=default_cache, description="where prepared shards and docstrings are kept")
+    shards: PathField | None = Field(None, description="folder that capt data prepare wrote; nothing else is read then")
     verify: bool = Field(True, description="compare every shard's SHA-256 before use")
 
     @model_validator(mode="before")
@@ -125,8 +127,8 @@ class CorruptionConfig(Section):
     mask_fraction: float = Field(0.8, ge=0.0, le=1.0, description="of the chosen tokens, replaced by <mask>")
     random_fraction: float = Field(0.1, ge=0.0, le=1.0, description="of the chosen, replaced at random; the rest stays")
     span_p: float = Field(0.2, gt=0.0, lt=1.0, description="mask_spans: parameter of the geometric span length")
-    span_max: PositiveInt = Field(10, description="mask_spans: longest span, in tokens")
-    window: PositiveInt = Field(3, description="shuffle: how far a token may move (k of Lample et al. 2018)")
+    span_max: PositiveInt = Field(10, le=2**20, description="mask_spans: longest span, in tokens")
+    window: PositiveInt = Field(3, le=2**20, description="shuffle: how far a token may move (k of Lample et al. 2018)")
 
     @property
     def names(self) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from pretrain.config.schema import Job
-from tokenizer.errors import ConfigError, instead_of
+from tokenizer.errors import ConfigError, instead_of, shown
 
 _EXTRA_KEYS = {
     "activation_checkpointing",
@@ -28,6 +28,18 @@ _EXTRA_KEYS = {
     "timers",
     "torch_autocast",
     "wall_clock_breakdown",
+    "zero_optimization",
+}
+_SECTIONS = {
+    "activation_checkpointing",
+    "aio",
+    "comms_logger",
+    "compile",
+    "data_types",
+    "flops_profiler",
+    "fp16",
+    "timers",
+    "torch_autocast",
     "zero_optimization",
 }
 _OURS = {
@@ -125,6 +137,10 @@ def _merge(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
         if key not in _EXTRA_KEYS:
             hint = instead_of(key, sorted(_EXTRA_KEYS), "valid:")
             raise ConfigError(f"engine.deepspeed_extra.{key}: DeepSpeed has no such key and would ignore it; {hint}")
+        if key in _SECTIONS and not isinstance(extra[key], dict):
+            raise ConfigError(f"engine.deepspeed_extra.{key}: {shown(extra[key])}: it is a section, {key}: {{...}}")
+        if key not in _SECTIONS and not isinstance(extra[key], bool | int | float | str):
+            raise ConfigError(f"engine.deepspeed_extra.{key}: {shown(extra[key])}: it is one value")
     if "stage" in extra.get("zero_optimization", {}):
         raise ConfigError("engine.deepspeed_extra.zero_optimization.stage: set engine.zero_stage instead")
     if extra.get("communication_data_type", "fp32") not in WIRE_TYPES:

@@ -96,24 +96,28 @@ def check_is_free(folder: Path) -> None:
     """Refuse a folder that already holds a run. Raises ``ConfigError``."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"run.dir {folder} is a file; name a folder")
-    if any((folder / mark).exists() or (folder / mark).is_symlink() for mark in _RUN_MARKS):
+    if holds_run(folder):
         raise ConfigError(
             f"run.dir {folder} already holds a run; continue it with 'capt resume {folder}' or name another folder"
         )
 
 
+def holds_run(folder: Path) -> bool:
+    """Whether a job has taken ``folder``: it can be resumed, or its results looked at."""
+    return any((folder / mark).exists() or (folder / mark).is_symlink() for mark in _RUN_MARKS)
+
+
 def discard_refused(folder: Path) -> None:
-    """Remove what a job that was refused before its first step left: its status, its launch options, empty folders.
+    """Remove what a job that was refused before its first step left in its folder: status, launch options, empty log.
 
     A folder that holds a run stays as it is.
     """
-    if any((folder / mark).exists() for mark in _RUN_MARKS):
+    if holds_run(folder):
         return
     for name in (STATUS, "launch.json", LOCK):
         (folder / name).unlink(missing_ok=True)
-    for empty in (folder / "log", folder):
-        with suppress(OSError):
-            empty.rmdir()
+    with suppress(OSError):
+        (folder / "log").rmdir()
 
 
 @contextmanager

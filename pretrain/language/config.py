@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from pretrain.config.schema import Job, ValidateSection
 from pretrain.data.config import CorruptionConfig, DataConfig
 from pretrain.models.config import RobertaConfig
@@ -16,11 +15,11 @@ from pretrain.models.config import RobertaConfig
 class TokenizerSection(Section):
     """A tokenizer to use (``path``), or how to train one on ``data.*`` when there is none (cached by content)."""
 
-    path: Path | None = Field(
+    path: PathField | None = Field(
         None, description="folder: ours, any Hugging Face tokenizer, vocab.json + merges.txt, vocab.txt"
     )
     type: Literal["unigram", "bpe"] = "unigram"
-    vocab_size: PositiveInt = 8192
+    vocab_size: PositiveInt = Field(8192, le=2**24)
     byte_fallback: bool = True
     max_sentences: PositiveInt = Field(1_000_000, description="lines of the corpus to train on, sampled by seed")
 
@@ -40,7 +39,9 @@ class ContrastSection(Section):
     """The CAPT loss. ``weight`` 0 is MLM alone: one view, no queue."""
 
     weight: NonNegativeFloat = 1.0
-    queue: NonNegativeInt = Field(8192, description="representations over all ranks, both views counted; 0 = none")
+    queue: NonNegativeInt = Field(
+        8192, le=2**31 - 1, description="representations over all ranks, both views counted; 0 = none"
+    )
     queue_start: NonNegativeInt = Field(
         0, description="step from which queued rows are negatives; an encoder that still changes fast needs some"
     )
@@ -61,8 +62,8 @@ class ContrastSection(Section):
 class LoaderSection(Section):
     """Background processes that assemble batches; their number never changes what is trained on."""
 
-    workers: NonNegativeInt = 1
-    prefetch: PositiveInt = 4
+    workers: NonNegativeInt = Field(1, le=1024)
+    prefetch: PositiveInt = Field(4, le=65_536)
 
 
 class LanguageValidate(ValidateSection):

@@ -1,15 +1,16 @@
-"""Whether what a job reads is there, without torch: for dry runs and ``capt config validate``."""
+"""Whether what a job reads is there, without torch, and with numpy for files alone: for dry runs and validation."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pretrain.data.config import NO_TEXT, DataConfig
-from pretrain.data.files import FileCorpus, resolve
-from pretrain.data.shards import ShardSet
 from pretrain.language.config import LanguageJob
-from tokenizer.encode import TextTokenizer, load_tokenizer
 from tokenizer.errors import CheckpointError, ConfigError, DataError
+
+if TYPE_CHECKING:
+    from tokenizer.encode import TextTokenizer
 
 
 def describe_inputs(job: LanguageJob) -> list[str]:
@@ -24,7 +25,7 @@ def describe_inputs(job: LanguageJob) -> list[str]:
     corpus = _shards(job.data) if job.data.shards is not None else _text(job.data)
     if job.model.init is not None:
         check_hf_folder(job.model.init)
-    tokenizer = None if given is None else load_tokenizer(given)
+    tokenizer = _tokenizer(given)
     if tokenizer is None:
         if job.data.shards is not None and not job.data.files and job.data.source == "files":
             raise DataError("tokenizer.path is missing: data.shards alone holds no text to train a tokenizer on")
@@ -52,6 +53,8 @@ def _text(data: DataConfig) -> list[str]:
         return ["corpus: the docstrings of the installed Python packages, a small one for trying things out"]
     if data.source == "hub":
         return [f"corpus: {_hub(str(data.name))}, {data.split}"]
+    from pretrain.data.files import resolve
+
     train = resolve(data.files, "data.files")
     lines = [_files("corpus", train, data)]
     if data.validation_files:
@@ -61,6 +64,8 @@ def _text(data: DataConfig) -> list[str]:
 
 
 def _files(what: str, paths: list[Path], data: DataConfig) -> str:
+    from pretrain.data.files import FileCorpus
+
     size = FileCorpus(paths, data.text_column, data.document_start).size
     return f"{what}: {len(paths)} file{'s' * (len(paths) > 1)}, {size:,} bytes"
 
@@ -75,6 +80,8 @@ def _hub(name: str) -> str:
 
 
 def _shards(data: DataConfig) -> list[str]:
+    from pretrain.data.shards import ShardSet
+
     assert data.shards is not None
     lines = []
     for split in ("train", "validation"):
@@ -86,6 +93,16 @@ def _shards(data: DataConfig) -> list[str]:
     return lines
 
 
+def _tokenizer(folder: Path | None) -> TextTokenizer | None:
+    if folder is None:
+        return None
+    from tokenizer.encode import load_tokenizer
+
+    return load_tokenizer(folder)
+
+
 def _check_shards_are_of(data: DataConfig, tokenizer: TextTokenizer) -> None:
+    from pretrain.data.shards import ShardSet
+
     if data.shards is not None:
         ShardSet.open(data.shards / "train", verify=False).check_tokenizer(tokenizer)

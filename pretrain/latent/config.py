@@ -10,31 +10,37 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from pretrain.config.schema import BatchSection, EngineSection, Job, OptimizerSection, ScheduleSection, ValidateSection
 
 
 class DataSection(Section):
     """Sentences in files, a line each, words split at blanks; or the synthetic clusters."""
 
-    path: Path | None = Field(
+    path: PathField | None = Field(
         None,
         description="folder with one file a split: its name holds train, valid (dev, val) or test, .txt or .txt.gz",
     )
-    train: Path | None = Field(None, description="a file, instead of the one in data.path")
-    validation: Path | None = Field(None, description="a file, instead of the one in data.path")
-    test: Path | None = Field(None, description="a file, instead of the one in data.path")
+    train: PathField | None = Field(None, description="a file, instead of the one in data.path")
+    validation: PathField | None = Field(None, description="a file, instead of the one in data.path")
+    test: PathField | None = Field(None, description="a file, instead of the one in data.path")
     format: Literal["text", "labelled"] = Field("text", description="labelled: `label TAB text`, as Yelp's files")
     max_words: PositiveInt = Field(200, description="longer sentences are left out, counted and said")
-    vocabulary: PositiveInt = Field(70_000, description="the most frequent words of the training text, at most")
-    vocabulary_file: Path | None = Field(None, description="a word a line instead: such as vocabulary.txt of a run")
+    vocabulary: PositiveInt = Field(
+        70_000, le=2**24, description="the most frequent words of the training text, at most"
+    )
+    vocabulary_file: PathField | None = Field(
+        None, description="a word a line instead: such as vocabulary.txt of a run"
+    )
     unknown: str = Field("<unk>", description="the ordinary word that stands for an unknown one: Yahoo's is _UNK")
     clusters: PositiveInt | None = Field(
-        None, ge=2, description="K: instead of text, one-hot vectors of K classes (section 4.4)"
+        None, ge=2, le=65_536, description="K: instead of text, one-hot vectors of K classes (section 4.4)"
     )
-    repeats: PositiveInt = Field(64, description="of clusters: rows of each of the K drawn classes in a batch")
+    repeats: PositiveInt = Field(
+        64, le=65_536, description="of clusters: rows of each of the K drawn classes in a batch"
+    )
 
     @model_validator(mode="after")
     def _has_a_source(self) -> DataSection:
@@ -54,10 +60,10 @@ class DataSection(Section):
 class ModelSection(Section):
     """One-layer LSTM encoder and decoder; of clusters: MLPs of the width ``hidden``."""
 
-    embedding: PositiveInt = Field(256, description="of words, encoder and decoder each")
-    hidden: PositiveInt = Field(256, description="of the LSTMs; of clusters: of the layers")
-    latent: PositiveInt = Field(32, description="dimensions of z")
-    noise: PositiveInt = Field(32, description="dimensions of the noise of an implicit posterior")
+    embedding: PositiveInt = Field(256, le=65_536, description="of words, encoder and decoder each")
+    hidden: PositiveInt = Field(256, le=65_536, description="of the LSTMs; of clusters: of the layers")
+    latent: PositiveInt = Field(32, le=65_536, description="dimensions of z")
+    noise: PositiveInt = Field(32, le=65_536, description="dimensions of the noise of an implicit posterior")
     encoder_dropout: NonNegativeFloat = Field(0.0, lt=1, description="of the encoder's word vectors")
     dropout: NonNegativeFloat = Field(0.5, lt=1, description="of the decoder's word vectors and before its softmax")
     init_range: PositiveFloat = Field(0.1, description="every weight starts uniform in plus or minus this")
@@ -83,8 +89,8 @@ class CriticSection(Section):
     )
     squared_in_encoder: bool = Field(False, description="L_SQ on g joins the encoder's loss (released, for MI)")
     trained: Literal["both", "f"] = Field("both", description="both: g as well, also where it only reports")
-    layers: PositiveInt = Field(3, description="hidden layers")
-    hidden: PositiveInt = 512
+    layers: PositiveInt = Field(3, le=1000, description="hidden layers")
+    hidden: PositiveInt = Field(512, le=65_536)
     updates: PositiveInt = Field(5, description="a step")
     lr: PositiveFloat = 1e-5
     clamp: PositiveFloat = Field(20.0, description="values of f and g above this are cut before exp, and counted")
@@ -122,12 +128,14 @@ class ContrastSection(Section):
     temperature: PositiveFloat = 0.05
     mean_pair: bool = Field(False, description="the batch's mean z and mean z+ as one more pair (released)")
     prior_negatives: NonNegativeInt = Field(
-        0, description="draws of the prior for each pair, as negatives (released: 3)"
+        0, le=65_536, description="draws of the prior for each pair, as negatives (released: 3)"
     )
     mask_duplicates: bool = Field(
         False, description="inputs that are equal are no negatives of each other; as released they are"
     )
-    queue: NonNegativeInt = Field(0, description="positives of earlier batches, over all ranks, as negatives")
+    queue: NonNegativeInt = Field(
+        0, le=2**31 - 1, description="positives of earlier batches, over all ranks, as negatives"
+    )
 
 
 class LatentSchedule(ScheduleSection):

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, PositiveFloat, ValidationError, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from tokenizer.errors import CheckpointError, ConfigError
 
 PRESETS: dict[str, dict[str, int]] = {
@@ -48,14 +39,20 @@ class RobertaConfig(Section):
     """
 
     size: Literal["tiny", "small", "base", "large", "custom"] = "small"
-    layers: PositiveInt = PRESETS["small"]["layers"]
-    hidden: PositiveInt = PRESETS["small"]["hidden"]
-    heads: PositiveInt = PRESETS["small"]["heads"]
-    ffn: PositiveInt = Field(PRESETS["small"]["ffn"], description="also the inner size of the aggregation head")
-    vocab_size: PositiveInt | None = Field(None, description="rows of the vocabulary; unset = as the tokenizer has")
-    pad_vocab_to: PositiveInt = Field(1, description="round the rows of the embedding up to a multiple of this")
-    max_positions: PositiveInt = Field(512, description="longest sequence, special tokens included")
-    pad_id: NonNegativeInt = 1
+    layers: PositiveInt = Field(PRESETS["small"]["layers"], le=1000)
+    hidden: PositiveInt = Field(PRESETS["small"]["hidden"], le=65_536)
+    heads: PositiveInt = Field(PRESETS["small"]["heads"], le=65_536)
+    ffn: PositiveInt = Field(
+        PRESETS["small"]["ffn"], le=2**20, description="also the inner size of the aggregation head"
+    )
+    vocab_size: PositiveInt | None = Field(
+        None, le=2**24, description="rows of the vocabulary; unset = as the tokenizer has"
+    )
+    pad_vocab_to: PositiveInt = Field(
+        1, le=65_536, description="round the rows of the embedding up to a multiple of this"
+    )
+    max_positions: PositiveInt = Field(512, le=2**20, description="longest sequence, special tokens included")
+    pad_id: NonNegativeInt = Field(1, le=2**24)
     dropout: NonNegativeFloat = Field(0.1, lt=1)
     attention_dropout: NonNegativeFloat = Field(0.1, lt=1)
     layer_norm_eps: PositiveFloat = 1e-5
@@ -65,7 +62,7 @@ class RobertaConfig(Section):
         "none", description="recompute layers in the backward pass; offload also moves their inputs to host memory"
     )
     compile: bool = Field(False, description="torch.compile the layers (needs a C++ compiler, or Triton on a GPU)")
-    init: Path | None = Field(None, description="Hugging Face RoBERTa or XLM-R folder to start from")
+    init: PathField | None = Field(None, description="Hugging Face RoBERTa or XLM-R folder to start from")
 
     @model_validator(mode="before")
     @classmethod

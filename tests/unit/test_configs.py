@@ -82,14 +82,16 @@ def test_batches_fit_the_world_or_are_refused(path: Path, world: int) -> None:
 
 
 @jobs
-def test_job_can_be_launched(path: Path, tmp_path: Path) -> None:
+def test_job_can_be_launched(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     job = load_job(path, _needs(path))
+    monkeypatch.setattr(type(job), "check_inputs", lambda self: ["corpus: somewhere"])  # the data are not here
     overrides = [*_needs(path), f"run.dir={tmp_path / 'run'}", f"batch.micro={job.batch.global_ // 2}"]
     assert begin("pretrain", str(path), overrides, Options(nproc=2), debug=False, show=shown.append) == 0
     (plan,) = shown
     assert f"-m pretrain {path} {' '.join(overrides)}" in plan
     assert f"batch.global {job.batch.global_} = " in plan
+    assert "# corpus: somewhere\n" in plan
     assert not (tmp_path / "run").exists(), "a dry run writes nothing"
 
 

@@ -16,6 +16,7 @@ from launcher.hostfile import Host
 from launcher.plan import Launch, Options
 from pretrain.config.load import load_job
 from tests.support import free_port
+from tests.unit.launcher.test_sensitive import NAMES
 from tokenizer.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -53,7 +54,7 @@ launch = Launch("echo_job", tuple(sys.argv[2:]), load_job("capt_tiny", ["run.dir
 plan = deepspeed.plan(launch)
 for path, text in plan.files.items():
     write_private(path, text)
-sys.exit(deepspeed.start(launch, plan))
+sys.exit(deepspeed.start(launch, plan).code)
 """
 
 
@@ -76,6 +77,7 @@ def test_the_plan_names_hosts_command_and_files(
 ) -> None:
     monkeypatch.setenv("NCCL_DEBUG_FILE", "/tmp/nccl.%h")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "canary")
+    monkeypatch.setenv("PYTHONPATH", "/src")
     (tmp_path / ".deepspeed_env").write_text("GLOO_SOCKET_IFNAME=eth0\n")
     plan = deepspeed.plan(launch)
     assert plan.world == 3
@@ -86,7 +88,8 @@ def test_the_plan_names_hosts_command_and_files(
     )
     ((path, text),) = plan.files.items()
     assert command.env["DS_ENV_FILE"] == str(path) == str(tmp_path / "run" / "launch.env")
-    assert text == "NCCL_DEBUG_FILE=/tmp/nccl.%%h\nGLOO_SOCKET_IFNAME=eth0\n"  # pdsh reads %h, unless doubled
+    lines = ["NCCL_DEBUG_FILE=/tmp/nccl.%%h", "GLOO_SOCKET_IFNAME=eth0"]  # pdsh reads %h, unless doubled
+    assert text.splitlines() == ["PYTHONPATH=/src", *lines, "PYTHONSAFEPATH=1"]
     assert "canary" not in str(plan)
 
 
@@ -137,7 +140,7 @@ def user_environment(folder: Path, **extra: str) -> dict[str, str]:
     (tools / "ssh").chmod(0o755)
     (folder / "hosts").write_text("node-1 slots=1\nnode-2 slots=1\n")
     (folder / "echo_job.py").write_text(JOB)
-    keep = {"PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(folder), "PYTHONPATH": str(ROOT)}
+    keep = {"PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(folder), "PYTHONPATH": f"{ROOT}:{folder}"}
     return {**keep, **extra}
 
 
@@ -156,9 +159,8 @@ def test_every_argument_arrives_as_it_was_and_no_secret_travels(tmp_path: Path) 
         "f={x: 1, y: '*'}",
         "",
     ]
-    env = user_environment(
-        tmp_path, NCCL_DEBUG="INFO", HF_TOKEN="canary", MLFLOW_TRACKING_PASSWORD="canary", PYTHONSTARTUP="canary"
-    )
+    secrets = dict.fromkeys((*NAMES, "MLFLOW_TRACKING_PASSWORD", "PYTHONSTARTUP", "UCX_X_TOKEN"), "canary")
+    env = user_environment(tmp_path, NCCL_DEBUG="INFO", **secrets)
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, str(free_port()), *words],
         cwd=tmp_path,
@@ -173,6 +175,8 @@ def test_every_argument_arrives_as_it_was_and_no_secret_travels(tmp_path: Path) 
         assert argv == ["--local_rank=0", *words]
         assert environment["WORLD_SIZE"] == "2"
         assert environment["NCCL_DEBUG"] == "INFO"
+        assert environment["PYTHONSAFEPATH"] == "1"
+        assert environment["PYTHONPATH"] == env["PYTHONPATH"]  # DeepSpeed's own would begin with the working folder
     assert not (tmp_path / "X").exists()
     sent = (tmp_path / "bin" / "ssh.log").read_text()
     assert "canary" not in sent + done.stdout + done.stderr

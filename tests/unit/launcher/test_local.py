@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.local import run_ranks
+from launcher.backends.local import End, run_ranks
 from launcher.plan import Command
 
 PRELUDE = "import os, pathlib, signal, subprocess, sys, time; rank = int(os.environ['RANK']);"
@@ -44,8 +44,8 @@ def launcher(tmp_path: Path):
     def start(script: str, count: int = 2) -> subprocess.Popen[bytes]:
         driver = (
             "import sys; from launcher.backends.local import run_ranks; from launcher.plan import Command;"
-            "sys.exit(run_ranks(tuple(Command((sys.executable, '-S', '-c', sys.argv[1]), {'RANK': str(r)})"
-            " for r in range(int(sys.argv[2])))))"
+            "end = run_ranks(tuple(Command((sys.executable, '-S', '-c', sys.argv[1]), {'RANK': str(r)})"
+            " for r in range(int(sys.argv[2]))), patience=1); print(end.reason, file=sys.stderr); sys.exit(end.code)"
         )
         env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
         process = subprocess.Popen([sys.executable, "-c", driver, PRELUDE + script, str(count)], cwd=tmp_path, env=env)
@@ -63,7 +63,7 @@ def launcher(tmp_path: Path):
 @pytest.mark.parametrize("code", [0, 75])
 def test_a_common_end_is_the_jobs(count: int, code: int) -> None:
     # rank 0 ends first: a rank that is done must not have the others stopped
-    assert run_ranks(ranks(f"time.sleep(.2 * rank); sys.exit({code})", count)) == code
+    assert run_ranks(ranks(f"time.sleep(.2 * rank); sys.exit({code})", count)).code == code
 
 
 @pytest.mark.parametrize(("code", "expected"), [(1, 1), (2, 2), (3, 1), (139, 1)])
@@ -74,25 +74,26 @@ def test_the_first_failing_rank_decides_and_the_others_are_stopped(tmp_path: Pat
         "time.sleep(60)"
     )
     begin = time.monotonic()
-    assert run_ranks(ranks(script, 3)) == expected
+    assert run_ranks(ranks(script, 3)).code == expected
     assert time.monotonic() - begin < 4
     assert all(is_gone(int((tmp_path / str(rank)).read_text())) for rank in range(3))
 
 
 def test_a_rank_killed_by_a_signal_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
-    assert run_ranks(ranks("rank == 0 and os.kill(os.getpid(), 9); time.sleep(60)")) == 1
+    end = run_ranks(ranks("rank == 0 and os.kill(os.getpid(), 9); time.sleep(60)"))
+    assert end == End(1, "rank 0 was killed by SIGKILL (out of memory?)")
     assert "rank 0 was killed by SIGKILL" in caplog.text
 
 
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace() -> None:
     script = "signal.signal(15, signal.SIG_IGN); rank == 0 and (time.sleep(.3), os._exit(1)); time.sleep(60)"
     begin = time.monotonic()
-    assert run_ranks(ranks(script), grace=0.5) == 1
+    assert run_ranks(ranks(script), grace=0.5).code == 1
     assert time.monotonic() - begin < 5
 
 
 def test_ranks_that_disagree_are_a_failure(caplog: pytest.LogCaptureFixture) -> None:
-    assert run_ranks(ranks("sys.exit(75 * rank)")) == 1
+    assert run_ranks(ranks("sys.exit(75 * rank)")).code == 1
     assert "disagree" in caplog.text
 
 
@@ -101,7 +102,7 @@ def test_what_a_rank_started_dies_with_it(tmp_path: Path) -> None:
         "child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)']);"
         f"pathlib.Path({str(tmp_path / 'child')!r}).write_text(str(child.pid))"
     )
-    assert run_ranks(ranks(script, 1)) == 0
+    assert run_ranks(ranks(script, 1)) == End(0)
     assert wait_for(lambda: is_gone(int((tmp_path / "child").read_text())))
 
 
@@ -118,6 +119,54 @@ def test_signals_reach_the_ranks_which_save_and_stop(launcher, sent: signal.Sign
     process = launcher(SAVES.format(signal=int(received)))
     process.send_signal(sent)
     assert process.wait(timeout=10) == 75
+
+
+def test_a_stopped_rank_is_woken_so_that_it_saves_too(launcher, tmp_path: Path) -> None:
+    script = "pathlib.Path(f'pid-{rank}').write_text(str(os.getpid()));"
+    process = launcher(script + SAVES.format(signal=15))
+    os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGSTOP)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == 75
+
+
+def test_ranks_that_do_nothing_after_the_signal_are_killed(launcher, tmp_path: Path) -> None:
+    """Rank 1 never answers and rank 0 waits for it, as in a collective: without an end the launcher waits for ever."""
+    script = (
+        "pathlib.Path(f'pid-{rank}').write_text(str(os.getpid()));"
+        "signal.signal(15, signal.SIG_IGN); pathlib.Path(f'ready-{rank}').touch(); time.sleep(60)"
+    )
+    process = launcher(script)
+    begin = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == 1
+    assert time.monotonic() - begin < 5
+    assert all(is_gone(int(path.read_text())) for path in tmp_path.glob("pid-*"))
+
+
+@pytest.mark.parametrize("work", ["sum(range(10**6))", "open('out', 'a').write('x'); time.sleep(.1)"])
+def test_a_job_that_works_after_the_signal_has_its_time(launcher, work: str) -> None:
+    """Rank 0 saves for longer than the patience with ranks that do nothing; rank 1 waits for it."""
+    saves = f"end = time.monotonic() + 2.2\n  while time.monotonic() < end:\n   {work}\n  os._exit(75)"
+    handler = f"\ndef stop(*_):\n if rank == 0:\n  {saves}\n time.sleep(2.4); os._exit(75)\n"
+    process = launcher(handler + "signal.signal(15, stop)\npathlib.Path(f'ready-{rank}').touch()\ntime.sleep(60)")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=15) == 75
+
+
+def test_a_rank_that_dies_of_the_signal_was_asked_to_stop(launcher) -> None:
+    process = launcher("pathlib.Path(f'ready-{rank}').touch(); time.sleep(60)")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == 75
+
+
+def test_bad_input_is_said_by_the_rank_alone(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 1 is first; rank 0, which speaks, is not stopped before it has spoken."""
+    script = "rank == 0 and (time.sleep(.5), sys.stderr.write('error: it is wrong\\n')); os._exit(2)"
+    assert run_ranks(ranks(script)).code == 2
+    assert caplog.text == ""
+    assert capfd.readouterr().err == "error: it is wrong\n"
 
 
 def test_a_second_interrupt_stops_at_once(launcher) -> None:

@@ -5,9 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher.plan import Options
 from launcher.start import begin, resume
+from pretrain.config.load import load_mapping
 from tokenizer.errors import ConfigError
 
 
@@ -71,8 +73,8 @@ def test_a_hostfile_of_this_host_alone_runs_locally(folder: Path) -> None:
         ((), {"launcher": "mpi"}, "--launcher: 'mpi': input should be 'local', 'deepspeed', 'torchrun', 'slurm'"),
         ((), {"nproc": 1_000_000}, "--nproc: 1000000: input should be less than or equal to 512"),
         ((), {"master_port": 65536}, "--master-port: 65536"),
-        ((), {"hostfile": Path("ho\nsts")}, "--hostfile: a path with a line break"),
-        ((), {"cluster": Path("a\tb")}, "--cluster: a path with a line break"),
+        ((), {"hostfile": Path("ho\nsts")}, "--hostfile: a path holds no line break"),
+        ((), {"cluster": Path("a\tb")}, "--cluster: a path holds no line break"),
         (("engine.deepspeed_extra.zero_optimisation.stage=2",), {}, "did you mean 'zero_optimization'"),
         (("batch.micro=4",), {"launcher": "torchrun", "hostfile": Path("hosts")}, "its own host only"),
         (("optimizer.lrr=1",), {}, "did you mean 'lr'"),
@@ -106,7 +108,7 @@ def test_the_processes_must_fit_the_gpus(folder: Path, monkeypatch: pytest.Monke
 def run_folder(folder: Path, **launch: object) -> Path:
     run = folder / "r"
     run.mkdir()
-    (run / "config.yaml").write_text("base: capt_tiny\nrun: {dir: r}\nbatch: {micro: 4}\n")
+    (run / "config.yaml").write_text(yaml.safe_dump(load_mapping("capt_tiny", ["run.dir=r", "batch.micro=4"])))
     (run / "launch.json").write_text(json.dumps(launch))
     return run
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from launcher import runfolder
-from launcher.runfolder import StatusWatch
+from launcher.runfolder import StatusWatch, Traces
+from pretrain.engine.run_folder import Status, read_status
 from tokenizer.errors import ConfigError
 
 
@@ -31,20 +32,6 @@ def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is a file"):
         runfolder.check_is_free(tmp_path / "file")
-    with pytest.raises(ConfigError, match="not a run folder"):
-        runfolder.config_of(tmp_path)
-
-
-def test_a_missing_checkpoint_names_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no complete checkpoint"):
-        runfolder.check_checkpoint(tmp_path, "step-3")
-    for name in ("step-00000010", "step-00000020", "half-written"):
-        (tmp_path / "checkpoints" / name).mkdir(parents=True)
-        if name.startswith("step"):
-            (tmp_path / "checkpoints" / name / "manifest.json").touch()
-    with pytest.raises(ConfigError, match=r"it has step-00000010, step-00000020$"):
-        runfolder.check_checkpoint(tmp_path, "half-written")
-    runfolder.check_checkpoint(tmp_path, "step-00000010")
 
 
 def test_private_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
@@ -83,3 +70,64 @@ def test_the_jobs_word_counts_more_than_the_launchers(
 def test_an_older_status_is_not_this_launchs(tmp_path: Path, launcher: int, job: int) -> None:
     write_status(tmp_path, state="done", exit_code=0)
     assert StatusWatch.begin(tmp_path).exit_code(launcher) == job
+
+
+@pytest.mark.parametrize("state", ["starting", "running"])
+@pytest.mark.parametrize(("code", "truth"), [(1, "failed"), (2, "failed"), (75, "stopped")])
+def test_a_job_that_is_gone_does_not_run(tmp_path: Path, state: str, code: int, truth: str) -> None:
+    watch = StatusWatch.begin(tmp_path)
+    write_status(tmp_path, state=state, step=3)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 6}\n{"step": 7}\n{"st')
+    watch.settle(code, "rank 0 was killed by SIGKILL")
+    expected = Status(state=truth, step=7, exit_code=code, reason="rank 0 was killed by SIGKILL")
+    assert read_status(tmp_path) == expected
+    watch.settle(1, "again")
+    assert read_status(tmp_path) == expected
+
+
+def test_the_status_of_another_job_that_lives_is_left_alone(tmp_path: Path) -> None:
+    write_status(tmp_path, state="running", step=7)
+    with runfolder.held(tmp_path, ".training", "taken"):
+        StatusWatch.begin(tmp_path).settle(2, "refused")
+        assert read_status(tmp_path) == Status(state="running", step=7)
+    StatusWatch.begin(tmp_path).settle(2, "refused")  # of one that was killed with its launcher
+    assert read_status(tmp_path) == Status(state="failed", step=7, exit_code=2, reason="refused")
+
+
+@pytest.mark.parametrize("content", [b"", b"[", b"[1]", b'{"state": "x"}', b'{"state": 3}', b"\xff", b"[" * 10**5])
+def test_a_status_that_is_none_counts_as_none(tmp_path: Path, content: bytes) -> None:
+    watch = StatusWatch.begin(tmp_path)
+    (tmp_path / "status.json").write_bytes(content)
+    assert (watch.state(), watch.exit_code(1), watch.exit_code(75)) == (None, 1, 75)
+    watch.settle(1, "gone")
+    assert (tmp_path / "status.json").read_bytes() == content
+
+
+def test_a_fifo_for_a_status_is_no_wait(tmp_path: Path) -> None:
+    watch = StatusWatch.begin(tmp_path)
+    os.mkfifo(tmp_path / "status.json")
+    assert watch.state() is None
+    watch.settle(1, "gone")
+
+
+@pytest.mark.parametrize("existing", [(), ("runs",), ("runs", "r")])
+def test_a_launch_that_came_to_nothing_leaves_nothing(tmp_path: Path, existing: tuple[str, ...]) -> None:
+    tmp_path.joinpath(*existing).mkdir(exist_ok=True, parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    run = tmp_path / "runs" / "r"
+    traces = Traces(run, (run / "launch.json", run / "launch.env"))
+    for name in ("launch.json", "launch.env", "status.json", ".training", "log/x"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).touch()
+    (run / "log" / "x").unlink()
+    traces.remove()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_that_was_begun_stays(tmp_path: Path) -> None:
+    traces = Traces(tmp_path / "r", (tmp_path / "r" / "launch.json",))
+    (tmp_path / "r").mkdir()
+    for name in ("launch.json", "config.yaml", "status.json"):
+        (tmp_path / "r" / name).touch()
+    traces.remove()
+    assert len(list((tmp_path / "r").iterdir())) == 3

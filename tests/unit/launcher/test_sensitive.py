@@ -13,6 +13,24 @@ NAMES = (
     *("CAPT_SALT", "CAPT_PIN", "CAPT_OTP", "CAPT_NETRC", "CAPT_KEYTAB", "CAPT_PEM", "CAPT_LOGIN", "CAPT_LICENSE"),
 )
 
+VALUES = (
+    "hf_abcdefghijklmnopqrstuvwxyz",
+    "ghp_0123456789abcdefghij",
+    "github_pat_11ABCDEFG0123456789",
+    "glpat-0123456789abcdefghij",
+    "AKIAIOSFODNN7EXAMPLE",
+    "sk-proj-0123456789abcdef",
+    "xoxb-0123456789-abcdef",
+    "AIzaSyA0123456789abcdefghijklmnopqrstu",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2ln",
+    "-----BEGIN OPENSSH PRIVATE KEY-----",
+    "https://me:canary@mirror.example",
+    "https://me@mirror.example",
+    "https://account.blob.example/c?sv=1&sig=abc",
+    "0123456789abcdef0123456789abcdef01234567",
+    "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+)
+
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_says_it(name: str) -> None:
@@ -20,26 +38,7 @@ def test_a_name_says_it(name: str) -> None:
     assert is_secret(name.lower(), "canary")
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "hf_abcdefghijklmnopqrstuvwxyz",
-        "ghp_0123456789abcdefghij",
-        "github_pat_11ABCDEFG0123456789",
-        "glpat-0123456789abcdefghij",
-        "AKIAIOSFODNN7EXAMPLE",
-        "sk-proj-0123456789abcdef",
-        "xoxb-0123456789-abcdef",
-        "AIzaSyA0123456789abcdefghijklmnopqrstu",
-        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2ln",
-        "-----BEGIN OPENSSH PRIVATE KEY-----",
-        "https://me:canary@mirror.example",
-        "https://me@mirror.example",
-        "https://account.blob.example/c?sv=1&sig=abc",
-        "0123456789abcdef0123456789abcdef01234567",
-        "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
-    ],
-)
+@pytest.mark.parametrize("value", VALUES)
 def test_a_value_says_it(value: str) -> None:
     assert is_secret("NCCL_DEBUG", value)
 

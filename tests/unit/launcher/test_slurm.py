@@ -1,3 +1,4 @@
+import json
 import os
 import stat
 import subprocess
@@ -10,10 +11,14 @@ import yaml
 from launcher.backends import slurm
 from launcher.cluster import SlurmCluster, load_cluster
 from launcher.plan import Launch, Options
+from launcher.requeue import again
+from launcher.requeue import main as requeue
 from launcher.runfolder import write_private
 from pretrain.config.load import load_job
+from pretrain.engine.run_folder import Status, read_status, write_status
 from tokenizer.errors import ConfigError
 
+ROOT = Path(__file__).parents[3]
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 
 
@@ -58,41 +63,45 @@ def test_shellcheck_finds_nothing(tmp_path: Path, requeue: bool) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(("code", "restarts"), [(0, 0), (75, 0), (75, 1), (1, 0)])
+@pytest.mark.parametrize(("code", "restarts"), [(0, 0), (75, 0), (75, 1), (75, -1), (1, 0), (2, 0)])
 def test_the_script_starts_ranks_resumes_and_requeues(tmp_path: Path, code: int, restarts: int) -> None:
     """Run the script with stand-ins for Slurm's commands: two tasks, one after the other."""
     folder = tmp_path / "a b"
     cluster = cluster_file(tmp_path, nodes=2, setup=["export SETUP=done"])
     text = script_of(make(folder, "data.files=[x.txt,'y z.txt']", cluster=cluster))
     (folder / "run").mkdir(parents=True)
-    if restarts:
+    if restarts > 0:  # -1: queued again before it had taken its folder: it starts
         (folder / "run" / "config.yaml").touch()
     tools = tmp_path / "bin"
     tools.mkdir()
     write_tool(tools / "scontrol", 'case "$1" in show) printf "n1\\nn2\\n";; *) echo "$@" >> requeued;; esac')
     write_tool(
         tools / "srun",
-        'shift; for p in 0 1; do SLURM_PROCID=$p SLURM_LOCALID=0 "$@"; done; exit "$CODE"',
+        '[ "$1 $2" = "--export=ALL --wait=120" ] && shift 2;'
+        'for p in 0 1; do SLURM_PROCID=$p SLURM_LOCALID=0 "$@"; done; exit "$CODE"',
     )
     recorder = tmp_path / "python"
     write_tool(
         recorder,
-        'echo "$RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR $MASTER_PORT $SETUP" >> ranks; printf "%s\\n" "$@" > argv',
+        f'[ "$2" != pretrain ] && exec {sys.executable} "$@";'
+        'echo "$RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR $MASTER_PORT $SETUP $PYTHONSAFEPATH" >> ranks;'
+        'printf "%s\\n" "$@" > argv',
     )
-    text = text.replace(f"  {sys.executable} -m", f"  {recorder} -m")
+    text = text.replace(f"{sys.executable} -m", f"{recorder} -m")
     text = text.replace(f"cd {Path.cwd()}", f"cd {tmp_path}")
     (tmp_path / "job.sbatch").write_text(text)
     env = {"PATH": f"{tools}:{os.environ['PATH']}", "CODE": str(code), "SLURM_JOB_NODELIST": "n[1-2]"}
-    env |= {"SLURM_JOB_ID": "100123", "SLURM_RESTART_COUNT": str(restarts)}
+    env |= {"SLURM_JOB_ID": "100123", "SLURM_RESTART_COUNT": str(abs(restarts)), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(["bash", tmp_path / "job.sbatch"], env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (code, "")
-    assert (tmp_path / "ranks").read_text() == "0 0 2 n1 20123 done\n1 0 2 n1 20123 done\n"
+    assert done.returncode == code
+    assert done.stderr == ("[capt] failed at step 0; queued again (1 of 3 times)\n" if code == 1 else "")
+    assert (tmp_path / "ranks").read_text() == "0 0 2 n1 20123 done 1\n1 0 2 n1 20123 done 1\n"
     run = folder / "run"
     expected = ["capt_tiny", f"run.dir={run}", "data.files=[x.txt,'y z.txt']"]
-    if restarts:
+    if restarts > 0:
         expected = [f"{run}/config.yaml", f"run.dir={run}", "--resume"]
     assert (tmp_path / "argv").read_text().splitlines() == ["-m", "pretrain", *expected]
-    assert (tmp_path / "requeued").exists() == (code == 75)
+    assert (tmp_path / "requeued").exists() == (code in (75, 1))
 
 
 def write_tool(path: Path, body: str) -> None:
@@ -101,8 +110,8 @@ def write_tool(path: Path, body: str) -> None:
 
 
 def test_a_job_that_stops_on_purpose_is_not_queued_again(tmp_path: Path) -> None:
-    assert "requeue" in script_of(make(tmp_path))
-    assert "requeue" not in script_of(make(tmp_path, "schedule.stop_after=5"))
+    assert "scontrol requeue" in script_of(make(tmp_path))
+    assert "scontrol requeue" not in script_of(make(tmp_path, "schedule.stop_after=5"))
 
 
 @pytest.mark.parametrize(
@@ -142,13 +151,13 @@ def test_without_sbatch_it_cannot_be_started(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1)])
 def test_sbatch_gets_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, expected: int) -> None:
-    write_tool(tmp_path / "sbatch", f'cp "$1" {tmp_path}/submitted; exit {code}')
+    write_tool(tmp_path / "sbatch", f'echo "$1" > {tmp_path}/names; cp "$2" {tmp_path}/submitted; exit {code}')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     launch = make(tmp_path)
     plan = slurm.plan(launch)
     for path, text in plan.files.items():
         write_private(path, text)
-    assert slurm.start(launch, plan) == expected
+    assert slurm.start(launch, plan).code == expected
     assert (tmp_path / "submitted").read_text() == script_of(launch)
     assert (tmp_path / "run" / "log").is_dir()
 
@@ -156,3 +165,67 @@ def test_sbatch_gets_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 def test_every_setting_of_the_shipped_file_is_known() -> None:
     shipped = load_cluster(Path("slurm"))
     assert shipped.model_fields_set == set(SlurmCluster.model_fields)
+
+
+def test_sbatch_is_told_which_names_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"NCCL_DEBUG": "INFO", "HF_TOKEN": "x", "CAPT_DB_PASS": "x", "MY_SETTING": "1"}.items():
+        monkeypatch.setenv(name, value)
+    (command,) = slurm.plan(make(tmp_path)).commands
+    assert command.argv[1].startswith("--export=")
+    names = command.argv[1].removeprefix("--export=").split(",")
+    assert {"NCCL_DEBUG", "PATH", "HOME"} <= set(names)
+    assert not {"HF_TOKEN", "CAPT_DB_PASS", "MY_SETTING", "ALL"} & set(names)
+
+
+def test_a_resumed_run_that_is_queued_again_keeps_its_keys(tmp_path: Path) -> None:
+    launch = make(tmp_path)
+    words = ("r/config.yaml", "optimizer.lr=1e-4", "--resume", "--checkpoint", "step-00000002", "--debug")
+    text = script_of(Launch(launch.module, words, launch.job, launch.options))
+    assert "  job=(r/config.yaml optimizer.lr=1e-4 --resume --debug)\n" in text
+
+
+def progress(run: Path, *, status: int | None = None, row: int | None = None) -> None:
+    if status is not None:
+        write_status(run, Status(state="failed", step=status, exit_code=1))
+    if row is not None:
+        (run / "metrics.jsonl").write_text(json.dumps({"step": row, "loss": 1.0}) + "\n")
+
+
+def test_a_failed_job_is_queued_again_while_it_makes_steps_and_not_too_often(tmp_path: Path) -> None:
+    assert again(tmp_path, 1, 3, "7")  # the first time, whatever it came to
+    assert not again(tmp_path, 1, 3, "7")  # no step since
+    progress(tmp_path, row=10)
+    assert again(tmp_path, 137, 3, "7")
+    progress(tmp_path, status=10)
+    assert not again(tmp_path, 1, 3, "7")
+    progress(tmp_path, status=11)
+    assert again(tmp_path, 1, 3, "7")
+    progress(tmp_path, row=1000)
+    assert not again(tmp_path, 1, 3, "7")  # it was done three times
+    assert again(tmp_path, 1, 3, "8")  # another job
+    assert not again(tmp_path, 1, 0, "9")
+
+
+@pytest.mark.parametrize(("code", "queued"), [(0, False), (2, False), (75, True)])
+def test_other_ends_are_not_failures(tmp_path: Path, code: int, queued: bool) -> None:
+    for _ in range(9):
+        assert again(tmp_path, code, 3, "7") == queued
+    assert not (tmp_path / "restarts.json").exists()
+
+
+def test_the_status_of_a_killed_job_is_set_right(tmp_path: Path) -> None:
+    for limit in ([], ["3"]):
+        write_status(tmp_path, Status(state="running", step=7))
+        assert requeue([str(tmp_path), "137", *limit]) == (0 if limit else 1)
+        reason = "the ranks ended with 137 (killed by SIGKILL) and did not say why"
+        assert read_status(tmp_path) == Status(state="failed", step=7, exit_code=1, reason=reason)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"job": 7}', '{"job": "", "failures": -1}', '{"job": "", "step": 1e99}']
+)
+def test_a_damaged_record_queues_nothing_again(tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "restarts.json").write_text(content)
+    assert requeue([str(tmp_path), "1", "3"]) == 1
+    assert "restarts.json" in caplog.text
+    assert len(caplog.records) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-HEAVY = ("torch", "deepspeed", "ray", "transformers", "datasets", "numpy", "pydantic", "omegaconf", "rich")
+HEAVY = ("torch", "deepspeed", "ray", "transformers", "datasets", "numpy", "pydantic", "rich")
 
 
 def test_the_command_line_imports_nothing_heavy() -> None:

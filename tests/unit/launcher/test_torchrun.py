@@ -34,7 +34,7 @@ from launcher.plan import Launch, Options
 from pretrain.config.load import load_job
 launch = Launch("slow_job", (), load_job("capt_tiny", ["run.dir=run"]), Options(nproc=2, master_port=int(sys.argv[1])))
 Path("run").mkdir()
-sys.exit(torchrun.start(launch, torchrun.plan(launch)))
+sys.exit(torchrun.start(launch, torchrun.plan(launch)).code)
 """
 
 

@@ -1,0 +1,64 @@
+"""Does a job still do anything? Asked after a stop signal, to tell a job that saves from one that will never answer."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from launcher.backends.processes import descendants
+
+_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
+_LEAST = 0.02
+"""Share of a core that background threads of a waiting process stay below."""
+
+
+class Activity:
+    """Watches processes and what they started: processor time, bytes written, and waits for a disk.
+
+    A job that finishes its step and saves does one of these all the time. A rank that is stopped or stuck, and the
+    others that wait for it in a collective, do none.
+    """
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = pids
+        self._last = time.monotonic()
+        self._cpu, self._written = self._totals()
+
+    def idle(self) -> float:
+        """Seconds since anything was done, as far as the calls of this method saw it."""
+        now = time.monotonic()
+        cpu, written = self._totals()
+        worked = cpu - self._cpu > max(2 * _TICK, _LEAST * (now - self._last)) or written != self._written
+        if worked or self._waits_for_a_disk():
+            self._last, self._cpu, self._written = now, cpu, written
+        return now - self._last
+
+    def _totals(self) -> tuple[float, int]:
+        cpu, written = 0.0, 0
+        for folder in self._folders():
+            with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+                fields = _fields(folder / "stat")
+                cpu += (int(fields[11]) + int(fields[12])) * _TICK
+                lines = (folder / "io").read_text().splitlines()
+                written += sum(int(line.split()[1]) for line in lines if line.startswith("wchar"))
+        return cpu, written
+
+    def _waits_for_a_disk(self) -> bool:
+        for folder in self._folders():
+            for thread in folder.glob("task/*/stat"):
+                with suppress(OSError, IndexError):
+                    if _fields(thread)[0] == "D":
+                        return True
+        return False
+
+    def _folders(self) -> Iterator[Path]:
+        for pid in self._pids:
+            yield from (Path(f"/proc/{child}") for child in (pid, *descendants(pid)))
+
+
+def _fields(stat: Path) -> list[str]:
+    """State, parent, ... of a ``stat`` file: what follows the program's name, which may hold anything."""
+    return stat.read_text().rpartition(")")[2].split()

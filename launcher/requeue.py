@@ -1,0 +1,97 @@
+"""``python -m launcher.requeue RUN CODE [RESTARTS]``, at the end of a batch script: is the job queued again?
+
+The status of a job that was killed is set right. Exit code 0 says yes (without RESTARTS never). A job that stopped
+early (75) always is queued again. One that failed is as long as it has made a step since the last time that it was for
+this reason, and at most RESTARTS times: what fails at once would fail for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import Field
+
+from launcher import environment
+from launcher.runfolder import StatusWatch, step_reached
+from pretrain.engine.records import Count, Record, parse
+from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED
+from tokenizer.errors import ConfigError, user_text
+from tokenizer.safe_files import read_json, write_json
+
+log = logging.getLogger(__name__)
+
+RECORD = "restarts.json"
+
+
+class Restarts(Record):
+    """How often a job was queued again after a failure, and the step that it had reached then."""
+
+    job: str = Field(max_length=100)
+    failures: Count = 0
+    step: Count | None = None
+
+
+def settle(run: Path, code: int) -> None:
+    """Write how the job ended where it could not do so itself."""
+    known = code if code in (BAD_INPUT, STOPPED) else FAILED
+    StatusWatch.begin(run).settle(known, f"the ranks ended with {_words(code)} and did not say why")
+
+
+def again(run: Path, code: int, limit: int, job: str) -> bool:
+    """Whether the job ``job`` in the folder ``run``, which ended with ``code``, is to be queued again.
+
+    Raises:
+        UserError: ``restarts.json`` is damaged.
+    """
+    if code in (DONE, BAD_INPUT):
+        return False
+    if code == STOPPED:
+        return True
+    before, step = _restarts(run, job), step_reached(run)
+    if before.failures >= limit:
+        log.error("failed, and not queued again: that was done %d times (restarts in the cluster file)", limit)
+        return False
+    if before.step is not None and step <= before.step:
+        log.error("failed, and not queued again: no step was made since the last time (step %d)", step)
+        return False
+    write_json(run / RECORD, Restarts(job=job, failures=before.failures + 1, step=step).model_dump())
+    log.warning("failed at step %d; queued again (%d of %d times)", step, before.failures + 1, limit)
+    return True
+
+
+def _restarts(run: Path, job: str) -> Restarts:
+    with suppress(FileNotFoundError):
+        found = parse(Restarts, read_json(run / RECORD, error=ConfigError), run / RECORD, "; remove the file")
+        if found.job == job:
+            return found
+    return Restarts(job=job)
+
+
+def _words(code: int) -> str:
+    names = {128 + number: f"{code} (killed by {number.name})" for number in signal.Signals}
+    return names.get(code, str(code))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line of the batch script."""
+    logging.basicConfig(level=logging.INFO, format="[capt] %(message)s", stream=sys.stderr)
+    run, code = Path(arguments[0]), int(arguments[1])
+    settle(run, code)
+    try:
+        job = environment.inherited().get("SLURM_JOB_ID", "")
+        return 0 if arguments[2:] and again(run, code, int(arguments[2]), job) else 1
+    except Exception as error:
+        text = user_text(error)
+        if text is None:
+            raise
+        log.error("not queued again: %s", text)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,48 @@
+"""What lies in the user's folder is not taken for the program."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.backends import deepspeed, local, slurm, torchrun
+from launcher.environment import SAFE_PATH
+from launcher.plan import Launch, Options
+from pretrain.config.load import load_job
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "hosts").write_text("node-1 slots=1\nnode-2 slots=1\n")
+    for name in ("pretrain.py", "tokenizer.py", "yaml.py", "configs/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("import os, sys\nsys.stdout.write('hijacked')\nsys.stdout.flush()\nos._exit(0)\n")
+    return tmp_path
+
+
+def test_modules_of_the_users_folder_are_not_the_ranks(folder: Path) -> None:
+    argv = [sys.executable, "-m", "pretrain", "--help"]
+    said = {}
+    for name, safe in (("safe", SAFE_PATH), ("else", {})):
+        env = {**os.environ, "PYTHONPATH": str(ROOT), **safe}
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+        said[name] = done.stdout
+    assert "Run one rank of a job" in said["safe"]
+    assert said["else"] == "hijacked"
+
+
+def test_every_launcher_sets_it(folder: Path) -> None:
+    launch = Launch("pretrain", ("capt_tiny",), load_job("capt_tiny"), Options())
+    over_hosts = Launch("pretrain", ("capt_tiny",), launch.job, Options(hostfile=Path("hosts")))
+    for command in (*local.plan(launch).commands, *torchrun.plan(launch).commands, *torchrun.plan(over_hosts).commands):
+        assert SAFE_PATH.items() <= command.env.items()
+        assert "PYTHONSAFEPATH=1 " in str(command)
+    for plan in (deepspeed.plan(over_hosts), slurm.plan(launch)):
+        (text,) = plan.files.values()
+        assert "PYTHONSAFEPATH=1\n" in text
