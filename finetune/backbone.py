@@ -97,6 +97,7 @@ def _tokenizer_of(folder: Path, source: Path) -> TextTokenizer:
 
 def _read_ours(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], TextTokenizer]:
     checkpoint = find_best(path)
+    verify(checkpoint)
     job = read_job(checkpoint)
     tokenizer = _tokenizer_of(checkpoint / "tokenizer", checkpoint)
     if isinstance(job, LanguageJob):
@@ -105,7 +106,6 @@ def _read_ours(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], TextToken
         state = {f"model.{name}": tensor for name, tensor in model.encoder.state_dict().items()}
         return _encoder_keys(described), state, tokenizer
     if isinstance(job, GlueJob) and job.model.encoder is not None:
-        verify(checkpoint)
         weights = read_weights(checkpoint)
         prefix = "encoder."
         state = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from finetune.backbone import load_backbone
@@ -21,12 +22,20 @@ from finetune.order import Order
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.engines import Engine
+from pretrain.engine.records import Record, parse
 from pretrain.engine.run_folder import read_best
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, Report
 from tokenizer.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
+
+
+class _State(Record):
+    """What :meth:`GlueFineTuning.save_state` puts into ``state.json``: the tokenizer's fingerprint, the task's name."""
+
+    tokenizer: str = Field(max_length=200)
+    task: str = Field(max_length=200)
 
 
 class GlueFineTuning:
@@ -111,9 +120,10 @@ class GlueFineTuning:
         Raises:
             CheckpointError: it is one of these.
         """
-        if state["task"] != self.task.name:
-            raise CheckpointError(f"{folder}: trained on {state['task']}, this job's data.task is {self.task.name}")
-        if state["tokenizer"] != self.tokenizer.fingerprint:
+        stored = parse(_State, state, folder / "state.json", error=CheckpointError)
+        if stored.task != self.task.name:
+            raise CheckpointError(f"{folder}: trained on {stored.task}, this job's data.task is {self.task.name}")
+        if stored.tokenizer != self.tokenizer.fingerprint:
             raise CheckpointError(f"{folder}: trained with another tokenizer than that of {self.job.model.init}")
 
     def flops_per_step(self) -> float:

@@ -9,7 +9,10 @@ queue had always been sharded this way.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,6 +21,7 @@ from torch import Tensor
 
 from tokenizer.errors import CheckpointError
 
+_DTYPES = ("F32", "BF16", "F64")
 _NAME = re.compile(r"queue-(\d{5})-of-(\d{5})\.safetensors")
 
 
@@ -37,9 +41,12 @@ def read(folder: Path, capacity: int, dim: int, rank: int, world: int) -> tuple[
     """Rows and ids, oldest first, that ``rank`` of ``world`` keeps of the newest ``capacity`` in ``folder``; and the
     place of the oldest, which has a meaning for as many ranks as wrote them.
 
-    Only these rows are read. Raises :class:`CheckpointError` for a missing, damaged or foreign shard.
+    Only these rows are read, and for as many ranks as wrote them only this rank's file. Raises
+    :class:`CheckpointError` for a missing, damaged or foreign shard.
     """
     paths = _complete_set(folder)
+    if len(paths) == world:
+        return _read_own(paths[rank], share(capacity, rank, world), dim)
     counts = [_count(path, dim) for path in paths]
     file_of_row = torch.repeat_interleave(torch.tensor(counts))
     row_in_file = torch.cat([torch.arange(count) for count in counts])
@@ -50,14 +57,21 @@ def read(folder: Path, capacity: int, dim: int, rank: int, world: int) -> tuple[
     for index, path in enumerate(paths):
         wanted = row_in_file[mine[file_of_row[mine] == index]].tolist()
         if wanted:
-            with safe_open(path, "pt") as file:
+            with _opened(path) as file:
                 rows.append(file.get_slice("rows")[wanted])
                 ids.append(file.get_slice("ids")[wanted])
     if not rows:
         return torch.empty(0, dim), torch.empty(0, dtype=torch.int64), 0
     by_file = torch.cat([(file_of_row[mine] == index).nonzero().flatten() for index in range(len(paths))])
     back_in_order = by_file.argsort()
-    return torch.cat(rows)[back_in_order], torch.cat(ids)[back_in_order], _start(paths, rank, world)
+    return torch.cat(rows)[back_in_order], torch.cat(ids)[back_in_order], 0
+
+
+def _read_own(path: Path, most: int, dim: int) -> tuple[Tensor, Tensor, int]:
+    """The newest ``most`` rows of a rank's own shard: of as many ranks, each keeps its own (see the module's text)."""
+    first = max(0, _count(path, dim) - most)
+    with _opened(path) as file:
+        return file.get_slice("rows")[first:], file.get_slice("ids")[first:], int(file.get_tensor("start"))
 
 
 def _complete_set(folder: Path) -> list[Path]:
@@ -76,20 +90,26 @@ def _complete_set(folder: Path) -> list[Path]:
     return list(found)
 
 
-def _start(paths: list[Path], rank: int, world: int) -> int:
-    if len(paths) != world:
-        return 0
-    with safe_open(paths[rank], "pt") as file:
-        return int(file.get_tensor("start"))
-
-
 def _count(path: Path, dim: int) -> int:
-    """Rows in a shard; their width must be ``dim``."""
+    """Rows in a shard, whose head is checked: rows of width ``dim``, as many ids, one start."""
+    with _opened(path) as file:
+        stored = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (a safetensors handle is no dict)
+        found = {name: (part.get_dtype(), part.get_shape()) for name, part in stored.items()}
+    dtype, shape = found.get("rows", ("", [0, 0]))
+    if len(shape) == 2 and shape[1] != dim and dtype in _DTYPES:
+        raise CheckpointError(f"{path} holds rows of shape {shape[1:]}, this model's have [{dim}]")
+    count = shape[0]
+    if dtype not in _DTYPES or found != {
+        "rows": (dtype, [count, dim]), "ids": ("I64", [count]), "start": ("I64", [])
+    }:  # fmt: skip
+        raise CheckpointError(f"{path} is damaged: a shard holds rows, ids and start, this one {str(found)[:300]}")
+    return int(count)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, "pt") as file:
-            shape = file.get_slice("rows").get_shape()
+            yield file
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
-    if shape[1:] != [dim]:
-        raise CheckpointError(f"{path} holds rows of shape {shape[1:]}, this model's have [{dim}]")
-    return int(shape[0])

@@ -124,7 +124,8 @@ def _choose_checkpoint(run_dir: Path, name: str | None) -> Path | None:
         if chosen != str(source):
             raise ConfigError(f"run.dir {run_dir}: ranks see different checkpoints ({source} and {chosen})")
     if source is None:
-        logger.warning("%s has no complete checkpoint yet: starting at step 0", run_dir)
+        if distributed.rank() == 0:
+            logger.warning("%s has no complete checkpoint yet: starting at step 0", run_dir)
         return None
     verify_together(source)
     return source

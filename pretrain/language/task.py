@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from pretrain.config.schema import Job
@@ -17,7 +18,7 @@ from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
 from pretrain.data.corruption import IGNORE
 from pretrain.engine import distributed
 from pretrain.engine.engines import Engine
-from pretrain.engine.safe_files import sync_file
+from pretrain.engine.records import Count, Record, parse
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, Report, is_logged
 from pretrain.language.batches import Assembler, LanguageBatch, training_batches
@@ -33,6 +34,13 @@ from tokenizer.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class _State(Record):
+    """What :meth:`LanguageTask.save_state` puts into ``state.json``: the tokenizer's fingerprint, the queue's rows."""
+
+    tokenizer: str = Field(pattern="^[0-9a-f]{64}$")
+    queue: Count
 
 
 class LanguageTask:
@@ -169,7 +177,7 @@ class LanguageTask:
     def save_state(self, folder: Path) -> dict[str, Any]:
         """This rank's queue shard; the tokenizer's fingerprint goes into the JSON state."""
         if self.queue is not None:
-            sync_file(self.queue.save_shard(folder))
+            self.queue.save_shard(folder)
         return {"tokenizer": self.prepared.tokenizer.fingerprint, "queue": self.job.contrast.queue}
 
     def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
@@ -178,12 +186,13 @@ class LanguageTask:
         Raises:
             CheckpointError: the checkpoint was trained with another tokenizer.
         """
-        if state["tokenizer"] != self.prepared.tokenizer.fingerprint:
+        stored = parse(_State, state, folder / "state.json", error=CheckpointError)
+        if stored.tokenizer != self.prepared.tokenizer.fingerprint:
             raise CheckpointError(
-                f"{folder}: trained with tokenizer {state['tokenizer'][:12]}, this job has "
+                f"{folder}: trained with tokenizer {stored.tokenizer[:12]}, this job has "
                 f"{self.prepared.tokenizer.fingerprint[:12]}; set tokenizer.path={folder / 'tokenizer'}"
             )
-        if self.queue is not None and state["queue"]:
+        if self.queue is not None and stored.queue:
             self.queue.load_shards(folder)
 
     def flops_per_step(self) -> float:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, FiniteFloat
 from torch import nn
 
 from pretrain.config.schema import Job
 from pretrain.contrast import ShardedQueue
 from pretrain.engine import distributed
 from pretrain.engine.engines import Engine
-from pretrain.engine.safe_files import sync_file
+from pretrain.engine.records import Count, Record, parse
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, Report, number
 from pretrain.latent.batches import Batches
@@ -40,6 +41,17 @@ def _other_vocabulary(folder: Path, words: Path) -> CheckpointError:
     return CheckpointError(
         f"{folder}: trained with another vocabulary than that of this job's text; set data.vocabulary_file={words}"
     )
+
+
+class _State(Record):
+    """What :meth:`LatentTask.save_state` puts into ``state.json``."""
+
+    vocabulary: Annotated[str, Field(max_length=200)] | None
+    aggressive: bool
+    information: FiniteFloat = Field(strict=False)
+    queue: Count = 0
+    clamped: FiniteFloat = Field(0.0, strict=False)
+    status: str = Field("", max_length=10_000)
 
 
 class LatentTask:
@@ -183,7 +195,7 @@ class LatentTask:
     def save_state(self, folder: Path) -> dict[str, Any]:
         """The queue's shard; the vocabulary's fingerprint, and where LagVAE stands, go into the JSON state."""
         if self.queue is not None:
-            sync_file(self.queue.save_shard(folder))
+            self.queue.save_shard(folder)
         return {
             "vocabulary": self.vocabulary.fingerprint if self.vocabulary is not None else None,
             "aggressive": self._aggressive,
@@ -200,11 +212,12 @@ class LatentTask:
             CheckpointError: the checkpoint was trained with other words.
         """
         own = self.vocabulary.fingerprint if self.vocabulary is not None else None
-        if state["vocabulary"] != own:
+        stored = parse(_State, state, folder / "state.json", error=CheckpointError)
+        if stored.vocabulary != own:
             raise _other_vocabulary(folder, folder / VOCABULARY)
-        self._aggressive, self._last_information = state["aggressive"], state["information"]
-        self._clamped, self.status = state["clamped"], state["status"]
-        if self.queue is not None and state["queue"]:
+        self._aggressive, self._last_information = stored.aggressive, stored.information
+        self._clamped, self.status = stored.clamped, stored.status
+        if self.queue is not None and stored.queue:
             self.queue.load_shards(folder)
 
     def flops_per_step(self) -> float:

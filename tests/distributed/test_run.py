@@ -230,14 +230,25 @@ def test_another_architecture_is_refused(finished: Path, tmp_path: Path) -> None
     assert "another architecture: first.weight has shape (13, 7), the configured model (14, 7)" in outcome
 
 
-def test_full_disk_keeps_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_full_disk_on_the_way_costs_a_checkpoint_and_not_the_run(tmp_path: Path, asynchronous: bool) -> None:
     run_dir = tmp_path / "run"
-    outcomes = run_ranks(_run_on_full_disk, 2, _mapping(run_dir), 4)
-    for outcome in outcomes:
+    assert run_ranks(_run_on_full_disk, 2, _mapping(run_dir, checkpoint={"async": asynchronous}), 4) == [0, 0]
+    assert [path.name for path in checkpoints_of(run_dir)] == ["step-00000002", "step-00000006"]
+    assert not list((run_dir / "checkpoints").glob(".*"))
+    status = json.loads((run_dir / "status.json").read_text())
+    assert (status["state"], status["failed_saves"]) == ("done", 1)
+    assert [row.get("failed_saves", 0) for row in _rows(run_dir)][-1] == 1
+    assert "CHECKPOINT LOST (1 so far): rank 1: " in (run_dir / "log" / "rank-0.log").read_text()
+
+
+def test_a_full_disk_at_the_end_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    for outcome in run_ranks(_run_on_full_disk, 2, _mapping(run_dir), 6):
         assert "rank 1" in outcome
         assert "no space left" in outcome
-    assert [path.name for path in checkpoints_of(run_dir)] == ["step-00000002"]
-    assert not list((run_dir / "checkpoints").glob(".*.partial"))
+    assert [path.name for path in checkpoints_of(run_dir)] == ["step-00000002", "step-00000004"]
+    assert not list((run_dir / "checkpoints").glob(".*"))
     assert run_ranks(_run, 2, _mapping(run_dir), True) == [0, 0]
 
 

@@ -57,9 +57,13 @@ class Metrics(Callback):
         values = global_means(report)
         if self._file is not None:
             head: dict[str, Any] = {"step": run.progress.step} | ({"split": split} if split else {})
-            row = head | run.progress.to_json() | values
-            self._file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
-            self._file.flush()
+            lost = {"failed_saves": run.failed_saves} if run.failed_saves else {}
+            row = head | run.progress.to_json() | values | lost
+            try:
+                self._file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
+                self._file.flush()
+            except OSError as error:  # which does not know its file
+                raise OSError(error.errno, error.strerror, str(run.dir / METRICS)) from error
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(f"{split}/{name}" if split else name, value, run.progress.step)
