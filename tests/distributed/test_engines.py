@@ -35,7 +35,7 @@ def _trained(hand_over: bool, stage: int, micro: int, clip: float) -> tuple[list
             else:
                 engine.backward(engine(batch[part]).square().sum(1).mean())
             engine.step()
-        norms.append(engine.gradient_norm())
+        norms.append(float(engine.gradient_norm()))
     return [parameter.detach().numpy().copy() for parameter in module.parameters()], norms
 
 

@@ -37,15 +37,39 @@ WAITS = {
 class Waits(TorchDispatchMode):
     """Where each operator that waits was called."""
 
+    METHODS = ("tolist", "cpu")  # which the dispatcher does not see on a CPU
+
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
 
+    def __enter__(self) -> Waits:
+        for name in self.METHODS:
+            setattr(Tensor, name, self._noting(name, getattr(Tensor, name)))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for name in self.METHODS:
+            setattr(Tensor, name, getattr(Tensor, name).original)
+
+    def _noting(self, name: str, method: Any) -> Any:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self._note(name)
+            return method(*args, **kwargs)
+
+        noted.original = method  # type: ignore[attr-defined]
+        return noted
+
+    def _note(self, name: str) -> None:
+        ours = [f for f in traceback.extract_stack() if "/torch/" not in f.filename and __file__ != f.filename]
+        self.found.append(f"{name} at {ours[-1].filename}:{ours[-1].lineno}")
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.split("::")[1]
         if name in WAITS or (name.startswith("index") and _by_mask(args)):
-            ours = [f for f in traceback.extract_stack() if "/torch/" not in f.filename and __file__ != f.filename]
-            self.found.append(f"{name} at {ours[-1].filename}:{ours[-1].lineno}")
+            self._note(name)
         return func(*args, **(kwargs or {}))
 
 
