@@ -158,7 +158,6 @@ def check(sweep: Sweep, plan: Plan) -> dict[str, list[Point]]:
         for key, bound in _ends(sweep.space_of(study)):
             first = found[study][0]
             plan.job(Point(study, {**first.params, key: bound}, first.seed))
-        plan.job(found[study][0]).check_inputs()
         for point in found[study][:: len(sweep.sweep.seeds)]:  # one of each setting
             job = plan.job(point)
             if plan.population and (job.validate_.every == 0 or job.validate_.every != job.checkpoint.every):
