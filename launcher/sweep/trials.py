@@ -150,7 +150,6 @@ def check(sweep: Sweep, plan: Plan) -> dict[str, list[Point]]:
     Raises:
         ConfigError: a key of the space is no key of the job, a value is not valid, batch sizes do not fit the workers,
             or population based training would find no checkpoint where it validates.
-        DataError, CheckpointError: what a study reads is not there.
     """
     found = {}
     for study in sweep.studies:
