@@ -1,14 +1,13 @@
 """Names and numbers that reach a remote shell or a rendezvous: one validator for each, wherever they come from.
 
-Options, ``launch.json``, hostfiles and cluster files give hosts, ports and paths; multi-host launchers put them into
-command lines that a shell reads on every host. What is not plainly a host, a port or a path is refused at the border.
+Options, ``launch.json``, hostfiles and cluster files give hosts, ports and numbers of processes; multi-host launchers
+put them into command lines that a shell reads on every host. What is not plainly one of these is refused.
 """
 
 from __future__ import annotations
 
 import re
 from ipaddress import IPv6Address
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -38,14 +37,6 @@ def check_address(name: str) -> str:
     return check_host(name)
 
 
-def check_path(path: Path) -> Path:
-    """``path``, if it is printable text, so that it stands as it is in messages and scripts; else ``ValueError``."""
-    if not str(path).isprintable():
-        raise ValueError("a path with a line break or another control character")
-    return path
-
-
 Address = Annotated[str, AfterValidator(check_address)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Slots = Annotated[int, Field(ge=1, le=MAX_SLOTS)]
-PlainPath = Annotated[Path, AfterValidator(check_path)]

@@ -119,4 +119,4 @@ def _env_file(path: Path, own: frozenset[str]) -> dict[str, str]:
 
 def _is_setting(name: str, value: str) -> bool:
     """Whether a file may set this: a flag or number, and nothing from which code or files would come."""
-    return name in _FLAGS or (name.startswith(_PREFIXES) and not _PLACE.search(name) and "/" not in value)
+    return "/" not in value and (name in _FLAGS or (name.startswith(_PREFIXES) and not _PLACE.search(name)))

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, ValidationError
 
-from launcher.address import Address, PlainPath, Port, Slots
+from launcher.address import Address, Port, Slots
 from launcher.hostfile import Host
-from pretrain.config.base import Section
+from pretrain.config.base import PathField, Section
 from pretrain.config.load import explain
 from pretrain.config.schema import Job
 from pretrain.engine.deepspeed_config import deepspeed_config
@@ -33,10 +33,10 @@ class Options(Section):
 
     launcher: BackendName | None = None
     nproc: Slots | None = None
-    hostfile: PlainPath | None = None
+    hostfile: PathField | None = None
     master_addr: Address | None = None
     master_port: Port | None = None
-    cluster: PlainPath | None = None
+    cluster: PathField | None = None
 
     @classmethod
     def given(cls, **options: Any) -> Options:

@@ -33,7 +33,7 @@ class Restarts(Record):
 
     job: str = Field(max_length=100)
     failures: Count = 0
-    step: int = Field(-1, ge=-1, le=1 << 62)
+    step: Count | None = None
 
 
 def settle(run: Path, code: int) -> None:
@@ -56,7 +56,7 @@ def again(run: Path, code: int, limit: int, job: str) -> bool:
     if before.failures >= limit:
         log.error("failed, and not queued again: that was done %d times (restarts in the cluster file)", limit)
         return False
-    if step <= before.step:
+    if before.step is not None and step <= before.step:
         log.error("failed, and not queued again: no step was made since the last time (step %d)", step)
         return False
     write_json(run / RECORD, Restarts(job=job, failures=before.failures + 1, step=step).model_dump())

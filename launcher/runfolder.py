@@ -98,10 +98,10 @@ class Traces:
         """Remove them; nothing happens to a folder that holds a run."""
         if holds_run(self._folder):
             return
-        for path in self._files:
-            path.unlink(missing_ok=True)
-        discard_refused(self._folder)
-        with suppress(OSError):  # somebody else's file is in it
+        with suppress(OSError):  # what went wrong is another error, and somebody else's file keeps a folder
+            for path in self._files:
+                path.unlink(missing_ok=True)
+            discard_refused(self._folder)
             for path in self._new:
                 path.rmdir()
 

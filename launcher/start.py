@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher import runfolder
-from launcher.address import check_path
 from launcher.backends import backend
 from launcher.hostfile import is_this_host, read_hostfile
 from launcher.plan import BackendName, End, Launch, Options, describe
 from launcher.runfolder import StatusWatch, Traces
+from pretrain.config.base import NO_TEXT
 from pretrain.config.load import load_job
 from pretrain.engine.deepspeed_config import deepspeed_config
 from pretrain.engine.run_folder import holds_run
@@ -59,7 +59,8 @@ def resume(
     Raises:
         ConfigError: the folder holds no run, or no checkpoint of that name; or as ``begin``.
     """
-    _check_printable(run)
+    if NO_TEXT.search(str(run)):
+        raise ConfigError(f"{str(run)!r}: a path holds no line break, NUL or other control character")
     config = run / "config.yaml"
     if not config.is_file():
         raise ConfigError(f"{run} is not a run folder: it has no config.yaml")
@@ -109,6 +110,13 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None) -> int:
     return end.code
 
 
+def _check_checkpoint(folder: Path, name: str) -> None:
+    found = sorted(path.parent.name for path in (folder / "checkpoints").glob("*/manifest.json"))
+    if name not in found:
+        have = f"it has {', '.join(found)}" if found else "it has no complete checkpoint"
+        raise ConfigError(f"{folder} has no checkpoint {name!r}; {have}")
+
+
 def _check_precision_here(precision: str) -> None:
     """The ranks of other hosts ask their own device; a login node cannot."""
     if precision == "fp16" or (precision == "bf16" and shutil.which("nvidia-smi")):  # every CPU has bf16
@@ -117,20 +125,6 @@ def _check_precision_here(precision: str) -> None:
 
         quiet_libraries(debug=False)
         check_precision(precision)
-
-
-def _check_checkpoint(folder: Path, name: str) -> None:
-    found = sorted(path.parent.name for path in (folder / "checkpoints").glob("*/manifest.json"))
-    if name not in found:
-        have = f"it has {', '.join(found)}" if found else "it has no complete checkpoint"
-        raise ConfigError(f"{folder} has no checkpoint {name!r}; {have}")
-
-
-def _check_printable(folder: Path) -> None:
-    try:
-        check_path(folder)
-    except ValueError as error:
-        raise ConfigError(f"{str(folder)!r}: {error}") from None
 
 
 def _launcher(options: Options) -> BackendName:

@@ -1,4 +1,4 @@
-"""The three kinds of tokenizer folder, opened as one: a ``tokenizers`` pipeline and the special tokens it declares."""
+"""The four kinds of tokenizer folder, opened as one: a ``tokenizers`` pipeline and the special tokens it declares."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from tokenizer.bounds import check_ids, check_pipeline, rust_errors
 from tokenizer.errors import DataError
 from tokenizer.safe_files import file_in, read_json, read_record, read_text
 
 logger = logging.getLogger(__name__)
-
-NEVER_IN_TEXT = -1e4
-"""Unigram score of a piece that stands for no text: below any sequence of pieces that spells its name."""
 
 # cls and sep come last: where both are declared, they are what stands around a text
 _DECLARED = (
@@ -30,6 +27,13 @@ _DECLARED = (
     ("unk_token", "unk"),
     ("mask_token", "mask"),
 )
+
+
+NEVER_IN_TEXT = -1e4
+"""Unigram score of a piece that stands for no text: below any sequence of pieces that spells its name."""
+
+_DEBERTA = "spm.model"
+_CONVERT = "save it as tokenizer.json: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers"
 
 
 class _Token(BaseModel):
@@ -49,11 +53,13 @@ class _Config(BaseModel):
     model_max_length: Annotated[int | float, Field(ge=1)] | None = None
     add_prefix_space: bool | None = None
     do_lower_case: bool | None = None
+    split_by_punct: bool | None = None
     tokenize_chinese_chars: bool | None = None
     strip_accents: bool | None = None
 
 
-_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
+_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", _DEBERTA)
+_ADDED = TypeAdapter(dict[str, int])
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ class Opened:
 
 
 def open_folder(path: Path) -> Opened:
-    """Open a tokenizer folder of any of the three kinds.
+    """Open a tokenizer folder of any of the four kinds.
 
     Raises:
         DataError: there is no such folder, no tokenizer in it, or a file of it is damaged.
@@ -82,6 +88,8 @@ def open_folder(path: Path) -> Opened:
             tokenizer = _byte_level_bpe(path, config)
         elif has["vocab.txt"]:
             tokenizer = _word_piece(path / "vocab.txt", config)
+        elif has[_DEBERTA]:
+            tokenizer = _sentencepiece_of_deberta(path, config)
         else:
             raise DataError(f"{path}: {_what_is_missing(path)}")
         check_ids(tokenizer, path)
@@ -147,9 +155,35 @@ def _word_piece(path: Path, config: _Config) -> Tokenizer:
     return tokenizer
 
 
+def _sentencepiece_of_deberta(path: Path, config: _Config) -> Tokenizer:
+    """DeBERTa-v2's and v3's: SentencePiece's own ids, and behind them the mask, which its model does not hold."""
+    from tokenizer.pieces import read_model, to_tokenizer  # SentencePiece, which no other kind needs
+
+    for key in ("do_lower_case", "split_by_punct"):
+        if getattr(config, key):
+            raise DataError(f"{path}: tokenizer_config.json sets {key}, which {_DEBERTA} alone does not do; {_CONVERT}")
+    proto = read_model(path / _DEBERTA)
+    tokenizer = to_tokenizer(proto, path / _DEBERTA)
+    added = {"[MASK]": len(proto.pieces)}
+    if (file := file_in(path, "added_tokens.json")) is not None:
+        try:
+            added |= _ADDED.validate_python(read_json(file), strict=True)
+        except ValidationError:
+            raise DataError(f"{file}: expected an object of tokens and their ids") from None
+    for token in added:
+        tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True, lstrip=token == "[MASK]")])
+    odd = next((token for token, number in added.items() if tokenizer.token_to_id(token) != number), None)
+    if odd is not None:
+        raise DataError(f"{path}: added_tokens.json gives {odd!r} an id that does not follow {_DEBERTA}; {_CONVERT}")
+    return tokenizer
+
+
 def _what_is_missing(path: Path) -> str:
-    if any(path.glob("*.model")):
-        return "a SentencePiece model only; `capt tokenizer export` makes a tokenizer.json of it"
+    models_here = sorted(found.name for found in path.glob("*.model"))
+    if models_here == ["sentencepiece.model"]:  # of ours
+        return f"a SentencePiece model only; `capt tokenizer export {path} OUT` writes a tokenizer.json, to be put here"
+    if models_here:  # their ids are not SentencePiece's own, or their text is changed before
+        return f"a SentencePiece model only ({models_here[0]}), to which its class adds what no file says; {_CONVERT}"
     for has, lacks in (("vocab.json", "merges.txt"), ("merges.txt", "vocab.json")):
         if (path / has).is_file():
             return f"has {has} but no {lacks}"

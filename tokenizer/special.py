@@ -53,7 +53,7 @@ def resolve(tokenizer: Tokenizer, declared: Mapping[str, str], where: Path, *, a
     if missing and not add_missing:
         raise DataError(
             f"{where}: the tokenizer has no {' and no '.join(missing)} token; "
-            f"add_missing=True appends {', '.join(tokens[role] for role in missing)} to its vocabulary"
+            f"add_missing=True (--add-missing) appends {', '.join(tokens[role] for role in missing)} to its vocabulary"
         )
     for role in missing:
         logger.warning("%s: %s appended to the vocabulary as the %s token", where, tokens[role], role)

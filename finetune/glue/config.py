@@ -13,8 +13,15 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
 from finetune.glue.tasks import glue_task
-from pretrain.config.base import PathField, PositiveInt, Section
-from pretrain.config.schema import BatchSection, Job, OptimizerSection, ScheduleSection, ValidateSection
+from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
+from pretrain.config.schema import (
+    BatchSection,
+    CheckpointSection,
+    Job,
+    OptimizerSection,
+    ScheduleSection,
+    ValidateSection,
+)
 from pretrain.models.hub import Source
 from tokenizer.errors import ConfigError
 from tokenizer.files import default_cache
@@ -81,6 +88,16 @@ class GlueValidate(ValidateSection):
     per_epoch: PositiveInt | None = Field(1, description="validations an epoch; null = every validate.every steps")
 
 
+class GlueCheckpoint(CheckpointSection):
+    """Beside the best checkpoint the newest one, so that a job that is killed loses an epoch at most."""
+
+    every: NonNegativeInt = Field(0, description="steps; 0 = per_epoch")
+    keep: PositiveInt = Field(1, description="how many of the newest stay")
+    per_epoch: PositiveInt | None = Field(
+        1, description="checkpoints an epoch where every is 0; null = only at the end"
+    )
+
+
 class GlueOptimizer(OptimizerSection):
     """Adam as RoBERTa was fine-tuned."""
 
@@ -97,6 +114,7 @@ class GlueJob(Job):
     schedule: GlueSchedule = GlueSchedule()
     optimizer: GlueOptimizer = GlueOptimizer()
     validate_: GlueValidate = Field(GlueValidate(), alias="validate")
+    checkpoint: GlueCheckpoint = GlueCheckpoint()
 
     def metric_names(self) -> frozenset[str]:
         """The task's metrics, and what `finetune.metrics.measure` adds; MNLI's second dev set has them again."""
@@ -136,14 +154,20 @@ class GlueJob(Job):
         warmup = schedule.warmup_steps if schedule.warmup_ratio is None else int(schedule.warmup_ratio * steps)
         if warmup > steps:
             raise ConfigError(f"schedule.warmup_steps {warmup} is longer than the {steps} steps of this job")
-        validate = self.validate_
-        every = validate.every if validate.per_epoch is None else max(1, math.ceil(each / validate.per_epoch))
+        validate, checkpoint = self.validate_, self.checkpoint
+
+        def steps_between(per_epoch: int) -> int:
+            return max(1, math.ceil(each / per_epoch))
+
+        every = validate.every if validate.per_epoch is None else steps_between(validate.per_epoch)
+        save_every = checkpoint.every or (steps_between(checkpoint.per_epoch) if checkpoint.per_epoch else 0)
         return self.model_copy(
             update={
                 "data": self.data.model_copy(update={"sequence_length": self.longest(max_positions)}),
                 "model": self.model.model_copy(update={"encoder": encoder}),
                 "schedule": schedule.model_copy(update={"max_steps": steps, "warmup_steps": warmup}),
                 "validate_": validate.model_copy(update={"every": every}),
+                "checkpoint": checkpoint.model_copy(update={"every": save_every}),
             }
         )
 

@@ -19,8 +19,12 @@ import numpy as np
 from finetune.glue.tasks import Columns, GlueTask
 from pretrain.language.sts_files import read_score
 from tokenizer.errors import DataError
+from tokenizer.safe_files import open_regular
 
 log = logging.getLogger(__name__)
+
+_LONGEST, _LARGEST = 1 << 24, 1 << 29
+"""Bytes of a line and of a file, unpacked: MNLI's training set has 75 MB."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ def find_split(folder: Path, task: GlueTask, split: str) -> Path:
                 return path
     there = sorted(path.name for path in home.iterdir())
     missing = f"{split}.tsv or {split}.tsv.gz" + (f", nor a folder {task.folder}" if home == folder else "")
-    raise DataError(f"{home}: no {missing}; it holds {', '.join(there[:12]) or 'nothing'}")
+    raise DataError(f"{home}: no {missing}; it holds {_some(there[:12]) or 'nothing'}")
 
 
 def warn_of_size(task: GlueTask, split: str, found: int, source: str) -> None:
@@ -113,9 +117,13 @@ def warn_of_size(task: GlueTask, split: str, found: int, source: str) -> None:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines without their ends; other characters that ``splitlines`` would cut at stay."""
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+    with open_regular(path) as raw_file, gzip.open(raw_file) if path.suffix == ".gz" else raw_file as file:
+        number, read = 1, 0
         try:
-            for number, raw in enumerate(file, start=1):
+            for number, raw in enumerate(iter(lambda: file.readline(_LONGEST), b""), start=1):
+                read += len(raw)
+                if len(raw) == _LONGEST or read > _LARGEST:
+                    raise DataError(f"{path}, line {number}: no file of GLUE is so large or has so long a line")
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
                 yield number, line.removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
@@ -138,7 +146,7 @@ def _places(path: Path, columns: Columns, header: Sequence[str] | None) -> list[
         return [None if at is None else int(at) for at in wanted]
     missing = [repr(name) for name in wanted if name is not None and name not in header]
     if missing:
-        raise DataError(f"{path}, line 1: no column {', '.join(missing)}; the header has {', '.join(header[:20])}")
+        raise DataError(f"{path}, line 1: no column {', '.join(missing)}; the header has {_some(header[:20])}")
     return [None if name is None else header.index(str(name)) for name in wanted]
 
 
@@ -155,9 +163,13 @@ def _labels(cells: Sequence[str], numbers: Sequence[int], path: Path, task: Glue
 
 def _index(cells: Sequence[str], numbers: Sequence[int], path: Path) -> list[int]:
     for cell, number in zip(cells, numbers, strict=True):
-        if not (cell.isascii() and cell.isdigit()):
+        if not (cell.isascii() and cell.isdigit() and len(cell) < 16):
             raise DataError(f"{path}, line {number}: index {cell[:80]!r} is not a whole number")
     return [int(cell) for cell in cells]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(name[:40] if name.isprintable() else ascii(name[:40]) for name in names)
 
 
 def _all(task: GlueTask) -> str:

@@ -109,7 +109,7 @@ def check_submission(path: Path) -> list[str]:
                 if f"{output.name}.tsv" in archive.namelist()
                 for problem in _check_file(archive, output)
             ]
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError) as error:
         raise DataError(f"{path}: not a whole zip file: {error}") from None
 
 
@@ -119,9 +119,15 @@ def _check_names(archive: zipfile.ZipFile) -> list[str]:
     problems = []
     for name in sorted(wanted - set(names)):
         nested = next((other for other in names if Path(other).name == name), None)
-        place = f"is in the zip as {nested}; all files must be at its top (zip -j)" if nested else "is missing"
+        place = (
+            f"is in the zip as {ascii(nested)[1:-1][:80]}; all files must be at its top (zip -j)"
+            if nested
+            else "is missing"
+        )
         problems.append(f"{name} {place}")
-    problems += [f"{name} is not a file of a submission" for name in names if Path(name).name not in wanted | {""}]
+    others = [name for name in names if Path(name).name not in wanted | {""}]
+    problems += [f"{ascii(name)[1:-1][:80]} is not a file of a submission" for name in others[:_MAX_SHOWN]]
+    problems += [f"{len(others) - _MAX_SHOWN:,} more are none"] if len(others) > _MAX_SHOWN else []
     problems += [f"{name} is in the zip twice" for name in sorted(wanted) if names.count(name) > 1]
     return problems
 

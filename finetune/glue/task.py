@@ -23,6 +23,7 @@ from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.engines import Engine
 from pretrain.engine.records import Record, parse
+from pretrain.engine.run_folder import read_best
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, Report
 from tokenizer.errors import CheckpointError
@@ -132,8 +133,9 @@ class GlueFineTuning:
 
     def next_steps(self, run_dir: Path) -> Sequence[str]:
         """Look at the dev metric, and compare runs."""
+        measured = best_so_far(run_dir, self.job, len(self.train)) or self.task.metric
         return [
-            f"capt evaluate {run_dir} ({self.task.metric} on the dev set, of the best checkpoint where one is kept)",
+            f"capt evaluate {run_dir} ({measured} on the dev set)",
             f"capt report {run_dir} (its curves; several runs: their table)",
         ]
 
@@ -141,6 +143,15 @@ class GlueFineTuning:
         """The tokenizer travels with every checkpoint."""
         self.tokenizer.save(self._tokenizer_folder)
         return {"tokenizer": self._tokenizer_folder}
+
+
+def best_so_far(run_dir: Path, job: GlueJob, examples: int) -> str | None:
+    """The dev metric of the best checkpoint of a run over so many rows, and its epoch; None where none is kept."""
+    best = read_best(run_dir)
+    if best is None:
+        return None
+    epoch = best.step * job.batch.global_ / examples
+    return f"best {best.metric} {best.value:.4f} at epoch {epoch:.3g}, step {best.step},"
 
 
 TASK = GlueFineTuning

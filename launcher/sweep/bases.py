@@ -6,12 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import RootModel, ValidationError
-
 from launcher import runfolder
 from launcher.sweep.trials import Plan
-from pretrain.config.base import Section
-from pretrain.config.load import explain, flatten
+from pretrain.config.load import flatten
+from pretrain.engine.records import Record, parse
 from tokenizer.errors import ConfigError, DataError
 from tokenizer.safe_files import read_json
 
@@ -19,14 +17,10 @@ BASES = "bases.json"
 _SHOWN = 80
 
 
-class _Base(Section):
+class _Base(Record):
     metric: str
     mode: Literal["max", "min"]
     base: dict[str, Any]
-
-
-class _Bases(RootModel[dict[str, _Base]]):
-    pass
 
 
 def keep_bases(plan: Plan) -> None:
@@ -43,10 +37,10 @@ def keep_bases(plan: Plan) -> None:
     now = json.loads(json.dumps(now, default=str))  # as it is read back
     before: dict[str, Any] = {}
     if path.exists():
-        try:
-            before = _Bases.model_validate(read_json(path)).model_dump()
-        except ValidationError as error:
-            raise DataError(f"{path}: {explain(error, _Base)}; remove it to go on with the sweep as it is") from None
+        found, hint = read_json(path), "; remove it to go on with the sweep as it is"
+        if not isinstance(found, dict):
+            raise DataError(f"{path}: damaged: not an object{hint}")
+        before = {name: parse(_Base, value, path, hint, error=DataError).model_dump() for name, value in found.items()}
     for name in before.keys() & now.keys():
         _compare(plan, name, before[name], now[name])
     runfolder.write_private(path, json.dumps(before | now, indent=1) + "\n")

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from launcher import runfolder
 from launcher.sweep.trials import Point, StudyPlan
+from pretrain.engine.records import Count, Record, parse
+from tokenizer.errors import DataError
+from tokenizer.safe_files import read_json
 
 _POINT = "point.json"
+
+
+class _Begun(Record):
+    study: str
+    params: dict[str, Any]
+    seed: Count
 
 
 def note(run_dir: Path, point: Point) -> None:
@@ -18,7 +28,11 @@ def note(run_dir: Path, point: Point) -> None:
 
 
 def begun(study: StudyPlan) -> list[Point]:
-    """The trials of a study that were begun, in the order in which they were, and that are of its present base job."""
+    """The trials of a study that were begun, in the order in which they were, and that are of its present base job.
+
+    Raises ``DataError`` for a damaged note.
+    """
     files = sorted(study.folder.glob(f"*/{_POINT}"), key=lambda path: path.stat().st_mtime_ns)
-    points = [Point(**json.loads(path.read_text(encoding="utf-8"))) for path in files]
+    records = [parse(_Begun, read_json(path), path, "; remove it", error=DataError) for path in files]
+    points = [Point(record.study, record.params, record.seed) for record in records]
     return [point for path, point in zip(files, points, strict=True) if study.run_dir(point) == path.parent]

@@ -7,44 +7,68 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
 
 from launcher import runfolder
 from launcher.sweep.trials import Plan, Point, StudyPlan
 from pretrain.engine.metrics_file import METRICS, Row, read_metrics
+from pretrain.engine.records import Count, Record, parse
+from pretrain.engine.run_folder import read_status
+from pretrain.engine.trials_file import TRIALS, read_trials
+from tokenizer.errors import ConfigError, DataError
+from tokenizer.safe_files import open_for_append, read_json
 
 State = Literal["done", "failed", "pruned"]
-TRIALS = "trials.jsonl"
 _NOTES = "trial.json"
 
 
-@dataclass(frozen=True)
-class Notes:
+class Change(Record):
+    """Population based training: from a step on other values, or those of another member."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    step: Count
+    params: dict[str, Any]
+    source: str = Field(alias="from")
+
+
+class Notes(Record):
     """What the process that runs a trial writes beside its run: how long, how often, where, what went wrong."""
 
-    attempts: int = 0
-    seconds: float = 0.0
+    attempts: Count = 0
+    seconds: Annotated[float, Field(ge=0)] = 0.0
     node: str = ""
     error: str = ""
-    history: tuple[Mapping[str, Any], ...] = field(default=())
+    history: Annotated[tuple[Change, ...], Field(strict=False)] = ()
     """Population based training: ``{"step", "params", "from"}`` of each change."""
 
     @classmethod
     def read(cls, run_dir: Path) -> Notes:
-        """The notes of a run, empty where there are none."""
-        values = _json(run_dir / _NOTES)
-        return cls(**{**values, "history": tuple(values.get("history", ()))}) if values else cls()
+        """The notes of a run, empty where there are none. Raises ``DataError`` for damaged ones."""
+        path = run_dir / _NOTES
+        if not path.exists():
+            return cls()
+        return parse(cls, read_json(path), path, "; remove it", error=DataError)
+
+    def with_(self, **changes: Any) -> Notes:
+        """These notes with changes."""
+        return self.model_copy(update=changes)
 
     def write(self, run_dir: Path) -> None:
         """Replace the run's notes."""
-        runfolder.write_private(run_dir / _NOTES, json.dumps(asdict(self)) + "\n")
+        runfolder.write_private(run_dir / _NOTES, self.model_dump_json(by_alias=True) + "\n")
 
 
 def status(run_dir: Path) -> str:
-    """The state in a run's ``status.json``; empty where there is none."""
-    return str(_json(run_dir / "status.json").get("state", ""))
+    """The state in a run's ``status.json``; empty where there is none, or a damaged one."""
+    try:
+        found = read_status(run_dir)
+    except ConfigError:
+        return ""
+    return found.state if found else ""
 
 
 def validations(run_dir: Path) -> list[Row]:
@@ -70,12 +94,8 @@ class Book:
         self._plan, self._keep = plan, keep
         self._path = plan.folder / TRIALS
         self.lines: dict[str, dict[str, Any]] = {}
-        for line in self._path.read_text(encoding="utf-8").splitlines() if self._path.is_file() else []:
-            try:
-                values = json.loads(line)
-                self.lines[values["run"]] = values
-            except (ValueError, KeyError, TypeError):  # torn when the driver died; its trial is found by its folder
-                continue
+        if self._path.exists():  # a line torn when the driver died is left out: its trial is found by its folder
+            self.lines = {run: line.model_dump() for run, line in read_trials(self._path)[0].items()}
 
     def finished(self, point: Point) -> bool:
         """Whether a trial is over for good: done or pruned. One that failed may be tried again."""
@@ -108,7 +128,7 @@ class Book:
         best = best_row(rows, study)
         line: dict[str, Any] = {
             "study": point.study,
-            "params": dict(notes.history[-1]["params"] if notes.history else point.params),
+            "params": dict(notes.history[-1].params if notes.history else point.params),
             "seed": point.seed,
             "state": state,
             "metric": study.metric,
@@ -123,9 +143,9 @@ class Book:
             "error": error or (notes.error if state == "failed" else ""),
         }
         if notes.history:
-            line["history"] = [dict(change) for change in notes.history]
+            line["history"] = [change.model_dump(by_alias=True) for change in notes.history]
         self.lines[str(line["run"])] = line
-        with self._path.open("a", encoding="utf-8") as f:
+        with open_for_append(self._path) as f:
             if f.tell() and not _ends_with_newline(self._path):
                 f.write("\n")
             f.write(json.dumps(line) + "\n")
@@ -165,7 +185,7 @@ def remove_checkpoints(run_dir: Path, names: Sequence[str] = ("*",)) -> None:
 
 def with_seconds(notes: Notes, since: float, now: float) -> Notes:
     """The notes, with the time since the ranks were started added."""
-    return replace(notes, seconds=notes.seconds + now - since)
+    return notes.with_(seconds=notes.seconds + now - since)
 
 
 def _finite(value: float) -> float | None:
@@ -176,11 +196,3 @@ def _ends_with_newline(path: Path) -> bool:
     with path.open("rb") as f:
         f.seek(-1, os.SEEK_END)
         return f.read() == b"\n"
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}

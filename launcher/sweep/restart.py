@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from launcher.sweep import records
 from pretrain.engine.metrics_file import METRICS, drop_rows_after
+from pretrain.engine.run_folder import read_status
+from tokenizer.errors import ConfigError
 
 _OF_A_RUN = ("config.yaml", METRICS, "status.json", "best.json")
 
@@ -49,12 +51,10 @@ def prepare(run_dir: Path, source: Mapping[str, Any] | None) -> tuple[tuple[str,
 
 def what_went_wrong(run_dir: Path, code: int) -> str:
     """One line on why the ranks ended with ``code``: what rank 0 noted, or the last thing that was said."""
-    try:
-        status = json.loads((run_dir / "status.json").read_text(encoding="utf-8"))
-        if status["state"] == "failed" and status["reason"]:
-            return str(status["reason"])
-    except (OSError, ValueError, KeyError):
-        pass
+    with suppress(ConfigError):
+        status = read_status(run_dir)
+        if status is not None and status.state == "failed" and status.reason:
+            return status.reason
     log = run_dir / "log" / "trial.log"
     said = [line for line in _tail(log).splitlines() if line.strip()]
     errors = [line for line in said if line.startswith("error: ")]

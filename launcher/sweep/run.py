@@ -16,8 +16,9 @@ from launcher import raycluster, runfolder
 from launcher.backends import processes
 from launcher.sweep.bases import keep_bases
 from launcher.sweep.config import Sweep, load_sweep
-from launcher.sweep.records import TRIALS, Book, Notes
+from launcher.sweep.records import Book, Notes
 from launcher.sweep.trials import Plan, Point, check, check_inputs, make_plan
+from pretrain.engine.trials_file import TRIALS
 from tokenizer.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -148,7 +149,7 @@ def _known(sweep: Sweep, plan: Plan, study: str, found: Sequence[Point]) -> list
 
 def _current(plan: Plan, point: Point) -> dict[str, Any]:
     history = Notes.read(plan.run_dir(point)).history
-    return dict(history[-1]["params"] if history else point.params)
+    return dict(history[-1].params if history else point.params)
 
 
 def _outcome(sweep: Sweep, plan: Plan, book: Book, stopping: bool) -> int:

@@ -24,7 +24,7 @@ from ray import tune
 from launcher import raycluster, runfolder
 from launcher.backends.ray import Rank, Ranks, remote_ranks
 from launcher.sweep import begun, records, restart
-from launcher.sweep.records import Notes
+from launcher.sweep.records import Change, Notes
 from launcher.sweep.rows import Rows
 from launcher.sweep.trials import Plan, Point, put
 from pretrain.config.load import load_mapping
@@ -143,7 +143,7 @@ class SweepTrial(tune.Trainable):
         begun.note(self._run, self._point)
         runfolder.write_private(self._run / "job.yaml", yaml.safe_dump(job, sort_keys=False))
         (self._run / "log").mkdir(exist_ok=True)
-        self._notes = replace(self._notes, attempts=self._notes.attempts + 1, node=raycluster.own_address(), error="")
+        self._notes = self._notes.with_(attempts=self._notes.attempts + 1, node=raycluster.own_address(), error="")
         self._notes.write(self._run)
         argv = (sys.executable, "-m", self._plan.module, str(self._run / "job.yaml"), *arguments)
         self._began = time.monotonic()
@@ -194,7 +194,7 @@ class SweepTrial(tune.Trainable):
 
     def _fail(self, error: str) -> None:
         self._over, self._error = "failed", error
-        self._notes = replace(self._notes, error=error)
+        self._notes = self._notes.with_(error=error)
         self._notes.write(self._run)
 
     def _stop(self) -> None:
@@ -218,11 +218,11 @@ class SweepTrial(tune.Trainable):
         self._began = now if again else None
 
     def _note_change(self) -> None:
-        history = [change for change in self._notes.history if change["step"] <= self._step]
+        history = [change for change in self._notes.history if change.step <= self._step]
         source = self._copy_from["run"] if self._copy_from else self._run.name
-        if not history or history[-1]["params"] != self._params or source != self._run.name:
-            history.append({"step": self._step, "params": self._params, "from": source})
-        self._notes = replace(self._notes, history=tuple(history))
+        if not history or history[-1].params != self._params or source != self._run.name:
+            history.append(Change(step=self._step, params=self._params, source=source))
+        self._notes = self._notes.with_(history=tuple(history))
 
     def _max_steps(self) -> int:
         """Known only from the run: a task may work it out from its data."""

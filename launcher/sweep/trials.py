@@ -150,7 +150,6 @@ def check(sweep: Sweep, plan: Plan) -> dict[str, list[Point]]:
     Raises:
         ConfigError: a key of the space is no key of the job, a value is not valid, batch sizes do not fit the workers,
             or population based training would find no checkpoint where it validates.
-        DataError, CheckpointError: what a study reads is not there.
     """
     found = {}
     for study in sweep.studies:
@@ -158,7 +157,6 @@ def check(sweep: Sweep, plan: Plan) -> dict[str, list[Point]]:
         for key, bound in _ends(sweep.space_of(study)):
             first = found[study][0]
             plan.job(Point(study, {**first.params, key: bound}, first.seed))
-        plan.job(found[study][0]).check_inputs()
         for point in found[study][:: len(sweep.sweep.seeds)]:  # one of each setting
             job = plan.job(point)
             if plan.population and (job.validate_.every == 0 or job.validate_.every != job.checkpoint.every):

@@ -206,7 +206,7 @@ def initialize(timeout_minutes: float) -> None:
         global _control_group
         torch.cuda.set_device(local_rank())
         dist.init_process_group("nccl", timeout=timeout)
-        # a mesh of all ranks would be a descriptor a peer in every process: connect those that talk, when they do
+        # A mesh of all ranks would be a descriptor a peer in every process; so those that talk connect when they do.
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
         _control_group = dist.new_group(backend="gloo", timeout=timeout)
     else:

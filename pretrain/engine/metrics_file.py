@@ -28,6 +28,7 @@ LINE = 1 << 20
 """Bytes of a row at most."""
 _FIGURES = 2000
 _NAME = 200
+_LARGEST = 10**100
 _STEPS = 1 << 53
 _COUNTERS = frozenset({"step", "samples", "tokens"})
 _SHOWN = 10
@@ -69,7 +70,7 @@ def read_metrics(path: Path) -> Metrics:
     damaged: list[int] = []
     number = 0
     with open_regular(path) as file:
-        for number, line in enumerate(_lines(file, path), start=1):
+        for number, line in enumerate(bounded_lines(file, path), start=1):
             row = parse_row(line)
             if row is not None:
                 rows.append(row)
@@ -108,15 +109,19 @@ def drop_rows_after(path: Path, step: int) -> None:
     """
     try:
         with open_regular(path) as file:
-            lines = list(_lines(file, path))
+            lines = list(bounded_lines(file, path))
     except FileNotFoundError:
         return
     kept = [line for line in lines if (row := parse_row(line)) is not None and row.step <= step]
     write_bytes(path, b"".join(line if line.endswith(b"\n") else line + b"\n" for line in kept))
 
 
-def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """Lines with their ends. Of a line over ``LINE`` bytes only a piece, which is no row."""
+def bounded_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Lines of JSON with their ends. Of a line over ``LINE`` bytes only a piece, which is no JSON.
+
+    Raises:
+        DataError: the file has over a GiB.
+    """
     if os.fstat(file.fileno()).st_size > _FILE:
         raise DataError(f"{path}: over {_FILE:,} bytes, which is the most that is read of it; move it away")
     while line := file.readline(LINE):
@@ -129,14 +134,14 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
 
 def _is_figure(name: str, value: Any) -> bool:
     is_number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-    return is_number and name not in _COUNTERS and len(name) <= _NAME and name.isprintable()
+    return is_number and name not in _COUNTERS and len(name.encode(errors="replace")) <= _NAME and name.isprintable()
 
 
 def _number(value: int | float | None) -> float:
-    try:
-        return math.nan if value is None else float(value)
-    except OverflowError:  # an integer beyond what a float holds
-        return math.inf if value and value > 0 else -math.inf
+    """Null is nan; what no figure reaches is infinite, so that nothing overflows that is made of figures."""
+    if value is None:
+        return math.nan
+    return float(value) if -_LARGEST < value < _LARGEST or value != value else math.inf if value > 0 else -math.inf
 
 
 def _last_timeline(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], list[Row]]:

@@ -40,6 +40,12 @@ class _Index(BaseModel):
     weight_map: dict[str, Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors$", max_length=255)]]
 
 
+TO_SAFETENSORS = (
+    'python -c "import torch, safetensors.torch as s; s.save_file({k: v.clone().contiguous() for k, v in '
+    "torch.load('FILE', weights_only=True).items()}, 'model.safetensors')\""
+)
+"""The command that turns a pickle of tensors, and of nothing else, into safetensors: every tensor under its name."""
+
 _RUNS_CODE = re.compile(r"auto_map|trust_remote_code|custom_(pipelines|generate)|_?(attn|experts)_implementation.*")
 """Keys through which a configuration names code to import, a kernel to download, or a wish to be trusted."""
 
@@ -138,7 +144,7 @@ def read_tensor_file(path: Path) -> dict[str, Tensor]:
     if not path.exists() and pickles:
         raise CheckpointError(
             f"{path.parent}: holds no {path.name} but {pickles[0]}, a pickle, which could run code when it is opened; "
-            "save the model as safetensors first"
+            f"in that folder: {TO_SAFETENSORS.replace('FILE', pickles[0])}"
         )
     with open_tensors(path) as file:
         odd = [

@@ -95,8 +95,13 @@ def test_report(folder: Folder) -> None:
     assert (folder.path / "report" / "report.html").is_file()
 
 
-def test_the_shell_knows_when_a_rank_finds_bad_input(folder: Folder) -> None:
+@pytest.mark.parametrize("data", ["empty.txt", "binary.txt", "nowhere.txt"])
+def test_a_refused_job_says_so_once_and_leaves_nothing(folder: Folder, data: str) -> None:
+    """The first two are found by the ranks, the last one before they start."""
     (folder.path / "empty.txt").touch()
-    _, log = folder.capt("pretrain", "capt_tiny", "data.files=empty.txt", "run.dir=x", "--nproc", "2", *JOB, code=2)
-    assert "empty.txt" in log
-    assert not (folder.path / "x" / "config.yaml").exists()
+    (folder.path / "binary.txt").write_bytes(bytes(range(256)) * 8)
+    before = sorted(folder.path.iterdir())
+    _, log = folder.capt("pretrain", "capt_tiny", f"data.files={data}", "run.dir=new/x", "--nproc", "2", *JOB, code=2)
+    assert log.count("error: ") == 1
+    assert log.count(data) == 1
+    assert sorted(folder.path.iterdir()) == before

@@ -13,14 +13,16 @@ import torch
 from typer.testing import CliRunner
 
 from finetune.backbone import load_backbone
+from finetune.glue.config import GlueJob
 from finetune.glue.export import export
 from finetune.glue.files import read_split
 from finetune.glue.predict import as_text, evaluate, predict
 from finetune.glue.restore import load_classifier
+from finetune.glue.task import best_so_far
 from finetune.glue.tasks import GLUE
 from launcher.cli import app
 from pretrain.config.load import job_from_mapping
-from pretrain.engine.checkpoint import find_best
+from pretrain.engine.checkpoint import find_best, read_job
 from tests.finetune import glue_mapping, write_encoder, write_task
 from tests.support import run_ranks
 from tokenizer.errors import CheckpointError, ConfigError, UserError
@@ -80,6 +82,11 @@ def test_it_learns_and_reports_the_tasks_metrics(learnt: Path) -> None:
     best = json.loads((learnt / "best.json").read_text())
     assert best["value"] == max(row["matthews"] for row in validations)
     assert find_best(learnt).name == f"step-{best['step']:08d}"
+    job = read_job(find_best(learnt))
+    assert isinstance(job, GlueJob)
+    said = f"best matthews {best['value']:.4f} at epoch {best['step'] / 25:.3g}, step {best['step']},"
+    assert best_so_far(learnt, job, 200) == said
+    assert best_so_far(learnt.parent, job, 200) is None
 
 
 def test_evaluation_and_prediction_repeat_the_best_validation(learnt: Path, folder: Path) -> None:
@@ -154,9 +161,11 @@ def test_resume_equals_the_uninterrupted_run_on_two_ranks(folder: Path, tmp_path
     """With dropout, in the middle of an epoch; both of MNLI's dev sets, no row twice."""
     mapping = glue_mapping(
         folder, "mnli", model={"init": str(folder / "encoder"), "dropout": 0.1, "attention_dropout": 0.1},
-        engine={"zero_stage": stage}, validate={"per_epoch": 2},
+        engine={"zero_stage": stage}, validate={"per_epoch": 2}, checkpoint={"keep": 2},
     )  # fmt: skip
     assert run_ranks(_run, 2, _in(mapping, tmp_path / "whole")) == [0, 0]
+    saved = sorted(path.name for path in (tmp_path / "whole" / "checkpoints").glob("step-*"))
+    assert saved == ["step-00000008", "step-00000016"], "one an epoch"
     run = tmp_path / "run"
     assert run_ranks(_run, 2, _in(mapping, run, stop_after=6)) == [75, 75]
     assert run_ranks(_run, 2, _in(mapping, run), True) == [0, 0]
@@ -168,6 +177,12 @@ def test_resume_equals_the_uninterrupted_run_on_two_ranks(folder: Path, tmp_path
     assert alone["rows"] == {"dev": 31, "dev_mismatched": 31}
     for name in ("accuracy", "accuracy_mismatched", "loss", "loss_mismatched"):
         assert last[name] == pytest.approx(alone["metrics"][name], abs=1e-6)
+    if stage == 0:  # as a run that was killed in its second epoch: it has the first one's checkpoint alone
+        killed = tmp_path / "killed"
+        shutil.copytree(tmp_path / "whole", killed, symlinks=True)
+        shutil.rmtree(killed / "checkpoints" / saved[1])
+        assert run_ranks(_run, 2, _in(mapping, killed), True) == [0, 0]
+        assert _losses(killed) == _losses(tmp_path / "whole")
 
 
 def test_two_ranks_are_one_rank(folder: Path, tmp_path: Path) -> None:

@@ -82,12 +82,15 @@ _built = cache(typer_main.get_command)
 
 
 def library(function: Callable[[], object]) -> Outcome:
-    """Call a function of the library at its border: returning is exit 0, a ``UserError`` exit 2."""
+    """Call a function of the library at its border: returning is exit 0, what ``user_text`` knows exit 2."""
     with deadline(repr(function)):
         try:
             function()
-        except UserError as error:
-            return Outcome(2, f"error: {user_text(error)}")
+        except (UserError, OSError) as error:
+            text = user_text(error)
+            if text is None:
+                raise
+            return Outcome(2, f"error: {text}")
     return Outcome(0, "")
 
 

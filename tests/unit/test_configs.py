@@ -137,6 +137,7 @@ def test_job_can_be_launched(path: Path, tmp_path: Path, here: Path) -> None:
     (plan,) = shown
     assert f"-m pretrain {path} {' '.join(overrides)}" in plan
     assert f"batch.global {job.batch.global_} = " in plan
+    assert f"# {job.check_inputs()[0]}\n" in plan
     assert not (tmp_path / "run").exists(), "a dry run writes nothing"
 
 

@@ -15,6 +15,7 @@ from pretrain.engine.report.runs import read_run
 from pretrain.engine.report.sweep_page import sweep_json, sweep_sections, sweep_title
 from pretrain.engine.report.sweeps import is_sweep, read_sweep
 from tokenizer.errors import DataError
+from tokenizer.safe_files import write_text
 
 __all__ = ["report"]
 
@@ -47,8 +48,7 @@ def report(folders: Sequence[Path], out: Path) -> Path:
         added = task_sections(types, "run_sections", comparison.runs)
         name, sections = title(comparison), run_sections(comparison, light, dark, added)
         data = as_json(comparison) | {section.title: section.data for section in added if section.data}
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "report.json").write_text(json.dumps(data, indent=2, default=str) + "\n", encoding="utf-8")
+    write_text(out / "report.json", json.dumps(data, indent=2, default=str) + "\n")
     write_figures(sections, out)
     write_markdown(name, sections, out / "report.md")
     return write_html(name, sections, out / "report.html")

@@ -12,7 +12,12 @@ from typing import Any
 from pretrain.engine.report.runs import RunRecord
 
 SEED = "run.seed"
-_NOT_COMPARED = frozenset({SEED, "run.dir"})
+_NOT_COMPARED = (
+    SEED, "run.dir", "run.log_every", "run.tensorboard", "run.threads", "run.profile_step", "schedule.stop_after",
+    "checkpoint.", "data.cache", "data.workers", "data.verify", "loader.", "engine.timeout_minutes",
+)  # fmt: skip
+"""Keys (with a dot at the end: sections) that leave a run's figures as they are: a seed that was stopped, resumed, or
+run on another machine is one more of its configuration."""
 _LOWER = ("loss", "alignment", "uniformity", "drift", "perplexity")
 _HIGHER = ("accuracy", "retrieval", "top1", "gap", "spearman", "pearson", "f1", "matthews")
 
@@ -88,8 +93,8 @@ class Comparison:
 
 
 def compare(runs: Sequence[RunRecord]) -> Comparison:
-    """Group runs by their configuration without ``run.seed`` and ``run.dir``, in the order given."""
-    keys = sorted({key for run in runs for key in run.config} - _NOT_COMPARED)
+    """Group runs by their configuration, but the seed and what leaves the figures as they are, in the given order."""
+    keys = sorted(key for key in {key for run in runs for key in run.config} if not _is_not_compared(key))
     differing = [key for key in keys if len({_text(run, key) for run in runs}) > 1]
     members: dict[tuple[str, ...], list[RunRecord]] = {}
     for run in runs:
@@ -111,6 +116,10 @@ def direction(metric: str) -> int:
     if any(word in parts for word in _LOWER):
         return -1
     return 1 if any(word in parts for word in _HIGHER) else 0
+
+
+def _is_not_compared(key: str) -> bool:
+    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in _NOT_COMPARED)
 
 
 def _text(run: RunRecord, key: str) -> str:

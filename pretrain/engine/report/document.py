@@ -11,6 +11,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from tokenizer.safe_files import write_bytes, write_text
+
 
 @dataclass(frozen=True)
 class Table:
@@ -46,27 +48,27 @@ def write_html(title: str, sections: Sequence[Section], out: Path) -> Path:
     """One page with its images and styles in it; a section without a title continues the one before."""
     template = Template((files("pretrain.engine.report") / "page.html").read_text(encoding="utf-8"))
     body = "\n".join(_html_section(section) for section in sections)
-    out.write_text(template.substitute(title=escape(title), body=body), encoding="utf-8")
+    write_text(out, template.substitute(title=escape(title), body=body))
     return out
 
 
 def write_markdown(title: str, sections: Sequence[Section], out: Path) -> None:
     """The same without styles: tables, and links to the PNG files beside it. Folded tables are left to the page."""
-    parts = [f"# {title}"]
+    parts = [f"# {_md(title)}"]
     for section in sections:
         tables = [_markdown_table(table) for table in section.tables if table.rows and table.details is None]
         figures = [f"![{figure.name}]({figure.name}.png)" for figure in section.figures]
-        notes = ["\n".join(f"- {note}" for note in section.notes)] if section.notes else []
-        content = [*notes, *tables, *section.remarks, *figures]
-        parts += [f"## {section.title}", *content] if section.title and content else content
-    out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+        notes = ["\n".join(f"- {_md(note)}" for note in section.notes)] if section.notes else []
+        content = [*notes, *tables, *map(_md, section.remarks), *figures]
+        parts += [f"## {_md(section.title)}", *content] if section.title and content else content
+    write_text(out, "\n\n".join(parts) + "\n")
 
 
 def write_figures(sections: Sequence[Section], folder: Path) -> None:
     """Every figure as ``NAME.png``."""
     for section in sections:
         for figure in section.figures:
-            (folder / f"{figure.name}.png").write_bytes(figure.light)
+            write_bytes(folder / f"{figure.name}.png", figure.light)
 
 
 def _html_section(section: Section) -> str:
@@ -97,9 +99,14 @@ def _html_figure(figure: Figure) -> str:
 
 
 def _markdown_table(table: Table) -> str:
-    rows = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in table.rows]
-    lines: list[Sequence[str]] = [table.header, ["---"] * len(table.header), *rows]
+    header, *rows = [[_md(cell).replace("|", "\\|") for cell in row] for row in (table.header, *table.rows)]
+    lines: list[Sequence[str]] = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _md(text: str) -> str:
+    """One line of Markdown, in which HTML would count."""
+    return " ".join(text.split()).replace("<", "&lt;")
 
 
 def _data_uri(png: bytes) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import textwrap
+import warnings
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -74,8 +77,8 @@ def sections(comparison: Comparison) -> dict[str, list[str]]:
     }
     for key in validation:
         if key not in losses:
-            prefix = key.split("/")[0]
-            family = sum(other.split("/")[0] == prefix for other in validation)
+            prefix = re.sub(r"[^\w.-]", "-", key.split("/")[0])
+            family = sum(other.split("/")[0] == key.split("/")[0] for other in validation)
             found.setdefault(f"validation-{prefix}" if family >= 4 else "validation", []).append(key)
     return {name: keys for name, keys in found.items() if keys}
 
@@ -121,7 +124,9 @@ def png(figure: Figure, handles: Sequence[Line2D], theme: Theme) -> bytes:
     """Draw the legend and the figure."""
     figure.legend(handles=handles, loc="outside upper left", frameon=False, labelcolor=_INK[theme], fontsize=9)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a letter that the font lacks is drawn as a box
+        figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
 
@@ -141,7 +146,7 @@ def dress(axis: Axes, title: str, x: str, y: str, theme: Theme) -> None:
 
 def count_steps(axis: Axes, last: int) -> None:
     """Let the x axis count optimizer steps from 0 to ``last``."""
-    axis.set_xlim(0, 1.02 * last)
+    axis.set_xlim(0, 1.02 * max(last, 1))
     axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     if last >= 10_000:
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +9,11 @@ from typing import Any
 
 from pretrain.config import flatten, load_mapping
 from pretrain.engine.metrics_file import METRICS, Row, read_metrics
-from tokenizer.errors import DataError
+from pretrain.engine.run_folder import read_status
+from tokenizer.errors import ConfigError, DataError
 
 _NO_CURVE = frozenset({"validation_samples"})
+_MOST_CURVES = 500
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,10 @@ def read_run(folder: Path) -> RunRecord:
         raise DataError(
             f"{folder / METRICS}: no line is a JSON object with a step: nothing was logged yet, or the file is damaged"
         )
-    status = _read_status(folder / "status.json", notes)
+    names = {name for row in rows for name in row.figures}
+    if len(names) > _MOST_CURVES:
+        raise DataError(f"{folder / METRICS}: {len(names):,} different figures; a report shows at most {_MOST_CURVES}")
+    status = _read_status(folder, notes)
     odd = {key for row in rows for key, value in row.figures.items() if not math.isfinite(value)}
     if odd:
         notes.append(f"values that are not finite were logged for {', '.join(sorted(odd))}")
@@ -68,15 +72,13 @@ def read_run(folder: Path) -> RunRecord:
     return RunRecord(folder, config, status, metrics.training, metrics.validation, notes)
 
 
-def _read_status(path: Path, notes: list[str]) -> dict[str, Any]:
-    if not path.is_file():
-        notes.append("no status.json: the run does not say how it ended")
-        return {}
+def _read_status(folder: Path, notes: list[str]) -> dict[str, Any]:
     try:
-        status = json.loads(path.read_bytes())
-    except ValueError:
-        status = None
-    if not isinstance(status, dict):
+        status = read_status(folder)
+    except ConfigError:
         notes.append("status.json is damaged and was left out")
         return {}
-    return status
+    if status is None:
+        notes.append("no status.json: the run does not say how it ended")
+        return {}
+    return status.model_dump(exclude_unset=True)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from pretrain.config import flatten, load_mapping
+from pretrain.engine.trials_file import TRIALS, TrialLine, read_trials
 from tokenizer.errors import ConfigError, DataError
 
-TRIALS = "trials.jsonl"
 SWEEP = "sweep.yaml"
 
 
@@ -171,28 +171,18 @@ def read_sweep(folder: Path) -> Sweep:
     """Read a sweep folder; of several lines about a run the last counts, and torn lines are left out and noted.
 
     Raises:
-        DataError: trials.jsonl is missing, holds no trial, or a line lacks a key.
+        DataError: trials.jsonl is missing, no regular file, or holds no trial.
     """
     path = folder / TRIALS
-    if not path.is_file():
+    if not path.exists():
         raise DataError(f"{path}: no such file; a sweep folder holds {TRIALS} once its first trial has ended")
-    notes: list[str] = []
-    lines: dict[str, dict[str, Any]] = {}
-    for number, raw in enumerate(path.read_bytes().split(b"\n"), start=1):
-        if not raw.strip():
-            continue
-        try:
-            line = json.loads(raw)
-            lines.pop(str(line["run"]), None)
-            lines[str(line["run"])] = line
-        except (ValueError, TypeError, KeyError):
-            notes.append(f"line {number} of {TRIALS} is damaged and was left out")
+    lines, notes = read_trials(path)
     if not lines:
-        raise DataError(f"{path}: no line is a finished trial")
+        raise DataError(f"{path}: no line is a finished trial's" + (f" ({notes[0]})" if notes else ""))
     seeds = _seeds(folder)
-    by_study: dict[str, list[dict[str, Any]]] = {}
+    by_study: dict[str, list[TrialLine]] = {}
     for line in lines.values():
-        by_study.setdefault(str(line.get("study", "")), []).append(line)
+        by_study.setdefault(line.study, []).append(line)
     studies = [_study(name, found, folder, seeds) for name, found in sorted(by_study.items())]
     for study in studies:
         lacking = [c for c in study.configurations if len(c.scores) + c.pruned < len(study.seeds)]
@@ -202,7 +192,7 @@ def read_sweep(folder: Path) -> Sweep:
     return Sweep(folder, studies, notes)
 
 
-def _study(name: str, lines: list[dict[str, Any]], folder: Path, seeds: list[int]) -> Study:
+def _study(name: str, lines: list[TrialLine], folder: Path, seeds: list[int]) -> Study:
     trials = [_trial(line, folder) for line in lines]
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
@@ -211,32 +201,28 @@ def _study(name: str, lines: list[dict[str, Any]], folder: Path, seeds: list[int
         Configuration(group[0].params, sorted(group, key=lambda trial: trial.seed)) for group in groups.values()
     ]
     configurations.sort(key=_order)
-    evolved = any("history" in line for line in lines)  # population based training: a setting has no seeds of its own
+    evolved = any(
+        line.history is not None for line in lines
+    )  # population based training: a setting has no seeds of its own
     own = [trials[0].seed] if evolved else seeds or sorted({trial.seed for trial in trials})
     first = lines[0]
-    metric, mode = str(first.get("metric", "score")), str(first.get("mode", "max"))
-    return Study(name, metric, mode, own, configurations, _config(trials))
+    return Study(name, first.metric, first.mode, own, configurations, _config(trials))
 
 
-def _trial(line: Mapping[str, Any], folder: Path) -> Trial:
-    try:
-        run = folder / str(line["run"])
-        score = line.get("score")
-        return Trial(
-            study=str(line["study"]),
-            params=dict(line["params"]),
-            seed=int(line["seed"]),
-            state=str(line["state"]),
-            score=float(score) if _is_number(score) and math.isfinite(score) else None,
-            best_step=line.get("best_step"),
-            metrics={k: float(v) for k, v in (line.get("metrics") or {}).items() if _is_number(v)},
-            run=run,
-            seconds=float(line.get("seconds") or 0.0),
-            attempts=int(line.get("attempts") or 1),
-            error=str(line.get("error") or ""),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{folder / TRIALS}: the line of {line['run']} is not a trial's: {error!r}") from None
+def _trial(line: TrialLine, folder: Path) -> Trial:
+    return Trial(
+        study=line.study,
+        params=line.params,
+        seed=line.seed,
+        state=line.state,
+        score=line.score,
+        best_step=line.best_step,
+        metrics={name: value for name, value in line.metrics.items() if value is not None},
+        run=folder / line.run,
+        seconds=line.seconds,
+        attempts=line.attempts,
+        error=line.error,
+    )
 
 
 def _config(trials: list[Trial]) -> dict[str, Any]:
@@ -252,7 +238,7 @@ def _seeds(folder: Path) -> list[int]:
     except ConfigError:
         return []
     found = section.get("seeds") if isinstance(section, Mapping) else None
-    return [int(seed) for seed in found] if isinstance(found, list) else []
+    return [seed for seed in found if type(seed) is int] if isinstance(found, list) else []
 
 
 def _order(configuration: Configuration) -> list[tuple[int, Any]]:

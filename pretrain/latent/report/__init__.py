@@ -7,7 +7,9 @@ folder (test text), else those of the best validation; the report says which.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from pretrain.config.load import flatten, load_job
 from pretrain.engine.report.document import Section, Table
 from pretrain.engine.report.runs import RunRecord, read_run
 from pretrain.engine.report.sweeps import Configuration, Sweep
@@ -23,6 +25,7 @@ _CLUSTER_FIGURES = ("purity", "purity_cosine", "silhouette", "probe", "accuracy"
 def run_sections(runs: Sequence[RunRecord]) -> list[Section]:
     """Sections of latent runs; none without one."""
     sections = []
+    runs = [_checked(run) for run in runs if is_latent(run)]
     rows = text_rows(runs)
     if rows:
         tables = [likelihood_table(rows), code_table(rows)]
@@ -35,7 +38,7 @@ def run_sections(runs: Sequence[RunRecord]) -> list[Section]:
         generated = generated_table(rows)
         if generated.rows:
             sections.append(Section("Generated text (Table 4): 5-gram perplexity", tables=[generated]))
-    clusters = [run for run in runs if is_latent(run) and is_clusters(run)]
+    clusters = [run for run in runs if is_clusters(run)]
     if clusters:
         sections.append(
             Section(
@@ -64,6 +67,12 @@ def _runs_of(best: Configuration) -> list[RunRecord]:
             except DataError:  # the folder was removed, or is on another machine
                 continue
     return [run for run in runs if (run.folder / EVALUATION.format(split="test")).is_file()] or runs[:1]
+
+
+def _checked(run: RunRecord) -> RunRecord:
+    """The run with the whole configuration of its job. Raises ``ConfigError``, if it is none of a latent job."""
+    job = load_job(str(run.folder / "config.yaml"), resolved=True)
+    return replace(run, config=flatten(job.model_dump(mode="json", by_alias=True)))
 
 
 def _cluster_table(runs: Sequence[RunRecord]) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,8 @@ from typing import Any
 from pretrain.engine.report.runs import RunRecord
 from pretrain.latent.kept import EVALUATION, GENERATED_TEXT
 from pretrain.latent.report.published import PUBLISHED, SENTENCES
+from tokenizer.errors import DataError
+from tokenizer.safe_files import read_json
 
 
 @dataclass(frozen=True)
@@ -133,13 +134,17 @@ def _row(run: RunRecord) -> Row:
     if evaluation is None:
         figures, measured = _best_validation(run)
     else:
-        figures = {key: value for key, value in evaluation.items() if isinstance(value, int | float)}
-        draws = f", {evaluation['samples']} draws" if "kl_exact" in figures or "kl_dual" in figures else ""
-        measured = f"test{draws}, {_step_of(evaluation['checkpoint'])}"
+        figures = {key: float(value) for key, value in evaluation.items() if _is_figure(value)}
+        draws = f", {evaluation.get('samples')} draws" if "kl_exact" in figures or "kl_dual" in figures else ""
+        measured = f"test{draws}, {_step_of(str(evaluation.get('checkpoint')))}"
     generated = _json(run.folder / GENERATED_TEXT) or {}
     config = run.config
-    measured = f"{measured}, seed {config['run.seed']}"
+    measured = f"{measured}, seed {config.get('run.seed', '?')}"
     return Row(row_name(config), variant_of(config), dataset_of(config), run, figures, measured, generated)
+
+
+def _is_figure(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
 
 
 def _step_of(checkpoint: str) -> str:
@@ -159,10 +164,8 @@ def _best_validation(run: RunRecord) -> tuple[dict[str, float], str]:
 
 
 def _json(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
     try:
-        value = json.loads(path.read_bytes())
-    except ValueError:
+        value = read_json(path)
+    except (DataError, FileNotFoundError):
         return None
     return value if isinstance(value, dict) else None

@@ -128,6 +128,19 @@ def test_several_runs_are_named_by_what_differs_and_summed_over_seeds(tmp_path: 
     assert f"{statistics.fmean(expected):.2f} ± {statistics.stdev(expected):.2f}" in markdown
 
 
+def test_a_seed_that_was_stopped_and_resumed_is_one_more_seed(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / f"s{seed}", seed=seed) for seed in (1, 2, 3)]
+    config = yaml.safe_load((folders[1] / "config.yaml").read_text())
+    config |= {"schedule": {"stop_after": 30}, "checkpoint": {"every": 10, "keep": 9}}
+    config["run"] |= {"log_every": 7, "threads": 4}
+    (folders[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    (group,) = compare([read_run(folder) for folder in folders]).groups
+    assert group.seeds == ["1", "2", "3"]
+    config["optimizer"]["lr"] = 0.1
+    (folders[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    assert compare([read_run(folder) for folder in folders]).differing == ["optimizer.lr"]
+
+
 def test_best_follows_the_direction_of_the_metric(tmp_path: Path) -> None:
     lines = [
         row(step, split="validation", **{"loss/mlm": loss, "accuracy/mlm": accuracy, "odd": 1.0})
@@ -235,10 +248,17 @@ def test_values_that_are_not_finite_are_drawn_around_and_said(tmp_path: Path) ->
 
 
 def test_text_from_outside_is_escaped(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a&b <script>", status={"state": "<b>done"})
-    page = Page(report([folder], tmp_path / "out"))
+    hostile = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+    lines = [row(step, **{hostile: 1.0, "$\\frac{": 2.0, "'\" onload='x": 1.0}) for step in (1, 2)]
+    lines += [row(2, split="validation", **{f"{hostile}/{name}": 1.0 for name in "abcd"})]
+    folder = write_run(tmp_path / "a&b <script>", lines, status={"state": "<b>done"})
+    config = yaml.safe_load((folder / "config.yaml").read_text()) | {hostile: hostile}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    page = Page(report([folder], tmp_path / "out"))  # it asserts that no such tag is there
     assert "a&b <script>" in page.text
-    assert "<b>done" in page.text
+    assert hostile in page.text
+    assert "<b>done" not in page.text, "no state of a run"
+    assert "<" not in (tmp_path / "out" / "report.md").read_text(), "Markdown takes HTML as it stands"
 
 
 def test_runs_of_different_length_and_metrics_are_compared_with_a_warning(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from pathlib import Path
@@ -52,8 +53,13 @@ def add(sweep: Path, task: str, seed: int, score: float, data: Path, *, kept: bo
     best = run / "checkpoints/best"
     if kept:
         best.mkdir(parents=True)
-        (best / "manifest.json").write_text(json.dumps({"format_version": 1}))
-        (best / "config.yaml").write_text(yaml.safe_dump(config))
+        text = yaml.safe_dump(config).encode()
+        record = {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+        files = {"config.yaml": record, "state.json": {"size": 0, "sha256": "0" * 64}}
+        manifest: dict[str, Any] = {"format_version": 1, "progress": {"step": 1, "samples": 1}, "task": "glue"}
+        manifest |= {"world_size": 1, "zero_stage": 0, "modules": {}, "files": files}
+        (best / "manifest.json").write_text(json.dumps(manifest))
+        (best / "config.yaml").write_bytes(text)
     return best
 
 

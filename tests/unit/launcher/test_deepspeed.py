@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backends import deepspeed
+from launcher.environment import inherited, portable
 from launcher.hostfile import Host
 from launcher.plan import Launch, Options
 from pretrain.config.load import load_job
@@ -62,7 +63,8 @@ sys.exit(deepspeed.start(launch, plan).code)
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)  # `datasets` sets it in whoever calls it; it travels
+    for name in portable(inherited()):  # what the one who runs the tests has set travels, too
+        monkeypatch.delenv(name)
     (tmp_path / "hosts").write_text("node-1 slots=1\nnode-2 slots=2\n")
     job = load_job("capt_tiny", ["run.dir=run", "batch.micro=4", "batch.global=24"])
     return Launch("pretrain", ("capt_tiny", "run.dir=run"), job, Options(hostfile=Path("hosts")))

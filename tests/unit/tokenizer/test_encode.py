@@ -157,7 +157,9 @@ def test_word_piece_case_is_seen_or_configured(bert: Path) -> None:
 
 
 def test_byte_level_without_mask_and_pad(byte_level: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(DataError, match="no pad and no mask token; add_missing=True appends <pad>, <mask>"):
+    with pytest.raises(
+        DataError, match=r"no pad and no mask token; add_missing=True \(--add-missing\) appends <pad>, <mask>"
+    ):
         load_tokenizer(byte_level)
     tokenizer = load_tokenizer(byte_level, add_missing=True)
     assert tokenizer.special == SpecialIds(bos=258, pad=259, eos=258, unk=258, mask=260)
@@ -180,7 +182,7 @@ def test_declared_special_tokens_win(byte_level: Path) -> None:
     assert names == ["!", "%"]
     assert tokenizer.model_max_length == 1024
     (byte_level / "tokenizer_config.json").write_text('{"mask_token": "[M]", "model_max_length": 1e30}')
-    with pytest.raises(DataError, match=r"no mask token; add_missing=True appends \[M\]"):
+    with pytest.raises(DataError, match=r"no mask token; add_missing=True \(--add-missing\) appends \[M\]"):
         load_tokenizer(byte_level)
     added = load_tokenizer(byte_level, add_missing=True)
     assert added.backend.id_to_token(added.special.mask) == "[M]"
@@ -193,7 +195,9 @@ def test_declared_special_tokens_win(byte_level: Path) -> None:
         ({}, "no tokenizer in it; it needs tokenizer.json"),
         ({"vocab.json": "{}"}, "has vocab.json but no merges.txt"),
         ({"merges.txt": ""}, "has merges.txt but no vocab.json"),
-        ({"spm.model": "x"}, "a SentencePiece model only; `capt tokenizer export`"),
+        ({"spm.model": "x"}, "not a SentencePiece model"),
+        ({"sentencepiece.model": "x"}, "a SentencePiece model only; `capt tokenizer export"),
+        ({"sentencepiece.bpe.model": "x"}, r"to which its class adds what no file says; .*save_pretrained"),
         ({"tokenizer.json": "{"}, "tokenizer.json: not valid JSON"),
         ({"tokenizer.json": '{"version": "1.0"}'}, "damaged tokenizer"),
         (

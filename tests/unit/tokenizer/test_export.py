@@ -124,7 +124,7 @@ def test_models_without_a_counterpart(tmp_path: Path, options: dict[str, Any], m
 
 def test_merges_in_another_order_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = foreign(tmp_path / "m.model", model_type="bpe", pad_id=3, control_symbols=["<mask>"])
-    monkeypatch.setattr("tokenizer.export.sorted", lambda merges: sorted(merges, reverse=True), raising=False)
+    monkeypatch.setattr("tokenizer.pieces.sorted", lambda merges: sorted(merges, reverse=True), raising=False)
     with pytest.raises(DataError, match="does not tokenize like SentencePiece"):
         export(model, tmp_path / "out", texts=lines())
     assert [p.name for p in tmp_path.iterdir()] == ["m.model"]

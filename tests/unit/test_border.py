@@ -1,0 +1,174 @@
+"""Every place where the source opens, parses, unpacks, loads or starts something, against a list that people have read.
+
+What a file from somebody else can reach is here: a new ``open``, ``subprocess``, ``torch.load``, YAML, archive, pickle
+or ``eval`` is a new way in. It stands in ``REVIEWED`` with the reason why it is a safe one, or goes through
+`tokenizer.safe_files`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("tokenizer", "pretrain", "finetune", "launcher")
+
+MODULES = (
+    "bz2",
+    "ctypes",
+    "gzip",
+    "lzma",
+    "marshal",
+    "pickle",
+    "runpy",
+    "shelve",
+    "subprocess",
+    "tarfile",
+    "yaml",
+    "zipfile",
+)
+CALLS = (
+    *("__import__", "compile", "eval", "exec", "open", "os.fdopen", "os.open", "os.popen", "os.system", "mmap.mmap"),
+    *("importlib.import_module", "load_file", "np.fromfile", "np.load", "np.memmap", "safe_open", "torch.load"),
+)
+METHODS = ("extractall", "open", "read_bytes", "read_text", "write_bytes", "write_text")
+
+OUT = "writes a result of ours where the user asked for it"
+TEXT = "a corpus: any file that the user names, read as text and never interpreted"
+SHARDS = "a shard set: checked against its manifest before it is mapped"
+TENSORS = "safetensors: a header in JSON and numbers, no code"
+TYPED = "a small JSON file, parsed into checked values"
+OWN = "a file of ours beside the run, whose folder is the user's"
+TOOL = "a program with a fixed list of arguments, no shell"
+REGISTRY = "a module named in the source or in an entry point of an installed package, never in a file"
+
+REVIEWED: dict[str, tuple[str, str]] = {
+    "finetune/encoding.py": ("np.load", "a cache of ours, allow_pickle=False"),
+    "finetune/glue/export.py": (".write_text", OUT),
+    "finetune/glue/files.py": (".open gzip.open", TEXT),
+    "finetune/glue/predict.py": (".write_text", OUT),
+    "finetune/glue/submission.py": ("zipfile.ZipFile zipfile.ZipInfo", "extracts nothing; " + OUT),
+    "launcher/backends/__init__.py": ("importlib.import_module", "one of five names, by type"),
+    "launcher/backends/activity.py": (".read_text", "/proc"),
+    "launcher/backends/deepspeed.py": ("subprocess.run", "pdsh: every word checked or quoted for the remote shell"),
+    "launcher/backends/processes.py": (
+        ".open .read_text ctypes.CDLL subprocess.Popen",
+        "a rank's log; /proc; libc's prctl; the planned command, no shell",
+    ),
+    "launcher/backends/slurm.py": ("subprocess.run", "sbatch: the script's words are quoted"),
+    "launcher/bench.py": (".read_text .write_text subprocess.run", "benchmarks of the source checkout; " + OUT),
+    "launcher/commands/config.py": ("yaml.safe_dump", "writes"),
+    "launcher/commands/corpora.py": (".open", SHARDS),
+    "launcher/machine.py": (".read_text subprocess.run", "/proc/cpuinfo; nvidia-smi, with a time limit"),
+    "launcher/sweep/begun.py": (".read_text", TYPED),
+    "launcher/sweep/config.py": ("yaml.safe_dump", "writes"),
+    "launcher/sweep/records.py": (".open .read_text", TYPED + "; " + OWN),
+    "launcher/sweep/restart.py": (".open .read_text", TYPED + "; " + OWN),
+    "launcher/sweep/trial.py": (".open yaml.safe_dump", OWN),
+    "pretrain/config/reader.py": ("yaml.SafeLoader", "plain types alone, within bounds"),
+    "pretrain/contrast/shards.py": ("safe_open", TENSORS),
+    "pretrain/convert/about.py": ("yaml.safe_dump", "writes"),
+    "pretrain/convert/huggingface.py": (".write_text", OUT),
+    "pretrain/convert/import_hf.py": (".write_text", OUT),
+    "pretrain/convert/onnx.py": (".write_text", OUT),
+    "pretrain/convert/sentence_transformers.py": (".write_text", OUT),
+    "pretrain/data/docstrings.py": (".open .read_bytes", "installed packages, parsed and not run; the cache"),
+    "pretrain/data/files.py": (".open gzip.GzipFile", TEXT),
+    "pretrain/data/prepare.py": (".open", SHARDS),
+    "pretrain/data/shard_writer.py": (".open .write_text os.open", "writes the cache"),
+    "pretrain/data/shards.py": (".read_bytes np.memmap", SHARDS),
+    "pretrain/engine/allocator.py": ("ctypes.CDLL", "libc's mallopt"),
+    "pretrain/engine/callbacks/profiler.py": (".write_text", OUT),
+    "pretrain/engine/checkpoint/index.py": ("safe_open", TENSORS),
+    "pretrain/engine/checkpoint/save.py": ("yaml.safe_dump", "writes"),
+    "pretrain/engine/provenance.py": ("subprocess.run", "git, in the source checkout; " + TOOL),
+    "pretrain/engine/report/__init__.py": (".write_text", OUT),
+    "pretrain/engine/report/additions.py": ("importlib.import_module", REGISTRY),
+    "pretrain/engine/report/document.py": (".read_text .write_bytes .write_text", "a template of the package; " + OUT),
+    "pretrain/engine/report/runs.py": (".read_bytes", TYPED),
+    "pretrain/engine/report/sweeps.py": (".read_bytes", TYPED),
+    "pretrain/engine/run_folder.py": (".open", "the lock, which is not read"),
+    "pretrain/engine/safe_files.py": (".open os.open", "what was just written, for fsync and hashes"),
+    "pretrain/language/evaluate.py": (".write_text", OUT),
+    "pretrain/language/from_hf.py": ("safe_open", TENSORS),
+    "pretrain/language/inputs.py": (".open", SHARDS),
+    "pretrain/language/sts_files.py": (".read_text", TEXT),
+    "pretrain/latent/arpa.py": (".open", "a language model as text: parsed line by line"),
+    "pretrain/latent/corpus.py": (".open gzip.open", TEXT),
+    "pretrain/latent/kenlm.py": ("subprocess.run", "lmplz and query; " + TOOL),
+    "pretrain/latent/report/plots.py": ("np.load", "numbers alone: numpy reads no pickle unless asked to"),
+    "pretrain/latent/report/rows.py": (".read_bytes", TYPED),
+    "pretrain/latent/vocabulary.py": (".read_text .write_text", TEXT),
+    "pretrain/models/hf_folder.py": (".read_bytes load_file safe_open", TENSORS + "; " + TYPED),
+    "pretrain/tasks.py": ("importlib.import_module", REGISTRY),
+    "tokenizer/export.py": (".read_bytes .write_bytes", "files that were just written; " + OUT),
+    "tokenizer/files.py": (".open gzip.open os.open", TEXT),
+    "tokenizer/formats.py": (".read_text", TYPED),
+    "tokenizer/safe_files.py": ("os.fdopen os.open", "the border itself"),
+}  # fmt: skip
+
+
+def found() -> Iterator[tuple[str, str, int]]:
+    """File, call and line of everything that is watched."""
+    for path in (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and (call := watched(node)):
+                yield str(path.relative_to(ROOT)), call, node.lineno
+
+
+def watched(node: ast.Call) -> str:
+    """The name of a call that is watched; empty for others. A method counts whatever its object is called."""
+    name = ast.unparse(node.func)
+    if name in CALLS or re.fullmatch(rf"({'|'.join(MODULES)})\.[\w.]+", name):
+        return name
+    if (
+        isinstance(node.func, ast.Attribute)
+        and node.func.attr in METHODS
+        and not name.startswith(("os.", "safe_files."))
+    ):
+        return f".{node.func.attr}"
+    return ""
+
+
+def test_every_place_is_on_the_list() -> None:
+    new = [f"{path}:{line}: {call}" for path, call, line in found() if call not in REVIEWED.get(path, ("",))[0].split()]
+    assert new == [], "use tokenizer.safe_files, or look at what can come in here and give the reason in REVIEWED"
+
+
+def test_nothing_is_ever_unpickled_evaluated_or_run_by_a_shell() -> None:
+    for path in (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            name, keywords = ast.unparse(node.func), {word.arg: ast.unparse(word.value) for word in node.keywords}
+            where = f"{path.relative_to(ROOT)}:{node.lineno}: {name}"
+            assert name not in ("eval", "exec", "__import__", "torch.load", "os.system", "os.popen", "yaml.load"), where
+            assert name.split(".")[0] not in ("pickle", "marshal", "shelve", "runpy", "tarfile"), where
+            assert keywords.get("shell", "False") == "False", where
+            assert keywords.get("allow_pickle", "False") == "False", where
+            assert keywords.get("trust_remote_code", "False") == "False", where
+
+
+@pytest.mark.parametrize(
+    ("code", "call"),
+    [
+        ("open(p)", "open"),
+        ("torch.load(f)", "torch.load"),
+        ("subprocess.run(['x'])", "subprocess.run"),
+        ("yaml.load(t)", "yaml.load"),
+        ("(folder / 'x').read_text()", ".read_text"),
+        ("zipfile.ZipFile(p).extractall()", ".extractall"),
+        ("pickle.loads(b)", "pickle.loads"),
+        ("json.loads(t)", ""),
+        ("read_text(path)", ""),
+    ],
+)
+def test_the_list_would_miss_nothing_new(code: str, call: str) -> None:
+    (expression,) = ast.parse(code).body
+    assert isinstance(expression, ast.Expr)
+    assert isinstance(expression.value, ast.Call)
+    assert watched(expression.value) == call

@@ -1,0 +1,122 @@
+"""A SentencePiece model as a ``tokenizers`` pipeline of the same ids.
+
+The conversion follows what SentencePiece does with a text, step by step:
+
+1. its character map (NFKC and friends), after NFC, because the ``tokenizers`` library looks a character map up by
+   grapheme and would leave decomposed Hangul and Vietnamese as they are;
+2. runs of spaces become one, spaces at the ends go, one space is put before the text (``▁`` stands for a space);
+3. unigram: the pieces of highest summed score; BPE: merges in the order of their scores, whatever two pieces they join.
+
+Control pieces (``<s>``, ``<mask>``), byte pieces and the unknown piece never match text in SentencePiece. The unigram
+model of ``tokenizers`` would match them, so they get a score that no text prefers.
+
+What differs still is a combining mark that follows a character which the character map replaces (``½`` + U+0301), and
+marks in an order that Unicode does not produce; models with ``normalization="identity"`` have neither. In a unigram
+model from elsewhere, which of several segmentations of equal score is taken depends on float32 rounding (``00000`` as
+``0 00 00`` or ``00 0 00``, one line in some thousand); `train` rounds its scores so that this does not happen.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from tokenizer.errors import DataError
+from tokenizer.formats import NEVER_IN_TEXT
+from tokenizer.safe_files import read_bytes
+
+_UNIGRAM, _BPE = 1, 2
+_NORMAL, UNKNOWN, CONTROL, _USER_DEFINED = 1, 2, 3, 4
+
+
+def read_model(path: Path) -> sentencepiece_model_pb2.ModelProto:
+    """A ``.model`` file. Raises ``DataError`` where it is none."""
+    try:
+        proto = sentencepiece_model_pb2.ModelProto.FromString(read_bytes(path))
+    except DecodeError:
+        raise DataError(f"{path}: not a SentencePiece model") from None
+    if not proto.pieces or not 0 <= proto.trainer_spec.unk_id < len(proto.pieces):
+        raise DataError(f"{path}: not a SentencePiece model (it has no pieces)")
+    return proto
+
+
+def to_tokenizer(proto: sentencepiece_model_pb2.ModelProto, where: Path) -> Tokenizer:
+    """The ``tokenizers`` counterpart of a SentencePiece model: the same ids, all control pieces as special tokens.
+
+    Raises:
+        DataError: the model is neither unigram nor BPE, or uses a setting that has no counterpart.
+    """
+    normalizer, trainer = proto.normalizer_spec, proto.trainer_spec
+    unsupported = {
+        f"model type {trainer.ModelType.Name(trainer.model_type)}": trainer.model_type not in (_UNIGRAM, _BPE),
+        "treat_whitespace_as_suffix": trainer.treat_whitespace_as_suffix,
+        "add_dummy_prefix=false": not normalizer.add_dummy_prefix,
+        "remove_extra_whitespaces=false": not normalizer.remove_extra_whitespaces,
+        "escape_whitespaces=false": not normalizer.escape_whitespaces,
+        "user-defined symbols in a BPE model": trainer.model_type == _BPE
+        and any(piece.type == _USER_DEFINED and len(piece.piece) > 1 for piece in proto.pieces),
+    }
+    found = [name for name, used in unsupported.items() if used]
+    if found:
+        raise DataError(f"{where}: {', '.join(found)} cannot be exported exactly; use a unigram or BPE model without")
+    tokenizer = Tokenizer(_unigram(proto) if trainer.model_type == _UNIGRAM else _bpe(proto))
+    tokenizer.normalizer = _normalizer(normalizer)
+    # Words can be segmented one by one, and cached, unless a piece reaches over a space.
+    split = not any("▁" in piece.piece[1:] for piece in proto.pieces if piece.type == _NORMAL)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=split)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Metaspace(replacement="▁", prepend_scheme="first"), decoders.Fuse()]
+    )
+    control = [piece.piece for piece in proto.pieces if piece.type == CONTROL]
+    tokenizer.add_special_tokens(
+        [AddedToken(piece, normalized=False, special=True, lstrip=piece == "<mask>") for piece in control]
+    )
+    return tokenizer
+
+
+def _normalizer(spec: sentencepiece_model_pb2.NormalizerSpec) -> normalizers.Normalizer:
+    steps: list[normalizers.Normalizer] = []
+    if spec.precompiled_charsmap:
+        steps += [normalizers.NFC()] if "nfkc" in spec.name else []
+        steps += [normalizers.Precompiled(spec.precompiled_charsmap)]
+    steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(r"[ ▁]+\z"), "")]
+    if "nmt" not in spec.name:
+        # the nmt rules turn a literal ▁ into a space; elsewhere a text that begins with one still gets its prefix
+        steps += [normalizers.Replace(Regex(r"\A ?▁"), "▁▁")]
+    return normalizers.Sequence(steps)
+
+
+def _unigram(proto: sentencepiece_model_pb2.ModelProto) -> models.Unigram:
+    best = max((piece.score for piece in proto.pieces if piece.type == _NORMAL), default=0.0)
+
+    def score(piece: sentencepiece_model_pb2.ModelProto.SentencePiece) -> float:
+        if piece.type == _USER_DEFINED:  # preferred to any other segmentation: unigram_model.cc
+            return float(len(piece.piece.encode()) * best - 0.1)
+        return float(piece.score) if piece.type == _NORMAL else NEVER_IN_TEXT
+
+    return models.Unigram(
+        [(piece.piece, score(piece)) for piece in proto.pieces],
+        unk_id=proto.trainer_spec.unk_id,
+        byte_fallback=proto.trainer_spec.byte_fallback,
+    )
+
+
+def _bpe(proto: sentencepiece_model_pb2.ModelProto) -> models.BPE:
+    ids = {piece.piece: i for i, piece in enumerate(proto.pieces)}
+    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in (_NORMAL, _USER_DEFINED)}
+    merges = [
+        (-score, ids[piece[:cut]], ids[piece[cut:]])
+        for piece, score in scores.items()
+        for cut in range(1, len(piece))
+        if piece[:cut] in scores and piece[cut:] in scores
+    ]
+    return models.BPE(
+        ids,
+        [(proto.pieces[left].piece, proto.pieces[right].piece) for _, left, right in sorted(merges)],
+        unk_token=proto.pieces[proto.trainer_spec.unk_id].piece,
+        fuse_unk=True,
+        byte_fallback=proto.trainer_spec.byte_fallback,
+    )
