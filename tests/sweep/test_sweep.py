@@ -61,7 +61,7 @@ def test_a_driver_that_is_killed_and_one_that_is_asked_to_stop(folder: Folder) -
     folder.env |= dict.fromkeys(SECRETS, canary)
     folder.sweep()
     driver = folder.start("pace=0.4")
-    wait_for(lambda: len(folder.lines()) >= 2 and in_the_middle(folder))
+    wait_for(lambda: len(folder.lines()) >= 2 and in_the_middle(folder), 120)
     assert places_of(canary.encode(), folder, began) == []
     assert all(start["secrets"] for start in folder.starts()[Path(folder.lines()[0]["run"]).name]), "of this machine"
     driver.kill()
