@@ -16,9 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pretrain.models.config import RobertaConfig
-from pretrain.models.hf_config import shown
 from pretrain.models.roberta import RobertaEncoder, initialise
-from tokenizer.errors import CheckpointError
+from tokenizer.errors import CheckpointError, shown
 
 
 @dataclass(frozen=True)

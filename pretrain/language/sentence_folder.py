@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from pretrain.models.hf_config import shown
 from pretrain.models.hf_folder import PICKLES, read_json, require_regular
 from pretrain.models.hub import SENTENCE_FILES, local_folder
 from tokenizer import safe_files
-from tokenizer.errors import CheckpointError
+from tokenizer.errors import CheckpointError, shown
 
 _MAX_FILES = 1000
 

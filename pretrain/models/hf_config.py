@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tokenizer.errors import CheckpointError
+from tokenizer.errors import CheckpointError, shown
 
 _Rate = Annotated[float, Field(ge=0, lt=1)]
 
@@ -28,12 +28,6 @@ class HFConfig(BaseModel):
     attention_probs_dropout_prob: _Rate
     layer_norm_eps: float = Field(gt=0, le=1)
     initializer_range: float = Field(gt=0, le=100)
-
-
-def shown(value: object) -> str:
-    """A foreign value in a message: on one line, and not of any length."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def listed(names: Iterable[str]) -> str:

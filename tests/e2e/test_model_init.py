@@ -86,7 +86,8 @@ def test_a_hub_id_brings_sizes_and_tokenizer(start: Any, tmp_path: Path, monkeyp
 
 def test_another_tokenizer_is_refused(start: Any, tmp_path: Path) -> None:
     job, hf = start
-    train(["some text of another kind"] * 50, tmp_path / "other", vocab_size=280, type="bpe")
+    lines = (hf.parent / "text.txt").read_text().splitlines()
+    train(lines, tmp_path / "other", vocab_size=400, type="bpe")
     mapping = {**job, "model": {"init": str(hf)}, "tokenizer": {"path": str(tmp_path / "other")}}
     with pytest.raises(ConfigError, match=r"not the vocabulary of model\.init"):
         LanguageTask(job_from_mapping(mapping, "test"), tmp_path / "run")
