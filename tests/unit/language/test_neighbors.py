@@ -1,0 +1,22 @@
+"""How many lines are searched is said, and so is that there were more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pretrain.language.neighbors import candidates
+
+
+def test_the_lines_that_are_searched_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"a line with the number {i} in it\n" for i in range(7)) + "short\n")
+    caplog.set_level("INFO")
+    assert len(candidates(None, [text], 5)) == 5
+    assert (
+        "searching 5 different lines of 20 characters or more, of the first 5 only: --lines takes more" in caplog.text
+    )
+    caplog.clear()
+    assert len(candidates(None, [text], 7)) == 7
+    assert "--lines" not in caplog.text
