@@ -53,13 +53,16 @@ def add(sweep: Path, task: str, seed: int, score: float, data: Path, *, kept: bo
     best = run / "checkpoints/best"
     if kept:
         best.mkdir(parents=True)
-        text = yaml.safe_dump(config).encode()
-        record = {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()}
-        files = {"config.yaml": record, "state.json": {"size": 0, "sha256": "0" * 64}}
-        manifest: dict[str, Any] = {"format_version": 1, "progress": {"step": 1, "samples": 1}, "task": "glue"}
-        manifest |= {"world_size": 1, "zero_stage": 0, "modules": {}, "files": files}
-        (best / "manifest.json").write_text(json.dumps(manifest))
-        (best / "config.yaml").write_bytes(text)
+        contents = {"config.yaml": yaml.safe_dump(config), "state.json": "{}"}
+        files = {
+            name: {"size": len(text), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+            for name, text in contents.items()
+        }
+        about = {"task": "glue", "world_size": 1, "zero_stage": 0, "modules": {}}
+        progress = {"step": 1, "samples": 1, "tokens": 1}
+        manifest = {"format_version": 1, "progress": progress, **about, "files": files}
+        for name, text in {**contents, "manifest.json": json.dumps(manifest)}.items():
+            (best / name).write_text(text)
     return best
 
 
