@@ -53,6 +53,8 @@ _OURS = {
     "amp": "engine.precision",
 }
 
+_PRECISION = (("torch_autocast", "enabled"), ("torch_autocast", "dtype"), ("fp16", "enabled"))
+"""Whether a loss is scaled decides who clips and what a norm that is not finite means: one key says so."""
 
 WIRE_TYPES = ("fp32", "bf16", "fp16")
 """What ``communication_data_type`` may be: the type in which gradients are reduced."""
@@ -65,7 +67,8 @@ encoder has: one bucket, reduced when the backward pass is over, with nothing le
 def offloads_optimizer(job: Job) -> bool:
     """Whether the optimizer's state lies in host memory."""
     extra = job.engine.deepspeed_extra.get("zero_optimization", {})
-    return job.engine.offload_optimizer or "offload_optimizer" in extra
+    # the second is DeepSpeed's older name, which it still takes
+    return job.engine.offload_optimizer or "offload_optimizer" in extra or bool(extra.get("cpu_offload"))
 
 
 def clips_here(job: Job) -> bool:
@@ -142,6 +145,9 @@ def _check(extra: dict[str, Any]) -> None:
             raise ConfigError(f"engine.deepspeed_extra.{key}: {shown(extra[key])}: it is a section, {key}: {{...}}")
         if key not in _SECTIONS and not isinstance(extra[key], bool | int | float | str):
             raise ConfigError(f"engine.deepspeed_extra.{key}: {shown(extra[key])}: it is one value")
+    for section, key in _PRECISION:
+        if key in extra.get(section, {}):
+            raise ConfigError(f"engine.deepspeed_extra.{section}.{key}: set engine.precision instead")
     if "stage" in extra.get("zero_optimization", {}):
         raise ConfigError("engine.deepspeed_extra.zero_optimization.stage: set engine.zero_stage instead")
     if extra.get("communication_data_type", "fp32") not in WIRE_TYPES:

@@ -219,7 +219,8 @@ class Engine:
         groups = [zero.averaged_gradients[i] for i in range(len(zero.bit16_groups))]
         squares = []
         for gradients, parameters in zip(groups, zero.params_in_partition, strict=True):
-            own = [g for g, _ in zip(gradients, parameters, strict=False)]  # behind them, padding
+            filled = (g for g in gradients if not getattr(g, "_zero_padding", False))  # `parameter_alignment` pads each
+            own = [g for g, _ in zip(filled, parameters, strict=False)]  # behind them, padding
             norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in own]
             squares.append(torch.stack(norms).square().sum().float() if own else torch.zeros((), device=self.device))
         of_groups = distributed.all_reduce_sum(torch.stack(squares)).sqrt()

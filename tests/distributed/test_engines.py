@@ -53,3 +53,30 @@ def test_alone_and_shared_with_and_without_accumulation(clip: float) -> None:
             for ours, theirs, first in zip(handed, found, reference, strict=True):
                 np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
                 np.testing.assert_allclose(ours, first, rtol=1e-5, atol=1e-6)
+
+
+def _norms(stage: int, extra: str) -> list[float]:
+    """Of three clipped updates of a module whose sizes are no multiples of anything."""
+    quiet_libraries(debug=False)
+    distributed.initialize(1)
+    settings = ["batch.global=6", "batch.micro=3", f"engine.zero_stage={stage}", "optimizer.clip=0.1"]
+    job = load_job("capt_tiny", ["engine.precision=fp32", *settings, *([extra] if extra else [])])
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3), nn.Linear(3, 7))
+    engine, norms = Engine("layers", module, job), []
+    rows = torch.randn(3, 6, 5, generator=torch.Generator().manual_seed(1))
+    for batch in rows:
+        for part in batch[distributed.rank() :: distributed.world_size()].split(3):
+            engine.backward(engine(part).square().sum(1).mean())
+            engine.step()
+        norms.append(float(engine.gradient_norm()))
+    return norms
+
+
+@pytest.mark.parametrize("setting", ["parameter_alignment: true", "round_robin_gradients: true"])
+def test_each_element_counts_once_in_the_norm_however_shards_are_laid_out(setting: str) -> None:
+    (reference,) = run_ranks(_norms, 1, 0, "")
+    for world, stage in ((1, 1), (2, 1), (2, 2)):
+        extra = f"engine.deepspeed_extra.zero_optimization={{{setting}}}"
+        for norms in run_ranks(_norms, world, stage, extra):
+            np.testing.assert_allclose(norms, reference, rtol=1e-6)

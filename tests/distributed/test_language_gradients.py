@@ -120,3 +120,15 @@ def test_the_bound_notices_a_contrastive_gradient_of_the_wrong_scale(folder: Pat
     mapping = _mapping(folder, 1, 0, "fp32", 1)
     halved = run_ranks(_gradients, 1, {**mapping, "contrast": {**mapping["contrast"], "weight": 0.5}})[0]
     assert _relative(halved["gradients"][0], references["fp32", 1]["gradients"][0]) > 1e-2
+
+
+def test_without_a_contrast_the_accumulation_is_nothing_to_the_gradient(folder: Path) -> None:
+    """Micro-batches with unlike numbers of masked tokens: the mean is over those of the whole step."""
+    mapping = _mapping(folder, 1, 0, "fp32", 4)
+    plain = {**mapping, "contrast": {**mapping["contrast"], "weight": 0.0, "queue": 0}}
+    cut = [{**plain, "batch": {**plain["batch"], "micro": micro}} for micro in (16, 4, 1)]
+    whole, *others = run_ranks(_all_gradients, 1, cut)[0]
+    for other in others:
+        for step in range(_STEPS):
+            assert _relative(other["gradients"][step], whole["gradients"][step]) < 1e-6
+            assert other["losses"][step]["loss"] == pytest.approx(whole["losses"][step]["loss"], rel=1e-6)

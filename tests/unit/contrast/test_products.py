@@ -57,7 +57,8 @@ def _bounds(tau: float, delta: float) -> tuple[float, Tensor]:
     epsilon = delta / tau
     shift, twice = math.expm1(epsilon), math.expm1(2 * epsilon)
     anchor = sigma * (2 * shift + (1 + shift) * (twice + delta))
-    return 2 * epsilon, (anchor + sigma.roll(N) * shift + p * (twice + delta)) / (tau * N)
+    live = p * (twice + delta * (1 + twice))
+    return 2 * epsilon, (anchor + sigma.roll(N) * shift + live) / (tau * N)
 
 
 @pytest.mark.parametrize("precision", HERE)

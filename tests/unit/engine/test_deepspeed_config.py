@@ -53,6 +53,8 @@ def test_fp16_scales_the_loss() -> None:
         ("train_batch_size=8", "set batch.global"),
         ("zero_optimization={stage: 2}", "set engine.zero_stage"),
         ("communication_data_type=half", "must be one of fp32, bf16, fp16"),
+        ("torch_autocast={enabled: true, dtype: float16}", r"torch_autocast\.enabled: set engine\.precision"),
+        ("fp16={enabled: true}", r"fp16\.enabled: set engine\.precision"),
     ],
 )
 def test_extra_keys_are_checked(extra: str, message: str) -> None:
@@ -73,6 +75,7 @@ def test_extra_is_merged_last_and_deeply() -> None:
         (["engine.zero_stage=3"], False),
         (["engine.offload_optimizer=true"], False),
         (["engine.deepspeed_extra.zero_optimization={offload_optimizer: {device: cpu}}"], False),
+        (["engine.deepspeed_extra.zero_optimization={cpu_offload: true}"], False),
     ],
     ids=str,
 )
