@@ -178,10 +178,9 @@ def _wait_for_all() -> None:
     while not store.check([f"{key}/all"]):
         time.sleep(pause)
         pause = min(1.5 * pause, 1.0)
-        if rank() == 0 and time.monotonic() - told > _TELL:
+        if rank() == 0 and time.monotonic() - told > _TELL and (missing := world_size() - store.add(key, 0)):
             told = time.monotonic()
-            here = store.add(key, 0)
-            logger.warning("waiting for %d of %d ranks since %.0f s", world_size() - here, world_size(), told - begin)
+            logger.warning("waiting for %d of %d ranks since %.0f s", missing, world_size(), told - begin)
 
 
 def barrier() -> None:

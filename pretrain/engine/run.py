@@ -86,7 +86,7 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
         progress = Progress(**state.progress.model_dump())
         for name, engine in engines.items():
             restore_engine(source, engine, state.engines[name])
-        with distributed.agreed():
+        with distributed.agreed(patient=True):
             task.load_state(source, state.task)
         logger.info("resuming from %s at step %d", source, progress.step)
         with distributed.agreed():

@@ -254,6 +254,8 @@ def test_on_resume_each_byte_is_read_once_over_all_ranks(tmp_path: Path, stage: 
     assert [code for code, *_ in outcomes] == [0, 0, 0]
     total = sum(file["size"] for file in files.values())
     config = files["config.yaml"]["size"]
-    assert sum(hashed for _, hashed, _ in outcomes) == total + config, "rank 0 compares the batch sizes"
+    hashed = sum(hashed for _, hashed, _ in outcomes)
+    # rank 0 compares the batch sizes; a configuration younger than a second is not remembered, and hashed for it again
+    assert hashed in (total, total + config)
     parameters = 13 * 7 + 13 + 2 * 13 + 13 * 7 + 7 + 1
     assert sum(read for *_, read in outcomes) == 4 * parameters * (weights_read + 2)
