@@ -56,7 +56,7 @@ def again(run: Path, code: int, limit: int, job: str) -> bool:
     if before.failures >= limit:
         log.error("failed, and not queued again: that was done %d times (restarts in the cluster file)", limit)
         return False
-    if before.step is not None and step <= before.step:
+    if step == before.step:  # a lower one is progress: the job had gone back to its last checkpoint
         log.error("failed, and not queued again: no step was made since the last time (step %d)", step)
         return False
     write_json(run / RECORD, Restarts(job=job, failures=before.failures + 1, step=step).model_dump())

@@ -1,4 +1,4 @@
-"""``python -m pretrain CONFIG [a.b=c ...] [--resume] [--checkpoint NAME] [--debug]``: one rank of a job.
+"""``python -m pretrain CONFIG [a.b=c ...] [--resume] [--checkpoint NAME] [--wait S] [--debug]``: one rank of a job.
 
 Every launcher starts this module, on every rank; ranks are read from the environment. Exit codes: 0 done, 1 failed,
 2 bad input, 75 stopped early but resumable.
@@ -34,6 +34,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="values that replace the file's")
     parser.add_argument("--resume", action="store_true", help="continue the run in run.dir")
     parser.add_argument("--checkpoint", help="resume from this folder under checkpoints/")
+    parser.add_argument("--wait", type=float, default=0.0, help="seconds to wait while another job holds run.dir")
     parser.add_argument("--debug", action="store_true", help="show stack traces of user errors, log at debug level")
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     return parser.parse_intermixed_args(arguments)
@@ -88,7 +89,7 @@ def _run(options: argparse.Namespace) -> int:
         if refusal is not None:
             raise refusal
     assert job is not None
-    code = run_job(job, resume=options.resume, checkpoint=options.checkpoint)
+    code = run_job(job, resume=options.resume, checkpoint=options.checkpoint, wait=options.wait)
     distributed.shutdown()
     return code
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import itertools
 import logging
 import os
 import re
 import socket
 import stat
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -36,6 +38,8 @@ logger = logging.getLogger(__name__)
 REMEMBERED = 50_000
 """Files that the memory of a host holds at most, the newest."""
 _CHUNK = 1 << 20
+_OPENING = 1 << 16
+"""Bytes that could be read in the time that it takes to open a file: empty files are work, too."""
 _SETTLED = 1.0
 """Seconds since a file's last change before it is remembered: within a tick of the clock a change would not show."""
 
@@ -162,22 +166,28 @@ class Verifier:
         known = [self._recall(*each) for each in zip(paths, states, records, looks, strict=True)]
         # what ranks of different hosts can compare: a file's device is numbered by the host
         view = hashlib.sha256(repr([state[1:] for state in states]).encode()).digest()
-        hosts, views, have = zip(
-            *self.ranks.gather((socket.gethostname(), view, bytes(k is not None for k in known))), strict=True
-        )
+        have = zlib.compress(bytes(k is not None for k in known), 1)  # of a million files, mostly all or none: 1 KB
+        hosts, views, packed = zip(*self.ranks.gather((socket.gethostname(), view, have)), strict=True)
         group = [rank for rank, seen in enumerate(views) if seen == view]
-        mine = _divide([state.size for state in states], _spread(group, hosts), have)[self.ranks.rank]
+        unpacked = {each: zlib.decompress(each) for each in {packed[rank] for rank in group}}
+        mine = _divide(
+            [state.size for state in states],
+            _spread(group, hosts),
+            {rank: unpacked[packed[rank]] for rank in group},
+        )[self.ranks.rank]
         todo = [i for i in mine if known[i] is None]
         if todo:
             logger.info("hashing %d files, %d bytes", len(todo), sum(states[i].size for i in todo))
         with self.ranks.agreed(), _spoken(error):
             for i in todo:
                 known[i] = _hash(paths[i], states[i], records[i], looks[i], error, hint)
-        found: list[str | None] = [None] * len(paths)
-        for rank, part in enumerate(self.ranks.gather([(i, known[i]) for i in mine])):
-            if views[rank] == view:
-                for i, digest in part:
-                    found[i] = digest
+        found = [digest or (record.sha256 if record else None) for digest, record in zip(known, records, strict=True)]
+        if None in records:  # else the verdict says all: what was found is what stands in the record
+            told = [(i, bytes.fromhex(digest)) for i in mine if (digest := known[i]) is not None]
+            for rank, part in enumerate(self.ranks.gather(told)):
+                if views[rank] == view:
+                    for i, told_digest in part:
+                        found[i] = told_digest.hex()
         digests = [digest for digest in found if digest is not None]
         assert len(digests) == len(paths), "every file has a rank that has read it"
         self._remember(
@@ -273,15 +283,24 @@ def _spread(group: Sequence[int], hosts: Sequence[str]) -> list[int]:
     return [rank for _, rank in sorted(turns)]
 
 
-def _divide(sizes: Sequence[int], ranks: Sequence[int], have: Sequence[bytes]) -> dict[int, list[int]]:
-    """Which files each rank answers for: the first that knows a file; of the rest, the largest to the least loaded."""
+def _divide(sizes: Sequence[int], ranks: Sequence[int], have: Mapping[int, bytes]) -> dict[int, list[int]]:
+    """Which files each rank answers for: of those that all ranks know, none; those that some know are told by these in
+    turn; of the rest, the largest goes to the least loaded."""
     shares: dict[int, list[int]] = {rank: [] for rank in ranks}
+    knowing: dict[bytes, list[int]] = {}  # what is known differs by host, not by rank
+    for rank in ranks:
+        knowing.setdefault(have[rank], []).append(rank)
+    turns = [(known, itertools.cycle(those)) for known, those in knowing.items()]
     loads = [(0, place) for place in range(len(ranks))]
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        owner = next((rank for rank in ranks if have[rank][i]), None)
-        if owner is None:
+        tellers = [turn for known, turn in turns if known[i]]
+        if len(tellers) == len(turns):
+            continue
+        if tellers:
+            owner = next(tellers[0])
+        else:
             load, place = loads[0]
-            heapq.heapreplace(loads, (load + sizes[i], place))
+            heapq.heapreplace(loads, (load + sizes[i] + _OPENING, place))
             owner = ranks[place]
         shares[owner].append(i)
     return shares

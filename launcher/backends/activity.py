@@ -14,6 +14,18 @@ _TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 _LEAST = 0.02
 """Share of a core that background threads of a waiting process stay below."""
 
+# stat, open, rename, mkdir, rmdir, unlink and their like; read, write, close, fsync, fdatasync, truncate and theirs
+_CALLS = {
+    "x86_64": (
+        frozenset({2, 4, 6, 76, 82, 83, 84, 87, 257, 258, 262, 263, 264, 316, 332}),
+        frozenset({0, 1, 3, 5, 17, 18, 19, 20, 74, 75, 77, 277}),
+    ),
+    "aarch64": (
+        frozenset({34, 35, 38, 45, 56, 79, 276, 291}),
+        frozenset({46, 57, 63, 64, 65, 66, 67, 68, 80, 82, 83, 84}),
+    ),
+}
+
 
 class Activity:
     """Watches processes and what they started: processor time, bytes written, and waits for a disk.
@@ -48,15 +60,27 @@ class Activity:
 
     def _waits_for_a_disk(self) -> bool:
         for folder in self._folders():
-            for thread in folder.glob("task/*/stat"):
-                with suppress(OSError, IndexError):
-                    if _fields(thread)[0] == "D":
+            for thread in folder.glob("task/*"):
+                with suppress(OSError, IndexError, ValueError):
+                    if _fields(thread / "stat")[0] == "D" or _is_in_a_file(thread):
                         return True
         return False
 
     def _folders(self) -> Iterator[Path]:
         for pid in self._pids:
             yield from (Path(f"/proc/{child}") for child in (pid, *descendants(pid)))
+
+
+def _is_in_a_file(thread: Path) -> bool:
+    """Whether a thread is in a call about a file. Lustre and FUSE wait in states that are not called a disk's."""
+    about_paths, about_descriptors = _CALLS.get(os.uname().machine, (frozenset(), frozenset()))
+    call, *arguments = (thread / "syscall").read_text().split()
+    if call == "running" or int(call) not in about_paths | about_descriptors:
+        return False
+    if int(call) in about_paths:
+        return True
+    target = os.readlink(thread.parents[1] / "fd" / str(int(arguments[0], 16)))
+    return target.startswith("/") and not target.startswith("/dev/")  # no pipe, socket or terminal
 
 
 def _fields(stat: Path) -> list[str]:

@@ -21,14 +21,15 @@ from launcher.runfolder import DONE, FAILED
 from tokenizer.errors import ConfigError
 
 # %j is the job id. srun --wait bounds how long ranks outlive the first one that ends; without --export=ALL it would
-# hand on only what sbatch was told to. A login shell knows `module`, which else is a function of the environment.
+# hand on only what sbatch was told to. A login shell knows `module`, which else is a function of the environment;
+# it and conda's hooks use unset variables, so -u comes after them.
 _SCRIPT = """\
 #!/bin/bash -l
 {directives}
 
-set -uo pipefail
 cd {here} || exit 1
 {setup}
+set -uo pipefail
 MASTER_ADDR={master_addr}
 MASTER_PORT={master_port}
 export MASTER_ADDR MASTER_PORT WORLD_SIZE={world} LOCAL_WORLD_SIZE={local_world} {safe_path}
@@ -50,6 +51,8 @@ _REQUEUE = """\
 if {after} {restarts}; then
   scontrol requeue "$SLURM_JOB_ID"
 fi"""
+# A file server keeps the locks of a lost node until its lease ends (NFS 4: 90 seconds).
+_WAIT = ("--wait", "180")
 # What the script itself needs; a login shell sets the rest.
 _SITE = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "USER")
 
@@ -122,12 +125,12 @@ def render(launch: Launch, cluster: SlurmCluster) -> str:
 def _resumed(arguments: tuple[str, ...], config: Path) -> list[str]:
     """What continues the run: keys that ``capt resume`` was given still count, an older checkpoint does not."""
     if "--resume" not in arguments:
-        return [str(config), f"run.dir={config.parent}", "--resume"]
+        return [str(config), f"run.dir={config.parent}", "--resume", *_WAIT]
     words = list(arguments)
     if "--checkpoint" in words:
         at = words.index("--checkpoint")
         del words[at : at + 2]
-    return words
+    return [*words, *_WAIT]
 
 
 def _directives(cluster: SlurmCluster, run_dir: Path, requeue: bool) -> list[str]:

@@ -9,7 +9,7 @@ queue had always been sharded this way.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,23 +48,37 @@ def read(folder: Path, capacity: int, dim: int, rank: int, world: int) -> tuple[
     if len(paths) == world:
         return _read_own(paths[rank], share(capacity, rank, world), dim)
     counts = [_count(path, dim) for path in paths]
-    file_of_row = torch.repeat_interleave(torch.tensor(counts))
-    row_in_file = torch.cat([torch.arange(count) for count in counts])
-    order = torch.cat([torch.arange(-count, 0) * len(paths) + i for i, count in enumerate(counts)])
-    newest = order.argsort()[-capacity:]
-    mine = newest[torch.arange(-len(newest), 0) % world == rank]
-    rows, ids = [], []
-    for index, path in enumerate(paths):
-        wanted = row_in_file[mine[file_of_row[mine] == index]].tolist()
-        if wanted:
+    rows, ids, places = [], [], []
+    for path, (wanted, place) in zip(paths, _mine(counts, capacity, rank, world), strict=True):
+        if len(wanted):
             with _opened(path) as file:
-                rows.append(file.get_slice("rows")[wanted])
-                ids.append(file.get_slice("ids")[wanted])
+                rows.append(file.get_slice("rows")[wanted.tolist()])
+                ids.append(file.get_slice("ids")[wanted.tolist()])
+            places.append(place)
     if not rows:
         return torch.empty(0, dim), torch.empty(0, dtype=torch.int64), 0
-    by_file = torch.cat([(file_of_row[mine] == index).nonzero().flatten() for index in range(len(paths))])
-    back_in_order = by_file.argsort()
-    return torch.cat(rows)[back_in_order], torch.cat(ids)[back_in_order], 0
+    oldest_first = torch.cat(places).argsort(descending=True)
+    return torch.cat(rows)[oldest_first], torch.cat(ids)[oldest_first], 0
+
+
+def _mine(counts: Sequence[int], capacity: int, rank: int, world: int) -> list[tuple[Tensor, Tensor]]:
+    """Of each file, which rows ``rank`` keeps, and the place of each, 0 for the newest row of all.
+
+    Newer than the row of age ``t`` in a file are those of a lower age in any, and those of its age in later files. A
+    file at a time, since all rows of a large queue would be a gigabyte of numbers on every rank.
+    """
+    longest = max(counts, default=0)
+    ends = torch.tensor(counts).bincount(minlength=longest + 1)
+    holding = len(counts) - ends.cumsum(0)  # files with a row of each age
+    younger = holding.cumsum(0) - holding
+    later = torch.zeros(longest + 1, dtype=torch.int64)
+    found = []
+    for count in reversed(counts):
+        place = younger[:count] + later[:count]
+        later[:count] += 1
+        age = ((place < capacity) & ((-1 - place) % world == rank)).nonzero().flatten().flip(0)
+        found.append((count - 1 - age, place[age]))
+    return found[::-1]
 
 
 def _read_own(path: Path, most: int, dim: int) -> tuple[Tensor, Tensor, int]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -34,6 +35,8 @@ from tokenizer.verification import Verifier
 SHARD_TOKENS = 1 << 27
 """Tokens of a shard: 256 MiB of uint16."""
 _PASSAGES_A_TASK = 64
+MOST_SOURCES = 10_000
+"""Files of text that a manifest lists one by one; of more it says how many, their bytes and a hash over their list."""
 
 Ids = Shaped[np.ndarray, " tokens"]
 Options = dict[str, str | int | float | bool | None]
@@ -185,13 +188,27 @@ class _Stream(AbstractContextManager["_Stream"]):
         return Manifest(
             key=key,
             tokenizer=TokenizerRecord.of(tokenizer),
-            source=corpus.contents(),
+            source=_told(corpus.contents()),
             options=options,
             documents=self._documents,
             tokens=self._tokens,
             shard_tokens=self._shard_tokens,
             files=tuple(file.record() for file in [*self._shards, self._index]),
         )
+
+
+def _told(contents: list[dict[str, str | int]]) -> list[dict[str, str | int]]:
+    """What a manifest says of the text: each file, or what they are together; it is read whole by every rank."""
+    if len(contents) <= MOST_SOURCES:
+        return contents
+    listing = json.dumps(contents, sort_keys=True).encode()
+    return [
+        {
+            "name": f"{len(contents)} files, the first {contents[0]['name']}"[:10_000],
+            "bytes": sum(int(part["bytes"]) for part in contents),
+            "sha256": hashlib.sha256(listing).hexdigest(),
+        }
+    ]
 
 
 class _HashedFile:
@@ -216,6 +233,13 @@ class _HashedFile:
         return FileRecord(name=self._path.name, bytes=self._bytes, sha256=self._hash.hexdigest())
 
 
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether the open file is the one at ``path``. Of a removed one a file server gives an error, or another name."""
+    with suppress(OSError):
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    return False
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold ``path`` locked against other processes; the kernel frees it when this process dies."""
@@ -225,8 +249,10 @@ def locked(path: Path) -> Iterator[None]:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             except OSError as error:
+                if error.errno == errno.ESTALE:  # removed by its last holder, on another host
+                    continue
                 raise DataError(f"cannot lock {path} ({error.strerror}): set data.cache to a local folder") from error
-            if os.fstat(descriptor).st_nlink == 0:  # its last holder has removed it: lock the new one
+            if not _is_at(path, descriptor):  # its last holder has removed it: lock the new one
                 continue
             try:
                 yield

@@ -138,17 +138,17 @@ class Claim:
             write_status(self.folder, self._status)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder's lock (rank 0 alone). Raises ``ConfigError``, if another process holds it."""
+    def locked(self, wait: float) -> Iterator[None]:
+        """Hold the folder's lock (rank 0 alone). Raises ``ConfigError``, if another process holds it that long."""
         folder = self.folder
         self._new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
         refusal = f"run.dir {folder}: another process is training in this folder; stop it, or name another one"
-        with held(folder, LOCK, refusal):
+        with held(folder, LOCK, refusal, wait):
             yield
 
 
 @contextlib.contextmanager
-def claimed(job: Job, *, resume: bool) -> Iterator[Claim]:
+def claimed(job: Job, *, resume: bool, wait: float = 0.0) -> Iterator[Claim]:
     """Take ``run.dir`` for this job on all ranks, and leave a truthful status however the block ends. Collective.
 
     Raises:
@@ -157,11 +157,11 @@ def claimed(job: Job, *, resume: bool) -> Iterator[Claim]:
     folder = job.run.dir
     claim = Claim(folder)
     with contextlib.ExitStack() as stack:
-        with distributed.agreed():
+        with distributed.agreed(patient=wait > 0):
             if distributed.rank() == 0:
                 if not resume:
                     check_is_free(folder)
-                stack.enter_context(claim.locked())
+                stack.enter_context(claim.locked(wait))
                 claim.take(job, resume=resume)
         interruption.before_exit(lambda: claim.fail(interruption.Interrupted()))
         try:

@@ -8,6 +8,7 @@ notebooks need no launcher. Ranks are read from the environment that every launc
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tokenizer.errors import UserError, user_text
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Group = dist.ProcessGroup | None
@@ -158,6 +161,8 @@ def _verdict(error: Exception) -> tuple[type[Exception], str]:
 
 
 _waited = 0
+_TELL = 600.0
+"""Seconds between two lines that say that ranks are waited for: for a dead file system it is for ever."""
 
 
 def _wait_for_all() -> None:
@@ -167,11 +172,15 @@ def _wait_for_all() -> None:
     global _waited
     _waited += 1
     store, key, pause = dist.distributed_c10d._get_default_store(), f"capt/waited/{_waited}", 0.01
+    begin = told = time.monotonic()
     if store.add(key, 1) == world_size():
         store.set(f"{key}/all", "")
     while not store.check([f"{key}/all"]):
         time.sleep(pause)
         pause = min(1.5 * pause, 1.0)
+        if rank() == 0 and time.monotonic() - told > _TELL and (missing := world_size() - store.add(key, 0)):
+            told = time.monotonic()
+            logger.warning("waiting for %d of %d ranks since %.0f s", missing, world_size(), told - begin)
 
 
 def barrier() -> None:

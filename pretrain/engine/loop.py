@@ -34,6 +34,11 @@ class Run:
     """Waits until all ranks know what any has found in the steps done (a signal, a divergence, which raises). Ranks
     otherwise hear of it a few steps late, so whatever is about to keep the state calls it first, on all ranks."""
 
+    writing: Callable[[], bool] = lambda: False
+    """Whether this rank still writes a checkpoint in the background; the others hear of it as of a divergence."""
+    all_wrote_at: int = -1
+    """The newest step after which no rank was writing, as far as the ranks know (all ranks agree)."""
+
     failed_saves: int = 0
     """Periodic checkpoints that could not be written; the run goes on without them."""
 

@@ -34,7 +34,7 @@ from tokenizer.errors import CheckpointError, ConfigError
 logger = logging.getLogger(__name__)
 
 
-def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None) -> int:
+def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None, wait: float = 0.0) -> int:
     """Run a job on this rank and return its exit code (0 done, 75 stopped early but resumable).
 
     The run folder is taken before anything is loaded: a run that ends at any moment after that can be resumed, and a
@@ -45,12 +45,14 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None) ->
         resume: continue the run in ``job.run.dir`` from its newest checkpoint (or ``checkpoint``, a folder name); from
             step 0, where it has none yet.
         checkpoint: name of a checkpoint folder under ``checkpoints/`` to resume from.
+        wait: seconds for which the folder may still be held by another job: after a crash a file server keeps the locks
+            of a lost node until its lease ends.
     """
     _set_up_torch(job)
     distributed.initialize(job.engine.timeout_minutes)
     with distributed.agreed():
         check_precision(job.engine.precision)
-    with claimed(job, resume=resume) as claim:
+    with claimed(job, resume=resume, wait=wait) as claim:
         source = _choose_checkpoint(job.run.dir, checkpoint) if resume else None
         with distributed.agreed(patient=True):  # prepares tokenizer and data; ranks wait for each other by lock
             task = task_class(job.task.type)(job, job.run.dir)
@@ -84,7 +86,7 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
         progress = Progress(**state.progress.model_dump())
         for name, engine in engines.items():
             restore_engine(source, engine, state.engines[name])
-        with distributed.agreed():
+        with distributed.agreed(patient=True):
             task.load_state(source, state.task)
         logger.info("resuming from %s at step %d", source, progress.step)
         with distributed.agreed():

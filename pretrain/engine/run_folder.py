@@ -121,14 +121,15 @@ def discard_refused(folder: Path) -> None:
 
 
 @contextmanager
-def held(folder: Path, name: str, refusal: str) -> Iterator[None]:
+def held(folder: Path, name: str, refusal: str, wait: float = 0.0) -> Iterator[None]:
     """Hold ``folder`` by a lock on its file ``name``, which the kernel frees when this process dies.
 
     Raises:
-        ConfigError: ``refusal``, when another process holds it.
+        ConfigError: ``refusal``, when another process holds it, and still does after ``wait`` seconds.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path, patience = folder / name, time.monotonic() + 0.5  # is_held() of another process holds it for a moment
+    # is_held() of another process holds it for a moment
+    path, patience, pause = folder / name, time.monotonic() + max(wait, 0.5), 0.05
     while True:
         with open_lock(path, error=ConfigError) as lock:
             try:
@@ -136,7 +137,10 @@ def held(folder: Path, name: str, refusal: str) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > patience:
                     raise ConfigError(refusal) from None
-                time.sleep(0.05)
+                if pause == 0.05 and wait:
+                    logger.warning("%s is held by another job: waiting up to %.0f s for its end", folder, wait)
+                time.sleep(pause)
+                pause = min(1.1 * pause, 1.0)
                 continue
             if _is_of(lock, path):
                 yield

@@ -97,3 +97,27 @@ def test_metrics_are_json_to_the_last_line(runs: Any) -> None:
         assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
         nulls = [row["step"] for row in rows if None in row.values()]
         assert bool(nulls) == case.startswith("divergence"), case
+
+
+def _late(delay: float) -> tuple[list[str], float]:
+    """Rank 1 comes late; what rank 0 says meanwhile, and whether a rank that comes first waits for it."""
+    import logging
+    import time
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    distributed.logger.addHandler(handler)
+    distributed._TELL = 0.5
+    begin = time.monotonic()
+    with distributed.agreed(patient=True):
+        time.sleep(delay * distributed.rank())
+    return said, time.monotonic() - begin
+
+
+def test_it_is_said_for_how_many_ranks_a_job_waits() -> None:
+    (said, waited), (nothing, _) = run_ranks(_late, 2, 3.0)
+    assert waited >= 3.0
+    assert said
+    assert all(line.startswith("waiting for 1 of 2 ranks since ") for line in said)
+    assert not nothing

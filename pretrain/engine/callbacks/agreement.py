@@ -47,21 +47,23 @@ class Agreement(Callback):
         watched = {} if skipped else {name: report[name] for name in _WATCHED if name in report}
         if lag:
             self._watched[step] = watched
-            self._flags.post(step, self._row(watched))
+            self._flags.post(step, self._row(run, watched))
             near_the_end = step + lag >= run.job.schedule.max_steps  # then there is no later step to stop at
             self._read(run, step if near_the_end else step - lag)
         else:  # alone, on a CPU: the numbers are at hand, and this is ten times as fast
             bad = not all(math.isfinite(number(figure)) for figure in watched.values())
-            self._act(run, step, self._signals.received, bad, watched)
+            self._act(run, step, self._signals.received, bad, run.writing(), watched)
         if not run.stopping and not run.finished and self._stop_after is not None and step >= self._stop_after:
             run.stopping = f"schedule.stop_after={self._stop_after} reached"
 
-    def _row(self, watched: dict[str, Figure]) -> Tensor:
-        """The signal, and whether each watched figure is bad; without looking at a figure."""
-        row = torch.zeros(1 + len(_WATCHED), device=self._flags.device)
+    def _row(self, run: Run, watched: dict[str, Figure]) -> Tensor:
+        """The signal, whether a save is on the way, and whether each watched figure is bad; without looking at one."""
+        row = torch.zeros(2 + len(_WATCHED), device=self._flags.device)
         if self._signals.received:
             row[0].fill_(self._signals.received)
-        for i, name in enumerate(_WATCHED, 1):
+        if run.writing():
+            row[1].fill_(1.0)
+        for i, name in enumerate(_WATCHED, 2):
             figure = watched.get(name, 0.0)
             if isinstance(figure, Tensor) and figure.device == row.device:
                 row[i].copy_(figure.detach().isfinite().logical_not())
@@ -70,13 +72,17 @@ class Agreement(Callback):
         return row
 
     def _read(self, run: Run, until: int) -> None:
-        for step, (received, *bad) in self._flags.read(until):
-            self._act(run, step, int(received), any(bad), self._watched.pop(step))
+        for step, (received, writing, *bad) in self._flags.read(until):
+            self._act(run, step, int(received), any(bad), bool(writing), self._watched.pop(step))
 
-    def _act(self, run: Run, step: int, received: int, bad: bool, watched: dict[str, Figure]) -> None:
+    def _act(
+        self, run: Run, step: int, received: int, bad: bool, writing: bool, watched: dict[str, Figure]
+    ) -> None:  # fmt: skip
         if bad:
             run.diverged = True
             raise TrainingDivergedError(_what(watched, step))
+        if not writing:
+            run.all_wrote_at = step
         self._signals.received = self._signals.received or received  # one that came meanwhile is not lost
         if received and not run.finished:
             run.stopping = f"{signal.Signals(received).name} received"

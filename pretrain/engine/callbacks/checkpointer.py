@@ -22,16 +22,19 @@ class Checkpointer(Callback):
     """Saves every ``checkpoint.every`` steps, at the end, when the run is stopping, and at a new ``checkpoint.best``.
 
     Keeps the best, the newest ``keep`` and every ``keep_every``-th step. With ``checkpoint.async`` a save is committed
-    when all ranks have written, at the latest before the next one begins; none is dropped. One on the way that cannot
+    when all ranks have written (which they hear some steps late, and do not wait to ask), at the latest before the next
+    one begins; none is dropped. One on the way that cannot
     be written (a full disk) is lost with a warning, and the run goes on; the last one must succeed.
     """
 
     def __init__(self) -> None:
         self._pending: PendingSave | None = None
         self._saved = -1
+        self._began = -1
 
     def on_start(self, run: Run) -> None:
         self._saved = run.progress.step
+        run.writing = lambda: self._pending is not None and not self._pending.done()
         self._best = BestCheckpoint(run)
         with distributed.agreed():
             if distributed.rank() == 0:
@@ -40,7 +43,7 @@ class Checkpointer(Callback):
                 _set_aside_later_ones(run.dir, run.progress.step)
 
     def after_step(self, run: Run, report: Report) -> None:
-        if self._pending is not None and all(distributed.gather_objects(self._pending.done())):
+        if self._pending is not None and run.all_wrote_at > self._began:
             self._try(run, self._commit)
         every = run.job.checkpoint.every
         if every and run.progress.step % every == 0:
@@ -79,7 +82,7 @@ class Checkpointer(Callback):
         self._try(run, self._commit)
         asynchronous = run.job.checkpoint.asynchronous
         self._pending = begin_save(run.dir, run.job, run.engines, run.task, run.progress, asynchronous=asynchronous)
-        self._saved = run.progress.step
+        self._saved = self._began = run.progress.step
         if not asynchronous:
             self._commit(run)
 

@@ -63,7 +63,7 @@ def restore_weights(checkpoint: Path, name: str, module: nn.Module) -> None:
 
 def restore_weights_together(checkpoint: Path, name: str, module: nn.Module) -> None:
     """`restore_weights` on all ranks, read by rank 0. Collective."""
-    with distributed.agreed():
+    with distributed.agreed(patient=True):
         check_architecture(checkpoint, name, module)
         if distributed.rank() == 0:
             restore_weights(checkpoint, name, module)
@@ -102,7 +102,7 @@ def restore_engine(checkpoint: Path, engine: Engine, state: EngineState) -> None
     assert shapes == manifest.modules[engine.name].shapes, "restore_weights has checked the architecture"
     index = read_index_together(checkpoint, manifest, engine.name, ("weights", "optimizer"))
     same_everywhere = engine.zero_stage == 0
-    with distributed.agreed():
+    with distributed.agreed(patient=True):  # files of many gigabytes, at different speeds
         if state.has_moments:
             create_moments(engine)
         if distributed.rank() == 0 or not same_everywhere:

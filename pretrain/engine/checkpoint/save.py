@@ -86,6 +86,9 @@ class PendingSave:
                 write_tensors(self.temporary / name, tensors, {"format": "pt"})
                 del tensors
                 self._seal(name)
+        except OSError as error:  # a network file system says that it is full when a file is made durable
+            self._error = CheckpointError(describe_write_error(self.temporary, error))
+            self._files = {}
         except Exception as error:
             self._error = error
             self._files = {}
@@ -109,7 +112,7 @@ class PendingSave:
         if self._thread is not None:
             self._thread.join()
         try:
-            with distributed.agreed():
+            with distributed.agreed(patient=True):  # a rank may write for longer than a collective may wait
                 if self._error is not None:
                     raise self._error
             hashed = distributed.gather_objects(self._hashed)
@@ -176,7 +179,7 @@ def begin_save(
             save.ready += _prepare_folder(save.temporary, job, task)
     try:
         with distributed.agreed():  # before the task writes, which may hold collectives
-            _own_folder(save).mkdir()
+            _make_own_folder(save)
         with distributed.agreed():
             save._metadata["task"] = _save_task(task, save)
     except Exception:
@@ -189,6 +192,13 @@ def begin_save(
 
 def _own_folder(save: PendingSave) -> Path:
     return save.temporary / f".rank-{distributed.rank()}"
+
+
+def _make_own_folder(save: PendingSave) -> None:
+    try:
+        _own_folder(save).mkdir()
+    except OSError as error:
+        raise CheckpointError(describe_write_error(save.temporary, error)) from error
 
 
 def _save_task(task: Task, save: PendingSave) -> dict[str, Any]:

@@ -3,13 +3,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from pretrain.contrast import ShardedQueue
+from pretrain.contrast import ShardedQueue, shards
 from pretrain.contrast.queue import NO_ID
 from pretrain.engine import distributed
 from tests.unit.contrast.support import unit
@@ -147,6 +149,38 @@ def test_a_resumed_queue_has_every_row_in_its_place(
             assert torch.equal(queue.rows, copied.rows)
         for ranks in (queues, resumed, copies):
             Fifo(50).step(ranks, 5)
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(1, 40), st.integers(1, 6)
+)  # fmt: skip
+def test_which_rows_a_rank_keeps_is_what_sorting_all_of_them_gives(
+    counts: list[int], capacity: int, world: int
+) -> None:
+    ages = [(-age * len(counts) + i, i, count - age) for i, count in enumerate(counts) for age in range(1, count + 1)]
+    newest = [(i, row) for _, i, row in sorted(ages)][-capacity:]
+    for rank in range(world):
+        expected = [row for k, row in enumerate(newest) if (k - len(newest)) % world == rank]
+        kept = shards._mine(counts, capacity, rank, world)
+        found = [(-int(place), i, int(row)) for i, each in enumerate(kept) for row, place in zip(*each, strict=True)]
+        assert [(i, row) for _, i, row in sorted(found)] == expected
+
+
+def test_a_large_queue_is_dealt_out_in_little_memory() -> None:
+    """4M rows of 256 ranks; a table of all rows would be 32 MB a column."""
+    largest = 0
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            largest = max(largest, out.nbytes if isinstance(out, torch.Tensor) else 0)
+            return out
+
+    with Sizes():
+        kept = shards._mine([1 << 14] * 256, 1 << 22, 3, 128)
+    assert sum(len(rows) for rows, _ in kept) == 1 << 15
+    assert largest <= 8 * ((1 << 14) + 1)
 
 
 def test_ids_travel_with_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

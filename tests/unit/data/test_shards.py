@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import multiprocessing
@@ -7,6 +8,7 @@ import pickle
 import random
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +45,36 @@ def text_of(shards: ShardSet) -> list[str]:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_a_text_of_many_files_has_a_manifest_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [{"name": f"part-{i}", "format": ".txt", "bytes": i, "sha256": f"{i:064x}"} for i in range(400_000)]
+    monkeypatch.setattr(ListCorpus, "contents", lambda self: parts)
+    manifest = build(tmp_path / "s").manifest
+    assert manifest.source[0]["name"] == "400000 files, the first part-0"
+    assert manifest.source[0]["bytes"] == sum(range(400_000))
+    assert (tmp_path / "s" / "manifest.json").stat().st_size < 1 << 20
+    parts = parts[:10_000]
+    assert build(tmp_path / "t").manifest.source == parts
+
+
+@pytest.mark.parametrize("where", ["flock", "fstat"])
+def test_a_lock_that_another_host_has_removed_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    module: Any = {"flock": shard_writer.fcntl, "fstat": shard_writer.os}[where]
+    real, calls = getattr(module, where), []
+
+    def stale(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 1:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real(*args)
+
+    monkeypatch.setattr(module, where, stale)
+    with shard_writer.locked(tmp_path / "lock"):
+        assert len(calls) == 2
+    assert not (tmp_path / "lock").exists()
 
 
 @pytest.mark.parametrize("vocab_size", [261, 1 << 16, (1 << 16) + 1])

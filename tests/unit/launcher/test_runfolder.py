@@ -1,5 +1,7 @@
 import json
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,23 @@ def test_a_job_that_is_gone_does_not_run(tmp_path: Path, state: str, code: int, 
     assert read_status(tmp_path) == expected
     watch.settle(1, "again")
     assert read_status(tmp_path) == expected
+
+
+def test_a_lock_of_a_lost_node_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def lose(taken: threading.Event) -> None:
+        with runfolder.held(tmp_path, ".training", ""):
+            taken.set()
+            time.sleep(1.5)
+
+    taken = threading.Event()
+    node = threading.Thread(target=lose, args=(taken,))
+    node.start()
+    assert taken.wait(10)
+    with pytest.raises(ConfigError, match="taken"), runfolder.held(tmp_path, ".training", "taken"):
+        pass
+    with runfolder.held(tmp_path, ".training", "taken", 30.0):
+        assert [record.getMessage().split(": ")[1] for record in caplog.records] == ["waiting up to 30 s for its end"]
+    node.join()
 
 
 def test_the_status_of_another_job_that_lives_is_left_alone(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_shellcheck_finds_nothing(tmp_path: Path, requeue: bool) -> None:
 def test_the_script_starts_ranks_resumes_and_requeues(tmp_path: Path, code: int, restarts: int) -> None:
     """Run the script with stand-ins for Slurm's commands: two tasks, one after the other."""
     folder = tmp_path / "a b"
-    cluster = cluster_file(tmp_path, nodes=2, setup=["export SETUP=done"])
+    cluster = cluster_file(tmp_path, nodes=2, setup=["export SETUP=done", 'echo "$UNSET_AS_IN_CONDA" > /dev/null'])
     text = script_of(make(folder, "data.files=[x.txt,'y z.txt']", cluster=cluster))
     (folder / "run").mkdir(parents=True)
     if restarts > 0:  # -1: queued again before it had taken its folder: it starts
@@ -99,7 +99,7 @@ def test_the_script_starts_ranks_resumes_and_requeues(tmp_path: Path, code: int,
     run = folder / "run"
     expected = ["capt_tiny", f"run.dir={run}", "data.files=[x.txt,'y z.txt']"]
     if restarts > 0:
-        expected = [f"{run}/config.yaml", f"run.dir={run}", "--resume"]
+        expected = [f"{run}/config.yaml", f"run.dir={run}", "--resume", "--wait", "180"]
     assert (tmp_path / "argv").read_text().splitlines() == ["-m", "pretrain", *expected]
     assert (tmp_path / "requeued").exists() == (code in (75, 1))
 
@@ -181,7 +181,7 @@ def test_a_resumed_run_that_is_queued_again_keeps_its_keys(tmp_path: Path) -> No
     launch = make(tmp_path)
     words = ("r/config.yaml", "optimizer.lr=1e-4", "--resume", "--checkpoint", "step-00000002", "--debug")
     text = script_of(Launch(launch.module, words, launch.job, launch.options))
-    assert "  job=(r/config.yaml optimizer.lr=1e-4 --resume --debug)\n" in text
+    assert "  job=(r/config.yaml optimizer.lr=1e-4 --resume --debug --wait 180)\n" in text
 
 
 def progress(run: Path, *, status: int | None = None, row: int | None = None) -> None:
@@ -202,7 +202,11 @@ def test_a_failed_job_is_queued_again_while_it_makes_steps_and_not_too_often(tmp
     assert again(tmp_path, 1, 3, "7")
     progress(tmp_path, row=1000)
     assert not again(tmp_path, 1, 3, "7")  # it was done three times
+    progress(tmp_path, status=900, row=900)
     assert again(tmp_path, 1, 3, "8")  # another job
+    progress(tmp_path, status=800, row=800)
+    assert again(tmp_path, 1, 3, "8")  # it had resumed from step 500, say, and made 300 steps
+    assert not again(tmp_path, 1, 3, "8")
     assert not again(tmp_path, 1, 0, "9")
 
 

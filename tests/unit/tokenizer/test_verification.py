@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -283,11 +284,54 @@ def test_work_goes_round_the_hosts_and_by_size() -> None:
     hosts = ["h", "h", "i", "i"]
     order = verification._spread([0, 1, 2, 3], hosts)
     assert order == [0, 2, 1, 3]
-    shares = verification._divide([5, 1, 1, 1, 4], order, [bytes(5)] * 4)
+    shares = verification._divide([5, 1, 1, 1, 4], order, dict.fromkeys(range(4), bytes(5)))
     assert shares == {0: [0], 2: [4], 1: [1, 3], 3: [2]}
-    assert verification._divide([5, 1], order, [bytes(2), b"\1\0", bytes(2), bytes(2)]) == {
-        0: [1],
-        1: [0],
-        2: [],
-        3: [],
-    }
+    have = {0: bytes(2), 1: b"\1\0", 2: bytes(2), 3: bytes(2)}
+    assert verification._divide([5, 1], order, have) == {0: [1], 1: [0], 2: [], 3: []}
+    have = {0: b"\1\0", 1: b"\1\1", 2: b"\1\0", 3: b"\1\1"}
+    assert verification._divide([5, 1], order, have) == {0: [], 1: [1], 2: [], 3: []}, "what all know nobody tells"
+    empty = verification._divide([0] * 8, order, dict.fromkeys(range(4), bytes(8)))
+    assert [len(share) for share in empty.values()] == [2] * 4
+
+
+def test_what_ranks_tell_each_other_does_not_grow_with_what_they_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gather takes the largest value of any rank from every rank: at 1,000 ranks a thousand times that of one."""
+    monkeypatch.setattr(verification, "_SETTLED", -1e9)
+    (tmp_path / "set").mkdir()
+    paths = [tmp_path / "set" / f"{i:04}" for i in range(1000)]
+    for path in paths:
+        path.write_bytes(path.name.encode())
+    digests = [hashlib.sha256(path.name.encode()).hexdigest() for path in paths]
+    records = {path.name: Recorded(4, digest) for path, digest in zip(paths, digests, strict=True)}
+    hosts = ["h"] * 4 + ["i"] * 4
+    team = Team(hosts)
+    monkeypatch.setattr("socket.gethostname", lambda: "h")
+
+    def largest(action: Callable[[Verifier], Any], caches: list[str]) -> tuple[int, list[Any]]:
+        sent: list[int] = []
+
+        def one(rank: int, ranks: verification.Ranks) -> Any:
+            def gather(value: Any) -> list[Any]:
+                sent.append(len(pickle.dumps(value)))
+                return ranks.gather(value)
+
+            return action(Verifier(tmp_path / caches[rank], verification.Ranks(rank, gather, ranks.agreed)))
+
+        results = team.run(one)
+        return max(sent), results
+
+    cold, found = largest(lambda verifier: verifier.digests(paths), hosts)
+    assert found == [digests] * 8
+    assert cold < 1000 / 8 * 60
+    warm, found = largest(lambda verifier: verifier.digests(paths), ["h"] * 8)
+    assert found == [digests] * 8
+    assert warm < 300
+    replaced, found = largest(lambda verifier: verifier.digests(paths), ["h"] * 7 + ["new"])
+    assert found == [digests] * 8
+    assert replaced < 1000 / 7 * 60
+    for caches in (["h"] * 8, ["h"] * 7 + ["newer"], ["newest"] * 8):
+        size, found = largest(lambda verifier: verifier.verify(tmp_path / "set", records), caches)
+        assert found == [None] * 8
+        assert size < 300
