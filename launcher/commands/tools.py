@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
     app.command(epilog="\b\nExample: capt report runs/first runs/second --out report")(report)
     app.command(epilog="\b\nExample: capt doctor --json")(doctor)
-    app.command(epilog="\b\nExample: capt bench loss --out docs/benchmarks")(bench)
+    app.command(epilog="\b\nExample: capt bench contrast --out docs/benchmarks")(bench)
 
 
 def report(

@@ -133,7 +133,7 @@ def test_real_jobs_run_through_the_engine(folder: Folder) -> None:
     ("parts", "arguments", "said"),
     [
         ({"space": {"optimizer.lrr": {"grid": [1]}}}, [], "optimizer.lrr: unknown key; did you mean 'lr'"),
-        ({"trial": {"cpus": 10_000, "gpus": 0}}, [], "1 ranks of 10000 cores each do not fit this machine"),
+        ({"trial": {"cpus": 10_000, "gpus": 0}}, [], "1 rank of 10000 cores each do not fit this machine"),
         (
             {"trial": {"workers": 500, "gpus": 0}, "overrides": {"batch.global": 1000, "batch.micro": 2}},
             [],
