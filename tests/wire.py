@@ -19,7 +19,7 @@ from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
 from pretrain.tasks import task_class
 
-RANKS = {"tiny": 2, "small": 8, "base": 64, "large": 128}
+RANKS = {"tiny": 2, "small": 8, "continue": 8, "base": 64, "large": 128}
 """GPUs at which each size is looked at: these decide the accumulation."""
 
 _SMALL_MODEL = (

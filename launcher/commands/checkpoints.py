@@ -72,7 +72,10 @@ def _write(
     source: Path, out: Path, to: str | None, from_: str | None, pooling: str | None, overwrite: bool, about: About
 ) -> Path:
     """By the task of the checkpoint, as its manifest says: ``config.yaml`` is read once the files are verified."""
-    if to is not None and from_ is None:
+    from pretrain.convert.commands import TARGETS
+    from pretrain.convert.commands import convert as write
+
+    if to in TARGETS and from_ is None:
         from pretrain.engine.checkpoint import find_best, read_manifest
 
         task = read_manifest(find_best(source)).task
@@ -84,8 +87,6 @@ def _write(
             return export(source, out, overwrite=overwrite, about=about)
         if task != "capt_language":
             raise CheckpointError(f"{source}: a checkpoint of task {task}; there is no export of it")
-    from pretrain.convert.commands import convert as write
-
     return write(source, out, to=to, from_=from_, pooling=pooling, overwrite=overwrite, about=about)
 
 

@@ -85,7 +85,7 @@ def test_help_needs_no_asking(capt: Capt, arguments: list[str]) -> None:
         (["pretrain", "capt_tiny", "--hostfile", "hosts"], "no hostfile hosts"),
         (["pretrain", "capt_tiny", "--nproc", "3"], "3 ranks"),
         (["resume", "nowhere"], "not a run folder"),
-        (["evaluate", "nowhere"], "nothing to evaluate on"),
+        (["evaluate", "nowhere"], "neither a checkpoint"),
         (["evaluate", "nowhere", "--text", "nowhere.txt"], "nowhere"),
         (["convert", "nowhere", "out", "--to", "hf"], "nowhere"),
         (["convert", "nowhere", "out"], "either --to"),
