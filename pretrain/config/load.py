@@ -37,7 +37,7 @@ def resolve_path(config: str | Path) -> Path:
     if len(found) == 1:
         return found[0]
     if found:
-        several = ", ".join(sorted(_longest_name(file) for file in found))
+        several = ", ".join(sorted(_short_name(file) for file in found))
         raise ConfigError(f"{shown(str(config))} is the name of several shipped files: {several}")
     names = sorted(
         _short_name(file) for file in {file for files in shipped.values() for file in files} if _is_job(file)

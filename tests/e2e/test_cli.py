@@ -124,6 +124,14 @@ def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
     assert "did you mean the shipped job 'capt_tiny'" in done.stderr
 
 
+def test_a_verb_that_imports_deepspeed_prints_its_answer_alone(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "launcher.cli", "data", "prepare", "capt_tiny", "data.files=nowhere.txt"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_folder_that_cannot_be_written_is_a_users_error(capt: Capt, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code, _, err = capt("pretrain", "capt_tiny", "run.dir=file/run")
