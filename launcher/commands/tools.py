@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -59,7 +60,13 @@ def _show_table(checks: list[Check]) -> None:
         table.add_column(column, overflow="fold")
     for check in checks:
         table.add_row(Text(check.level, colours[check.level]), check.name, Text(check.finding), Text(check.advice))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    if sys.stdout.isatty():
+        Console().print(table)
+        return
+    console = Console(width=160, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(table)
+    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def bench(

@@ -105,8 +105,10 @@ def test_a_run_keeps_the_tokenizer_that_it_has_trained(tmp_path: Path) -> None:
     assert run_ranks(_run, 1, _stopped_at(job, 1))[0][0] == 75
     write_corpus(tmp_path / "text.txt", seed=1)
     shutil.rmtree(job["data"]["cache"])
-    refused = run_ranks(_run, 1, job, True)[0][0]
+    config = (Path(job["run"]["dir"]) / "config.yaml").read_text()
+    refused = run_ranks(_run, 1, {**job, "run": {**job["run"], "log_every": 3}}, True)[0][0]
     assert "trained on other text" in str(refused)
+    assert (Path(job["run"]["dir"]) / "config.yaml").read_text() == config, "a refused resume changes nothing"
     going_on = {**job, "data": {**job["data"], "allow_change": True}, "checkpoint": {"every": 1, "keep": 1}}
     assert run_ranks(_run, 2, going_on, True)[0][0] == 0
     assert (find_checkpoint(Path(job["run"]["dir"])) / "tokenizer" / "tokenizer.json").is_file()
