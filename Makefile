@@ -37,6 +37,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 quickstart: install
+	$(if $(CAPT_DATA),$(if $(FILES)$(findstring data.,$(ARGS)),,$(error CAPT_DATA=$(CAPT_DATA): no .txt, .jsonl (also .gz) \
+	    or .parquet file in it, nor in its folder corpus)))
 	rm -rf $(RUN)
 	$(BIN)/capt pretrain capt_tiny --nproc 2 run.dir=$(RUN) schedule.stop_after=150 $(DATA) $(ARGS) || test $$? -eq 75
 	$(BIN)/capt resume $(RUN)

@@ -48,11 +48,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except typer.Abort:
         sys.exit(130)
     except Exception as error:
-        text = error.format_message() if isinstance(error, typer.TyperException) else user_text(error)
+        text = _usage(error) if isinstance(error, typer.TyperException) else user_text(error)
         if debug or text is None:
             raise
         _die(text)
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _usage(error: typer.TyperException) -> str:
+    """A command line that cannot be read; where the verb is known, with how to see what it takes."""
+    text, context = error.format_message(), getattr(error, "ctx", None)
+    return f"{text.rstrip('.')} ({context.command_path} --help)" if context is not None else text
 
 
 def _die(text: str) -> None:

@@ -18,7 +18,7 @@ from pretrain.config.base import PathField, Section
 from pretrain.config.load import explain
 from pretrain.config.schema import Job
 from pretrain.engine.deepspeed_config import deepspeed_config
-from tokenizer.errors import ConfigError
+from tokenizer.errors import ConfigError, counted
 from tokenizer.safe_files import read_bytes
 
 _MAX_BYTES = 1 << 16
@@ -150,9 +150,9 @@ def describe(launch: Launch, plan: Plan) -> str:
     batch = launch.job.batch
     hosts = ", ".join(f"{host.name} x {host.slots}" for host in plan.hosts)
     blocks = [
-        f"# {plan.launcher}: {plan.world} ranks ({hosts})\n"
+        f"# {plan.launcher}: {counted(plan.world, 'rank')} ({hosts})\n"
         f"# batch.global {batch.global_} = batch.micro {batch.micro} x accumulation "
-        f"{generated['gradient_accumulation_steps']} x {plan.world} ranks\n"
+        f"{generated['gradient_accumulation_steps']} x {counted(plan.world, 'rank')}\n"
         f"# run.dir {launch.run_dir}" + "".join(f"\n# {line}" for line in launch.inputs)
     ]
     if plan.travels:

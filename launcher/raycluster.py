@@ -20,7 +20,7 @@ from typing import Any
 
 from launcher import environment, machine, runfolder
 from launcher.sensitive import is_secret
-from tokenizer.errors import ConfigError
+from tokenizer.errors import ConfigError, counted
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def bundle(cpus: float, gpus: float, others: Mapping[str, float] | None = None) 
     return {"CPU": float(cpus)} | ({"GPU": float(gpus)} if gpus else {}) | dict(others or {})
 
 
-def check_here(need: Mapping[str, float], count: int) -> None:
+def check_here(need: Mapping[str, float], count: int, remedy: str) -> None:
     """Refuse ``count`` ranks that this machine can never hold together, before Ray is started.
 
     Raises:
@@ -62,8 +62,7 @@ def check_here(need: Mapping[str, float], count: int) -> None:
     here = {"CPU": float(machine.cores()), "GPU": float(len(environment.visible_gpus()))}
     if _room(here, need) < count:
         raise ConfigError(
-            f"{count} ranks of {_text(need)} each do not fit this machine ({_text(here)}): "
-            "lower trial.workers, trial.cpus or trial.gpus, or join a cluster with --address"
+            f"{counted(count, 'rank')} of {_text(need)} each do not fit this machine ({_text(here)}): {remedy}"
         )
 
 
@@ -88,7 +87,7 @@ def check_room(
         have = "; ".join(_text(node) for node in nodes)
         added = "; ".join(f"{'any number' if math.isinf(n) else n} of {_text(node)}" for node, n in more)
         have += f", with what it may add: {added}" if more else ""
-        raise ConfigError(f"{count} ranks of {_text(need)} each do not fit the cluster's nodes ({have})")
+        raise ConfigError(f"{counted(count, 'rank')} of {_text(need)} each do not fit the cluster's nodes ({have})")
 
 
 def _nodes() -> list[Mapping[str, float]]:
@@ -221,6 +220,9 @@ def _join(address: str, common: Mapping[str, Any]) -> None:
 
 
 def _text(resources: Mapping[str, float]) -> str:
-    names = {"CPU": "cores", "GPU": "GPUs"}
-    own = {k: k for k in resources if k.isidentifier() and k not in _RAYS_OWN}
-    return ", ".join(f"{resources[key]:g} {name}" for key, name in {**names, **own}.items() if key in resources)
+    def several(key: str, noun: str) -> str:
+        return f"{resources[key]:g} {noun}{'' if resources[key] == 1 else 's'}"
+
+    nouns = [several(key, noun) for key, noun in (("CPU", "core"), ("GPU", "GPU")) if key in resources]
+    own = [f"{resources[key]:g} {key}" for key in resources if key.isidentifier() and key not in _RAYS_OWN]
+    return ", ".join(nouns + own)

@@ -17,7 +17,7 @@ from pretrain.config.base import NO_TEXT
 from pretrain.config.load import load_job
 from pretrain.engine.deepspeed_config import deepspeed_config
 from pretrain.engine.run_folder import holds_run
-from tokenizer.errors import ConfigError
+from tokenizer.errors import ConfigError, counted
 from tokenizer.safe_files import write_text
 
 log = logging.getLogger(__name__)
@@ -31,14 +31,19 @@ def begin(
     *,
     debug: bool,
     show: Callable[[str], None] | None,
+    finetunes: bool = False,
 ) -> int:
     """Start a new run and return its exit code; with ``show`` (dry run) only describe what would be done.
+
+    With ``finetunes`` a job that trains an encoder from scratch is refused.
 
     Raises:
         UserError: the job, the options or the hostfile is wrong, ``run.dir`` already holds a run, or what the job
             reads is not there.
     """
     job = load_job(config, overrides)
+    if finetunes and job.pretrains:
+        raise ConfigError(f"{config}: a {job.task.type} job trains a model of its own: capt pretrain {config}")
     runfolder.check_is_free(job.run.dir)
     arguments = (config, *overrides, *["--debug"] * debug)
     return _carry_out(Launch(module, arguments, job, options, tuple(job.check_inputs())), show)
@@ -57,7 +62,7 @@ def resume(
     """Continue the run in a folder, launched as it was before unless an option says otherwise.
 
     Raises:
-        ConfigError: the folder holds no run, or no checkpoint of that name; or as ``begin``.
+        UserError: the folder holds no run, or no checkpoint of that name; or as ``begin``.
     """
     if NO_TEXT.search(str(run)):
         raise ConfigError(f"{str(run)!r}: a path holds no line break, NUL or other control character")
@@ -75,7 +80,7 @@ def resume(
         options = Options.read(run / "launch.json")
     chosen = ["--checkpoint", checkpoint] if checkpoint else []
     arguments = (str(config), *overrides, "--resume", *chosen, *["--debug"] * debug)
-    return _carry_out(Launch(module, arguments, job, options), show)
+    return _carry_out(Launch(module, arguments, job, options, tuple(job.check_inputs())), show)
 
 
 def _carry_out(launch: Launch, show: Callable[[str], None] | None) -> int:
@@ -98,7 +103,7 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None) -> int:
         for path, text in files.items():
             write_text(path, text, private=True)
         where = f"{len(plan.hosts)} hosts" if len(plan.hosts) > 1 else plan.hosts[0].name
-        log.info("%s: %d ranks on %s, run folder %s", name, plan.world, where, launch.run_dir)
+        log.info("%s: %s on %s, run folder %s", name, counted(plan.world, "rank"), where, launch.run_dir)
         end = chosen.start(launch, plan)
     finally:
         if end.code != runfolder.DONE:

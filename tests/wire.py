@@ -96,13 +96,14 @@ class Traffic:
 
 def small_job(path: Path, folder: Path, world: int) -> Job:
     """A shipped job in small, on ``world`` ranks with the accumulation that it has at :data:`RANKS`."""
-    shipped = load_job(path)
+    shipped = load_job(path, ["model.init=null"] if path.stem == "capt_continue" else [])
     common = [f"run.dir={folder / 'run'}", "run.tensorboard=false", "run.threads=1", "schedule.warmup_steps=0",
               "schedule.max_steps=4"]  # fmt: skip
     if shipped.task.type == "capt_language":
         steps = shipped.accumulation(RANKS[path.stem.split("_")[-1]])
         own = [*_SMALL_MODEL, f"data.files=[{folder / 'text.txt'}]", f"data.cache={folder / 'cache'}",
                "batch.micro=2", f"batch.global={2 * steps * world}"]  # fmt: skip
+        own += ["model.init=null"] if path.stem == "capt_continue" else []
         own += ["contrast.queue=41"] if shipped.contrast.queue else []  # type: ignore[attr-defined]
     elif path.stem.startswith("clusters"):
         rows = 4 * shipped.data.clusters  # type: ignore[attr-defined]

@@ -113,8 +113,8 @@ def check_with_transformers(folder: Path, texts: Sequence[str]) -> int:
     singles = [[special.bos, *a, special.eos] for a in encoded]
     pairs = [[special.bos, *a, *gap, *b, special.eos] for a, b in pairwise(encoded)]
     loaded = chain(
-        theirs(lines, split_special_tokens=True)["input_ids"],
-        theirs(lines[:-1], lines[1:], split_special_tokens=True)["input_ids"],
+        theirs(lines, split_special_tokens=True, verbose=False)["input_ids"],
+        theirs(lines[:-1], lines[1:], split_special_tokens=True, verbose=False)["input_ids"],
     )
     for index, (expected_ids, ids) in enumerate(zip([*singles, *pairs], loaded, strict=True)):
         if ids != expected_ids:

@@ -38,6 +38,11 @@ def shown(value: object, limit: int = 100) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 file``, ``2 files``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def instead_of(name: str, known: Sequence[str], otherwise: str = "known:") -> str:
     """What to write instead of ``name``: the nearest that is known, or ``otherwise`` and all of them."""
     near = get_close_matches(name[:100], known, n=1)

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from tokenizer.errors import DataError, UserError, user_text
+from tokenizer.errors import DataError, UserError, counted, user_text
 from tokenizer.files import default_cache
 from tokenizer.safe_files import SMALL, open_regular, write_text
 
@@ -177,7 +177,8 @@ class Verifier:
         )[self.ranks.rank]
         todo = [i for i in mine if known[i] is None]
         if todo:
-            logger.info("hashing %d files, %d bytes", len(todo), sum(states[i].size for i in todo))
+            size = counted(sum(states[i].size for i in todo), "byte")
+            logger.info("hashing %s, %s", counted(len(todo), "file"), size)
         with self.ranks.agreed(), _spoken(error):
             for i in todo:
                 known[i] = _hash(paths[i], states[i], records[i], looks[i], error, hint)

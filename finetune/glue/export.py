@@ -23,8 +23,9 @@ from finetune.glue.tasks import GlueTask
 from pretrain.convert.about import About, result
 from pretrain.convert.card import final_metrics
 from pretrain.convert.output import new_folder
-from pretrain.convert.reference import TEXTS, quiet_transformers, require_close
+from pretrain.convert.reference import TEXTS, require_close
 from pretrain.engine.checkpoint import read_metadata
+from pretrain.engine.quiet import quiet_transformers
 from pretrain.engine.safe_files import write_tensors
 from pretrain.language.sts_files import MAX_SCORE
 from pretrain.models.hf_map import names

@@ -165,9 +165,13 @@ def plan(launch: Launch) -> Plan:
     ranks = options.nproc or max(1, len(environment.visible_gpus()))
     address = raycluster.chosen_address()
     if address is None:
-        raycluster.check_here(_need(None), ranks)
+        raycluster.check_here(_need(None), ranks, "lower --nproc, or name a cluster: RAY_ADDRESS=HOST:6379")
     command = Command((sys.executable, "-m", launch.module, *launch.arguments))
-    return Plan("ray", (Host(f"Ray cluster {address or '(of its own)'}", ranks),), (command,) * ranks)
+    return Plan(
+        "ray",
+        (Host(f"Ray cluster at {address}" if address else "a Ray cluster of its own", ranks),),
+        (command,) * ranks,
+    )
 
 
 def start(launch: Launch, plan: Plan) -> End:

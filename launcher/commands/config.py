@@ -68,7 +68,15 @@ def diff(
         o.echo_json({key: [first.get(key), second.get(key)] for key in keys})
         return
     for key in keys:
-        typer.echo(f"{key}: {first.get(key)} -> {second.get(key)}")
+        typer.echo(f"{key}: {_as_yaml(first, key)} -> {_as_yaml(second, key)}")
+
+
+def _as_yaml(job: dict[str, Any], key: str) -> str:
+    """A value as an override would set it; ``(absent)`` where the job's task has no such key."""
+    import yaml
+
+    text = yaml.safe_dump(job[key], default_flow_style=True, allow_unicode=True, width=1 << 20) if key in job else ""
+    return text.removesuffix("\n").removesuffix("\n...") or "(absent)"
 
 
 def _resolved(config: str, overrides: list[str] | None = None) -> dict[str, Any]:

@@ -109,11 +109,13 @@ def export(
     epilog="\b\nExample: capt data prepare capt_small data.files=corpus.txt tokenizer.path=tok --out shards"
 )
 def prepare(
+    context: typer.Context,
     config: o.Config,
     overrides: o.Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the shards, then data.shards; else the cache.")] = None,
 ) -> None:
     """Tokenize a job's text into shards, training its tokenizer first if it has none."""
+    o.quiet(context)
     from launcher.progress import progress_bar
     from pretrain.data.prepare import prepare as prepare_cached
     from pretrain.data.prepare import prepare_folder

@@ -16,12 +16,12 @@ def register(app: typer.Typer) -> None:
         "pretrain", epilog="\b\nExample: capt pretrain capt_tiny data.files=my.txt run.dir=runs/first --nproc 2"
     )(_verb("Pretrain an encoder: one process or many, on this host, several hosts or a Slurm cluster."))
     app.command("finetune", epilog="\b\nExample: capt finetune rte data.path=glue_data model.init=runs/first")(
-        _verb("Fine-tune an encoder (model.init) on a task; launched as capt pretrain is.")
+        _verb("Fine-tune an encoder (model.init) on a task; launched as capt pretrain is.", finetunes=True)
     )
     app.command(epilog="\b\nExample: capt resume runs/first --nproc 4")(resume)
 
 
-def _verb(help_text: str) -> Callable[..., int]:
+def _verb(help_text: str, *, finetunes: bool = False) -> Callable[..., int]:
     """A verb that starts a new run; all of them take the same options."""
 
     def begin(
@@ -48,7 +48,13 @@ def _verb(help_text: str) -> Callable[..., int]:
             cluster=cluster,
         )
         return start(
-            "pretrain", config, overrides or [], options, debug=o.debug(context), show=typer.echo if dry_run else None
+            "pretrain",
+            config,
+            overrides or [],
+            options,
+            debug=o.debug(context),
+            show=typer.echo if dry_run else None,
+            finetunes=finetunes,
         )
 
     begin.__doc__ = help_text

@@ -8,13 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped job (capt_tiny).")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="Keys to set, after the file.")]
+Config = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped job (capt_tiny, rte, ...).")
+]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="Keys to set, over the file's.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 Nproc = Annotated[
-    int | None, typer.Option(min=1, max=512, help="Processes on this host (default: one a GPU, else one).")
+    int | None,
+    typer.Option(
+        min=1, max=512, help="Processes on this host (default: one a GPU, else one; of capt resume: as before)."
+    ),
 ]
 Hostfile = Annotated[Path | None, typer.Option(help="Lines 'host slots=N': run on these hosts over ssh.")]
 Launcher = Annotated[

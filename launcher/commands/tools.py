@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +19,7 @@ def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
     app.command(epilog="\b\nExample: capt report runs/first runs/second --out report")(report)
     app.command(epilog="\b\nExample: capt doctor --json")(doctor)
-    app.command(epilog="\b\nExample: capt bench loss --out docs/benchmarks")(bench)
+    app.command(epilog="\b\nExample: capt bench contrast --out docs/benchmarks")(bench)
 
 
 def report(
@@ -59,7 +60,13 @@ def _show_table(checks: list[Check]) -> None:
         table.add_column(column, overflow="fold")
     for check in checks:
         table.add_row(Text(check.level, colours[check.level]), check.name, Text(check.finding), Text(check.advice))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    if sys.stdout.isatty():
+        Console().print(table)
+        return
+    console = Console(width=160, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(table)
+    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def bench(

@@ -19,7 +19,7 @@ from launcher.sweep.config import Sweep, load_sweep
 from launcher.sweep.records import Book, Notes
 from launcher.sweep.trials import Plan, Point, check, check_inputs, make_plan
 from pretrain.engine.trials_file import TRIALS
-from tokenizer.errors import ConfigError
+from tokenizer.errors import ConfigError, counted
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,11 @@ def run_sweep(
         show(describe(sweep, plan, points))
         return runfolder.DONE
     if address is None:
-        raycluster.check_here(_need(sweep, None), sweep.trial.workers)
+        raycluster.check_here(
+            _need(sweep, None),
+            sweep.trial.workers,
+            "lower trial.workers, trial.cpus or trial.gpus, or join a cluster with --address",
+        )
     else:
         raycluster.check_address(address)
     with _taken(plan.folder, resume):
@@ -72,12 +76,13 @@ def describe(sweep: Sweep, plan: Plan, points: Mapping[str, Sequence[Point]]) ->
     blocks = [sweep.to_yaml().rstrip()]
     for study, found in points.items():
         note = " (Optuna draws its own; these are examples)" if sweep.search.type == "optuna" else ""
-        lines = [f"# study {study}: {len(found)} trials of {sweep.studies[study].base}{note}"]
+        lines = [f"# study {study}: {counted(len(found), 'trial')} of {sweep.studies[study].base}{note}"]
         lines += [f"{plan.run_dir(point)}  {point.text}" for point in found]
         blocks.append("\n".join(lines))
     trial = sweep.trial
     total = sum(map(len, points.values()))
-    blocks.append(f"# {total} trials of {trial.workers} ranks with {trial.cpus:g} cores each, in {plan.folder}")
+    each = f"{counted(trial.workers, 'rank')} with {trial.cpus:g} core{'' if trial.cpus == 1 else 's'} each"
+    blocks.append(f"# {counted(total, 'trial')} of {each}, in {plan.folder}")
     return "\n\n".join(blocks)
 
 
@@ -169,7 +174,8 @@ def _outcome(sweep: Sweep, plan: Plan, book: Book, stopping: bool) -> int:
     if stopping:
         log.info("stopped early; continue with: capt sweep %s --resume", plan.folder / "sweep.yaml")
         return runfolder.STOPPED
-    log.info("%d trials, %d failed: %s", len(book.lines), len(failed), plan.folder / TRIALS)
+    log.info("%s, %d failed: %s", counted(len(book.lines), "trial"), len(failed), plan.folder / TRIALS)
+    log.info("next: capt report %s (tables and curves; --out FOLDER)", plan.folder)
     return runfolder.FAILED if failed else runfolder.DONE
 
 

@@ -37,12 +37,26 @@ def resolve_path(config: str | Path) -> Path:
     if len(found) == 1:
         return found[0]
     if found:
-        names = ", ".join(sorted(_longest_name(file) for file in found))
-        raise ConfigError(f"{shown(str(config))} is the name of several shipped files: {names}")
-    near = difflib.get_close_matches(path.stem[:100], shipped, n=1)
-    public = sorted({file.stem for files in shipped.values() for file in files if not file.stem.startswith("_")})
-    hint = f"did you mean the shipped job {near[0]!r}?" if near else f"shipped jobs: {', '.join(public)}"
+        several = ", ".join(sorted(_short_name(file) for file in found))
+        raise ConfigError(f"{shown(str(config))} is the name of several shipped files: {several}")
+    names = sorted(
+        _short_name(file) for file in {file for files in shipped.values() for file in files} if _is_job(file)
+    )
+    near = difflib.get_close_matches(str(config)[:100], names, n=1)
+    groups = dict.fromkeys(f"{name.split('/')[0]}/..." if "/" in name else name for name in names)
+    hint = f"did you mean the shipped job {near[0]!r}?" if near else f"shipped: {', '.join(groups)}"
     raise ConfigError(f"no configuration file {shown(str(config))}; {hint}")
+
+
+def _is_job(file: Path) -> bool:
+    """Or a sweep; not what others build on, nor a cluster's description."""
+    return not file.stem.startswith("_") and file.parent.name != "cluster"
+
+
+def _short_name(file: Path) -> str:
+    """As the documentation writes it: ``capt_tiny``, ``rte``, ``ptb/vae``."""
+    parts = _longest_name(file).split("/")
+    return "/".join(parts[2:]) or parts[-1]
 
 
 def _is_file(path: Path) -> bool:
@@ -196,6 +210,8 @@ def job_from_mapping(mapping: Mapping[str, Any], source: str) -> Job:
         raise ConfigError(f"{source}: schema_version {shown(version)}; this release reads {SCHEMA_VERSION}")
     task = mapping.get("task")
     if not isinstance(task, Mapping) or not isinstance(task.get("type"), str):
+        if "studies" in mapping:
+            raise ConfigError(f"{source} is a sweep, not a job: capt sweep {source}")
         raise ConfigError(f"{source}: task.type is missing; it names the job, for example capt_language")
     cls = job_class(task["type"])
     try:
@@ -219,13 +235,20 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
     if problem["type"] == "value_error" and not isinstance(value, str | int | float):
         return f"{key}: {message}"
     if problem["type"] == "missing":
-        return f"{key}: required key is missing"
+        fields = (model.model_fields.get(location[-1]) for model in _models_at(cls, location[:-1]))
+        meaning = next((field.description for field in fields if field is not None and field.description), None)
+        return f"{key}: required key is missing" + (f": {meaning}" if meaning else "")
     if problem["type"] == "json_invalid":
         return f"{key}: {message[0].lower()}{message[1:]}"
     return f"{key}: {shown(value)}: {message[0].lower()}{message[1:]}"
 
 
 def _keys_at(cls: type[BaseModel], location: Sequence[str]) -> list[str]:
+    fields = [item for model in _models_at(cls, location) for item in model.model_fields.items()]
+    return [field.alias or name for name, field in fields]
+
+
+def _models_at(cls: type[BaseModel], location: Sequence[str]) -> list[type[BaseModel]]:
     models: list[type[BaseModel]] = [cls]
     for part in location:
         found = [
@@ -236,7 +259,7 @@ def _keys_at(cls: type[BaseModel], location: Sequence[str]) -> list[str]:
             for model in _models_in(field.annotation)
         ]
         models = found or models
-    return [field.alias or name for model in models for name, field in model.model_fields.items()]
+    return models
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

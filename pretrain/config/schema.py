@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
@@ -118,6 +118,9 @@ class CheckpointSection(Section):
 
 class Job(Section):
     """A whole job. Subclasses add the sections of their task."""
+
+    pretrains: ClassVar[bool] = False
+    """Whether it trains a model of its own, which ``capt finetune`` is not for."""
 
     schema_version: Literal[1] = 1
     task: TaskSection

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from pretrain.convert.output import new_folder
-from pretrain.convert.reference import TEXTS, probe_batches, quiet_transformers, require_close
+from pretrain.convert.reference import TEXTS, probe_batches, require_close
+from pretrain.engine.quiet import quiet_transformers
 from pretrain.engine.safe_files import write_tensors
 from pretrain.models.build import build_model
 from pretrain.models.capt import CaptModel

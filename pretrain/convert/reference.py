@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
@@ -51,22 +50,6 @@ def tokenize(texts: Sequence[str], tokenizer: TextTokenizer, max_length: int) ->
     rows = [[special.bos, *ids[: max_length - 2].tolist(), special.eos] for ids in tokenizer.encode_batch(texts)]
     width = max(map(len, rows))
     return torch.tensor([row + [special.pad] * (width - len(row)) for row in rows])
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Without its progress bars, and its warnings on texts that are long on purpose here."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def pool(

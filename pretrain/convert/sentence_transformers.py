@@ -22,11 +22,11 @@ from pretrain.convert.reference import (
     TEXTS,
     Pooling,
     embed,
-    quiet_transformers,
     require_close,
     require_pooling,
     tokenize,
 )
+from pretrain.engine.quiet import quiet_transformers
 from pretrain.engine.safe_files import write_tensors
 from pretrain.models.build import build_model
 from pretrain.models.capt import CaptModel

@@ -140,6 +140,8 @@ class FileCorpus(Corpus):
             raise DataError(f"{path} is not a readable parquet file: {printable(str(error))}") from None
 
 
+_TABLES = dict.fromkeys((".csv", ".tsv"), "; write a table as .parquet, or as .jsonl (an object a row)")
+
 Reader = Callable[[FileCorpus, Path, io.BufferedReader], Iterator[Piece]]
 
 READERS: dict[str, Reader] = {
@@ -182,7 +184,7 @@ def _reader(path: Path) -> Reader:
     if suffix not in READERS or (path.suffix == ".gz" and suffix == ".parquet"):
         raise DataError(
             f"{path}: no reader for files ending in {''.join(path.suffixes[-2:]) or 'nothing'};"
-            f" known: {', '.join(READERS)}, and .gz of these except .parquet"
+            f" known: {', '.join(READERS)}, and .gz of these except .parquet{_TABLES.get(suffix, '')}"
         )
     return READERS[suffix]
 
@@ -192,8 +194,10 @@ def _missing(path: Path) -> str:
         return f"{path} is a folder; name its files, for example {path}/*.txt"
     if path.exists():
         return f"{path} is not a regular file"
-    if not path.parent.is_dir():
+    if not path.parent.is_dir() and not glob.has_magic(str(path.parent)):
         return f"{path} does not exist: there is no folder {path.parent}"
+    if glob.has_magic(str(path)):
+        return f"{path} does not exist: the pattern matches no file"
     near = get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_file()], n=1)
     return f"{path} does not exist" + (f"; did you mean {path.with_name(near[0])}?" if near else "")
 

@@ -121,7 +121,9 @@ class Manifest(_Record):
         """The manifest of ``folder``. Raises ``DataError`` naming what is wrong in it."""
         path = folder / MANIFEST
         if not path.is_file():
-            raise DataError(f"{folder} is not a shard set: it has no {MANIFEST} (capt data prepare makes one)")
+            inner = (folder / "train" / MANIFEST).is_file()
+            remedy = f"name {folder / 'train'}" if inner else "capt data prepare makes one"
+            raise DataError(f"{folder} is not a shard set: it has no {MANIFEST} ({remedy})")
         return read_record(path, cls)
 
     @model_validator(mode="after")

@@ -28,7 +28,7 @@ from pretrain.engine.run_folder import (
 )
 from pretrain.engine.shared_folder import check_is_shared
 from pretrain.engine.task import Progress
-from tokenizer.errors import ConfigError, user_text
+from tokenizer.errors import ConfigError, shown, user_text
 from tokenizer.safe_files import open_for_append, write_text
 
 logger = logging.getLogger(__name__)
@@ -70,9 +70,10 @@ class Claim:
 
     def keep_config(self, job: Job) -> None:
         """Replace ``config.yaml`` by the job as it runs, and name in the log what differs from before."""
-        if not self._fresh:
-            for key in changed_keys(read_job_of_run(self.folder), job):
-                logger.warning("%s differs from the run's configuration so far", key)
+        changed = {} if self._fresh else changed_keys(read_job_of_run(self.folder), job)
+        if changed:
+            news = ", ".join(f"{key} {shown(old)} -> {shown(new)}" for key, (old, new) in changed.items())
+            logger.warning("differs from the run's configuration so far: %s", news)
         write_text(self.folder / CONFIG, config_text(job))
 
     def begin(self) -> None:
@@ -199,8 +200,8 @@ class _RankLog(logging.StreamHandler[IO[str]]):
         logger.warning("%s: cannot be written any more: %s", self.stream.name, sys.exc_info()[1])
 
 
-def changed_keys(old: Job, new: Job) -> list[str]:
-    """Dotted keys whose values differ between two jobs."""
+def changed_keys(old: Job, new: Job) -> dict[str, tuple[object, object]]:
+    """Dotted keys whose values differ between two jobs, with both values."""
 
     def flat(value: object, prefix: str = "") -> dict[str, object]:
         if not isinstance(value, dict):
@@ -210,4 +211,4 @@ def changed_keys(old: Job, new: Job) -> list[str]:
         }
 
     a, b = flat(old.model_dump(mode="json", by_alias=True)), flat(new.model_dump(mode="json", by_alias=True))
-    return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
+    return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -20,3 +22,19 @@ def quiet_libraries(*, debug: bool) -> None:
     from deepspeed.utils import logger
 
     logger.setLevel(logging.WARNING)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without its progress bars, and its warnings on texts that are long on purpose."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -57,10 +57,10 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None, wa
         with distributed.agreed(patient=True):  # prepares tokenizer and data; ranks wait for each other by lock
             task = task_class(job.task.type)(job, job.run.dir)
         job = task.job
-        with distributed.agreed():
+        run = _build(job, task, source)
+        with distributed.agreed():  # after all that may refuse the job: a refused resume leaves the run as it was
             if distributed.rank() == 0:
                 claim.keep_config(job)
-        run = _build(job, task, source)
         claim.progress = run.progress
         if run.finished:
             logger.info("%s is done: all %d steps; raise schedule.max_steps to go on", run.dir, run.progress.step)

@@ -50,5 +50,5 @@ def describe_write_error(path: Path, error: Exception, need: int | None = None) 
     full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
     if full or "No space" in str(error) or (need is not None and free < need):
         needs = "" if need is None else f"the file needs {need:,} bytes, "
-        return f"{path}: no space left on the device: {needs}{free:,} are free"
+        return f"{path}: no space left on the device: {needs}{free:,} are free; free some, or use another disk"
     return f"{path}: could not be written: {error}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
@@ -90,6 +90,8 @@ class LanguageValidate(ValidateSection):
 
 class LanguageJob(Job):
     """A ``capt_language`` job."""
+
+    pretrains: ClassVar[bool] = True
 
     data: DataConfig
     tokenizer: TokenizerSection = TokenizerSection()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pretrain.data.config import NO_TEXT, DataConfig
 from pretrain.language.config import LanguageJob
 from pretrain.models.hub import hub_id
-from tokenizer.errors import CheckpointError, ConfigError, DataError
+from tokenizer.errors import CheckpointError, ConfigError, DataError, counted
 
 if TYPE_CHECKING:
     from tokenizer.encode import TextTokenizer
@@ -47,7 +47,7 @@ def describe_inputs(job: LanguageJob) -> list[str]:
 def check_hf_folder(folder: Path) -> None:
     """Raise ``CheckpointError`` unless ``folder`` holds a ``config.json`` and weights in safetensors."""
     if not folder.is_dir():
-        raise CheckpointError(f"model.init: no folder {folder}")
+        raise CheckpointError(f"model.init: no folder {folder}; name a Hugging Face folder, or USER/NAME of the hub")
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"model.init {folder}: no config.json; name a Hugging Face folder")
     if not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
@@ -75,7 +75,7 @@ def _files(what: str, paths: list[Path], data: DataConfig) -> str:
     from pretrain.data.files import FileCorpus
 
     size = FileCorpus(paths, data.text_column, data.document_start).size
-    return f"{what}: {len(paths)} file{'s' * (len(paths) > 1)}, {size:,} bytes"
+    return f"{what}: {counted(len(paths), 'file')}, {counted(size, 'byte')}"
 
 
 def _hub(name: str) -> str:

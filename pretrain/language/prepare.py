@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,11 +81,35 @@ def tokenizer_folder(job: LanguageJob, progress: Progress | None = None, verifie
     return folder
 
 
+def kept_tokenizer(job: LanguageJob, run_dir: Path, ranks: Ranks = ALONE) -> Path | None:
+    """The tokenizer that a run which has a checkpoint trained on its text, in the run's own folder; None without one.
+
+    It stays that of the run whatever becomes of the text (``data.allow_change``) and of the cache. The run keeps a
+    copy, since checkpoints are pruned. All ``ranks`` call this.
+    """
+    from pretrain.engine.checkpoint import checkpoints_of, read_job  # DeepSpeed, which preparing alone does without
+
+    with ranks.agreed():
+        newest = [None, *checkpoints_of(run_dir)][-1]
+        if newest is None or job.tokenizer.path is not None or job.model.init is not None:
+            return None
+        before = read_job(newest)
+        if not isinstance(before, LanguageJob) or before.tokenizer != job.tokenizer or before.model.init is not None:
+            return None
+        kept = run_dir / "tokenizer"
+        if ranks.rank == 0 and not kept.is_dir():
+            partial = run_dir / ".tokenizer"
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(newest / "tokenizer", partial, copy_function=shutil.copyfile)
+            partial.rename(kept)
+    return kept
+
+
 def _train(job: LanguageJob, folder: Path, progress: Progress | None) -> None:
     from tokenizer.train import train
 
     section = job.tokenizer
-    logger.info("training a %s tokenizer of %d pieces into %s", section.type, section.vocab_size, folder)
+    logger.info("no tokenizer.path: one is trained on the text, and kept in %s", folder)
     train(
         tokenizer_corpus(job.data, progress),
         folder,
@@ -96,8 +121,12 @@ def _train(job: LanguageJob, folder: Path, progress: Progress | None) -> None:
     )
 
 
-def prepare(job: LanguageJob, progress: Progress | None = None, ranks: Ranks = ALONE) -> Prepared:
+def prepare(
+    job: LanguageJob, progress: Progress | None = None, ranks: Ranks = ALONE, run_dir: Path | None = None
+) -> Prepared:
     """Everything a rank needs before it can build the model. All ``ranks`` call this; what fails on one fails on all.
+
+    A run in ``run_dir`` that has begun goes on with the tokenizer that it has trained.
 
     Raises:
         DataError: unusable text, damaged shards, shards of another tokenizer.
@@ -106,7 +135,8 @@ def prepare(job: LanguageJob, progress: Progress | None = None, ranks: Ranks = A
     verifier = verifier_of(job.data, ranks)
     with ranks.agreed():
         _given_tokenizer(job)  # a hub that one node cannot reach
-    folder = tokenizer_folder(job, progress, verifier)
+    kept = None if run_dir is None else kept_tokenizer(job, run_dir, ranks)
+    folder = kept or tokenizer_folder(job, progress, verifier)
     length = job.data.sequence_length
     source = None
     with ranks.agreed():

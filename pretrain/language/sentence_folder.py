@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from pretrain.engine.quiet import quiet_transformers
 from pretrain.models.hf_folder import PICKLES, read_json, require_regular
 from pretrain.models.hub import SENTENCE_FILES, local_folder
 from tokenizer import safe_files
@@ -41,8 +42,9 @@ def load_sentence_model(given: Path) -> Any:
 
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     try:
-        model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"use_safetensors": True}, **options)
-        model.encode(["a text"], show_progress_bar=False)
+        with quiet_transformers():
+            model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"use_safetensors": True}, **options)
+            model.encode(["a text"], show_progress_bar=False)
         return model
     except Exception as error:  # what its many readers raise for a file that they do not like
         text = " ".join(str(error).split())[:300]

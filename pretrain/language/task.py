@@ -54,7 +54,7 @@ class LanguageTask:
         self.contrasts = job.contrast.weight > 0
         if self.contrasts:
             require(job.contrast.precision, distributed.device())
-        self.prepared: Prepared = prepare(job, ranks=all_ranks())
+        self.prepared: Prepared = prepare(job, ranks=all_ranks(), run_dir=run_dir)
         self.job = self.prepared.job
         self.model_config = self.prepared.model_config
         self.queue: ShardedQueue | None = None
@@ -189,7 +189,8 @@ class LanguageTask:
         if stored.tokenizer != self.prepared.tokenizer.fingerprint:
             raise CheckpointError(
                 f"{folder}: trained with tokenizer {stored.tokenizer[:12]}, this job has "
-                f"{self.prepared.tokenizer.fingerprint[:12]}; set tokenizer.path={folder / 'tokenizer'}"
+                f"{self.prepared.tokenizer.fingerprint[:12]}; set tokenizer.* as it was, or "
+                f"tokenizer.path to a copy of {folder / 'tokenizer'}"
             )
         text = self.prepared.train.shards.manifest.key
         if stored.text not in (None, text) and not self.job.data.allow_change:

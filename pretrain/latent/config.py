@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
@@ -173,6 +173,8 @@ class LatentEngine(EngineSection):
 
 class LatentJob(Job):
     """A ``latent`` job."""
+
+    pretrains: ClassVar[bool] = True
 
     data: DataSection
     model: ModelSection = ModelSection()

@@ -114,7 +114,7 @@ def _snapshot(repo: str, revision: str | None, files: tuple[str, ...], cache: st
         problem = f"the hub's model has no revision {revision!r}"
     except LocalEntryNotFoundError:
         why = "the hub client is offline" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
-        problem = f"no such folder; {why}, and {cache} has no whole copy"
+        problem = f"no such folder; {why}, and {cache} has no whole copy (hf download {repo} makes one)"
     except HFValidationError:
         problem = "neither a folder nor a hub id"
     except HfHubHTTPError as error:  # its text may quote the request

@@ -71,7 +71,12 @@ def test_help_needs_no_asking(capt: Capt, arguments: list[str]) -> None:
     ("arguments", "says"),
     [
         (["pretrian"], "pretrian"),
-        (["pretrain"], "CONFIG"),
+        (["pretrain"], "CONFIG' (capt pretrain --help)"),
+        (["pretrain", "glue"], "glue is a sweep, not a job: capt sweep glue"),
+        (["finetune", "capt_tiny"], "a model of its own: capt pretrain capt_tiny"),
+        (["finetune", "ptb/vae"], "a model of its own: capt pretrain ptb/vae"),
+        (["config", "show", "surely_not_there"], "shipped: capt_base, "),
+        (["config", "show", "ptb/vea"], "did you mean the shipped job 'ptb/vae'"),
         (["pretrain", "capt_tiny", "--nprocs", "2"], "--nprocs"),
         (["pretrain", "capt_tiny", "--nproc", "0"], "--nproc"),
         (["pretrain", "capt_tny"], "did you mean the shipped job 'capt_tiny'"),
@@ -117,6 +122,14 @@ def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert "Traceback" in done.stderr
     assert "did you mean the shipped job 'capt_tiny'" in done.stderr
+
+
+def test_a_verb_that_imports_deepspeed_prints_its_answer_alone(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "launcher.cli", "data", "prepare", "capt_tiny", "data.files=nowhere.txt"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_folder_that_cannot_be_written_is_a_users_error(capt: Capt, tmp_path: Path) -> None:

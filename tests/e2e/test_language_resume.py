@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from safetensors import safe_open
 
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.checkpoint import find_checkpoint
-from tests.language import language_mapping
+from tests.language import language_mapping, write_corpus
 from tests.support import run_ranks
 from tokenizer.errors import UserError
 
@@ -95,7 +96,22 @@ def test_a_checkpoint_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     other = {**job, "tokenizer": {**job["tokenizer"], "type": "unigram", "vocab_size": 420}}
     outcome = run_ranks(_run, 1, other, True)[0][0]
     assert "trained with tokenizer" in str(outcome)
-    assert "tokenizer.path=" in str(outcome)
+    assert "tokenizer.path to a copy of" in str(outcome)
+
+
+def test_a_run_keeps_the_tokenizer_that_it_has_trained(tmp_path: Path) -> None:
+    """Where the text changes, and with the cache gone; a tokenizer of the new text would be another one."""
+    job = language_mapping(tmp_path)
+    assert run_ranks(_run, 1, _stopped_at(job, 1))[0][0] == 75
+    write_corpus(tmp_path / "text.txt", seed=1)
+    shutil.rmtree(job["data"]["cache"])
+    config = (Path(job["run"]["dir"]) / "config.yaml").read_text()
+    refused = run_ranks(_run, 1, {**job, "run": {**job["run"], "log_every": 3}}, True)[0][0]
+    assert "trained on other text" in str(refused)
+    assert (Path(job["run"]["dir"]) / "config.yaml").read_text() == config, "a refused resume changes nothing"
+    going_on = {**job, "data": {**job["data"], "allow_change": True}, "checkpoint": {"every": 1, "keep": 1}}
+    assert run_ranks(_run, 2, going_on, True)[0][0] == 0
+    assert (find_checkpoint(Path(job["run"]["dir"])) / "tokenizer" / "tokenizer.json").is_file()
 
 
 def test_the_queue_serves_from_queue_start_on(tmp_path: Path) -> None:

@@ -178,4 +178,4 @@ def test_pretrain_with_the_ray_launcher(folder: Folder) -> None:
 
 def test_what_no_node_can_hold(folder: Folder) -> None:
     folder.sweep(trial={"workers": 3, "gpus": 0}, overrides={"batch": {"global": 6, "micro": 2}})
-    assert "3 ranks of 1 cores each do not fit the cluster's nodes (2 cores, 1 licence)" in folder.run(code=2)
+    assert "3 ranks of 1 core each do not fit the cluster's nodes (2 cores, 1 licence)" in folder.run(code=2)

@@ -133,13 +133,13 @@ def test_real_jobs_run_through_the_engine(folder: Folder) -> None:
     ("parts", "arguments", "said"),
     [
         ({"space": {"optimizer.lrr": {"grid": [1]}}}, [], "optimizer.lrr: unknown key; did you mean 'lr'"),
-        ({"trial": {"cpus": 10_000, "gpus": 0}}, [], "1 ranks of 10000 cores each do not fit this machine"),
+        ({"trial": {"cpus": 4_000, "gpus": 0}}, [], "1 rank of 4000 cores each do not fit this machine"),
         (
             {"trial": {"workers": 500, "gpus": 0}, "overrides": {"batch.global": 1000, "batch.micro": 2}},
             [],
             "500 ranks",
         ),
-        ({}, ["--address", "127.0.0.1:1"], "--address 127.0.0.1:1: cannot be reached"),
+        ({}, ["--address", "127.0.0.1:1"], "'127.0.0.1:1': cannot be reached"),
         ({}, ["--address", "nonsense"], "give HOST:PORT"),
         ({}, ["overrides_are=wrong"], "overrides_are: unknown key"),
         ({"search": {"type": "gird"}}, [], "search.type: 'gird': input should be 'grid', 'random' or 'optuna'"),

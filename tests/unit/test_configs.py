@@ -34,6 +34,7 @@ NEEDS = {
     "capt_tiny": [],
     "mlm_tiny": [],
     "capt_language": ["data.files=@/text.txt"],
+    "capt_continue": ["data.files=@/text.txt", "model.init=USER/NAME"],
     "glue": ["data.path=@/glue", "model.init=@/encoder"],
     "latent": ["data.path=@/ptb"],
     "capt_tiny_sweep": [],

@@ -16,6 +16,7 @@ import typer
 import yaml
 from pydantic import BaseModel
 
+from launcher.bench import find_benchmarks
 from launcher.cli import app
 from launcher.sweep.config import Sweep
 from pretrain.__main__ import parse
@@ -129,6 +130,19 @@ def test_every_capt_command_line_is_accepted(page: Path) -> None:
 def test_wrong_command_lines_are_noticed(words: list[str]) -> None:
     with pytest.raises((AssertionError, typer.TyperException, UserError)):
         check_command(words)
+
+
+def test_the_example_of_each_verb_is_accepted() -> None:
+    root: Any = typer.main.get_command(app)
+    verbs = [verb for one in root.commands.values() for verb in getattr(one, "commands", {None: one}).values()]
+    for verb in verbs:
+        example = re.search(r"Example: (.*)", verb.epilog)
+        assert example, verb.name
+        words = shlex.split(example[1].split(" > ")[0].split(" | ")[-1])
+        assert words[0] == "capt"
+        check_command(words[1:])
+        if words[1] == "bench":
+            find_benchmarks([words[2]])
 
 
 def test_the_pages_show_every_verb() -> None:

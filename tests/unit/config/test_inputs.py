@@ -81,6 +81,7 @@ def test_inputs_that_are_there_are_described(folder: Path) -> None:
         ("capt_large", ["data.name=@/text.txt"], DataError, r"data\.name: "),
         ("rte", ["data.path=@/nowhere", "model.init=@/encoder"], DataError, r"no such folder; it should hold RTE"),
         ("cola", ["data.path=@/glue", "model.init=@/encoder"], DataError, r"no train\.tsv"),
+        ("capt_continue", ["data.files=@/text.txt"], CheckpointError, "model.init: no folder FOLDER_OR_HUB_ID; name a"),
         ("rte", ["data.path=@/glue", "model.init=@/nowhere"], CheckpointError, "model.init: no folder"),
         ("rte", ["data.path=@/glue", "model.init=@/glue"], CheckpointError, "neither a run or checkpoint"),
         ("ptb/vae", [], DataError, r"data\.path: no folder data/ptb"),

@@ -155,7 +155,8 @@ def test_patterns_name_files(tmp_path: Path) -> None:
         ("books.tx", "data.files: .*books.tx does not exist; did you mean .*books.txt?"),
         ("zzz.txt", "zzz.txt does not exist$"),
         ("no/books.txt", "books.txt does not exist: there is no folder .*no$"),
-        ("*.jsonl", r"\*.jsonl does not exist"),
+        ("*.jsonl", r"\*.jsonl does not exist: the pattern matches no file$"),
+        ("boo*.csv", r"boo\*.csv does not exist: the pattern matches no file$"),
     ],
 )
 def test_missing_files_come_with_the_nearest_name(tmp_path: Path, name: str, message: str) -> None:

@@ -173,6 +173,9 @@ def test_damaged_manifest(tmp_path: Path, change: object, message: str) -> None:
 def test_folder_without_manifest_is_no_shard_set(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"is not a shard set: it has no manifest\.json"):
         ShardSet.open(tmp_path)
+    build(tmp_path / "set" / "train")
+    with pytest.raises(DataError, match=r"is not a shard set: it has no manifest\.json \(name .*train\)"):
+        ShardSet.open(tmp_path / "set")
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(DataError, match="already exists and is not empty"):
         build(tmp_path)

@@ -214,6 +214,7 @@ def test_the_tasks_own_sections_are_added(tmp_path: Path, monkeypatch: pytest.Mo
     package = tmp_path / "package/glimmer"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
+    (package / "config.py").write_text("from pretrain.config.schema import Job as JOB\n")
     (package / "report.py").write_text(
         "from pretrain.engine.report.document import Section, Table\n"
         "def sections(sweeps):\n"

@@ -89,7 +89,7 @@ def test_mistakes_are_named(changes: dict[str, Any], message: str) -> None:
 
 
 def test_the_encoder_must_be_named() -> None:
-    with pytest.raises(ConfigError, match=r"model(\.init)?: required key is missing"):
+    with pytest.raises(ConfigError, match=r"rte: model\.init: required key is missing: a run or checkpoint of ours"):
         load_job("rte", ["data.path=glue"])
 
 

@@ -10,7 +10,7 @@ import yaml
 from launcher.plan import Options
 from launcher.start import begin, resume
 from pretrain.config.load import load_mapping
-from tokenizer.errors import ConfigError
+from tokenizer.errors import ConfigError, DataError
 
 
 @pytest.fixture
@@ -76,6 +76,7 @@ def test_a_hostfile_of_this_host_alone_runs_locally(folder: Path) -> None:
         ((), {"hostfile": Path("ho\nsts")}, "--hostfile: a path holds no line break"),
         ((), {"cluster": Path("a\tb")}, "--cluster: a path holds no line break"),
         (("engine.deepspeed_extra.zero_optimisation.stage=2",), {}, "did you mean 'zero_optimization'"),
+        ((), {"launcher": "ray", "nproc": 512}, "lower --nproc, or name a cluster: RAY_ADDRESS="),
         (("batch.micro=4",), {"launcher": "torchrun", "hostfile": Path("hosts")}, "its own host only"),
         (("optimizer.lrr=1",), {}, "did you mean 'lr'"),
     ],
@@ -128,15 +129,24 @@ def test_resume_launches_as_before(folder: Path) -> None:
     assert (run / "launch.json").read_text() == '{"launcher": "local", "nproc": 4}'
 
 
+def test_resume_looks_at_what_it_reads(folder: Path) -> None:
+    run_folder(folder, launcher="local", nproc=1)
+    assert "# corpus: the docstrings" in resumed(Path("r"))
+    with pytest.raises(DataError, match=r"data\.files: nowhere\.txt does not exist"):
+        resumed(Path("r"), "data.files=nowhere.txt")
+    with pytest.raises(ConfigError, match="data names no text"):
+        resumed(Path("r"), "data.source=null")
+
+
 def test_resume_on_another_world(folder: Path) -> None:
     run_folder(folder, launcher="deepspeed", hostfile=str(folder / "hosts"))
     assert "# deepspeed: 4 ranks" in resumed(Path("r"))
-    assert "# local: 1 ranks" in resumed(Path("r"), nproc=1)
+    assert "# local: 1 rank" in resumed(Path("r"), nproc=1)
 
 
 def test_resume_of_a_run_that_another_launcher_started(folder: Path) -> None:
     (run_folder(folder) / "launch.json").unlink()
-    assert "# local: 1 ranks" in resumed(Path("r"))
+    assert "# local: 1 rank" in resumed(Path("r"))
 
 
 def test_resume_of_a_moved_run_stays_in_it(folder: Path) -> None:
