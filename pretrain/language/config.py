@@ -68,6 +68,8 @@ class ContrastSection(Section):
     def _has_negatives(self) -> ContrastSection:
         if self.weight > 0 and self.queue == 0 and self.in_batch == "none":
             raise ValueError("contrast.in_batch none without contrast.queue leaves no negatives; set one of them")
+        if self.weight > 0 and self.queue_start > 0 and self.in_batch == "none":
+            raise ValueError("contrast.in_batch none leaves no negatives before queue_start; set queue_start=0")
         return self
 
 
