@@ -47,3 +47,10 @@ def quiet(context: typer.Context) -> None:
 def echo_json(value: Any) -> None:
     """Print a value as JSON."""
     typer.echo(json.dumps(value, indent=1, sort_keys=True, default=str))
+
+
+def source_path(given: str) -> Path:
+    """A folder or a hub id as it was typed; what reads it is loaded when there is one to read."""
+    from pretrain.models.hub import source_path as parse
+
+    return parse(given)

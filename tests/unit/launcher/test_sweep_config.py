@@ -104,7 +104,7 @@ def test_parts_of_cores_and_gpus_and_what_a_cluster_calls_its_own(tmp_path: Path
     raycluster.check_room({"CPU": 1}, 10**6, [{"CPU": 1}], groups)
     with pytest.raises(ConfigError, match=r"9 ranks of 0.5 cores, 0.25 GPUs, 0.1 licence .*may add: 2 of 4 cores"):
         raycluster.check_room(need, 9, [{"CPU": 1}], groups)
-    with pytest.raises(ConfigError, match=r"nodes \(1 cores\)$"):
+    with pytest.raises(ConfigError, match=r"nodes \(1 core\)$"):
         raycluster.check_room(need, 1, [{"CPU": 1}], [])
 
 
