@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.sensitive import is_secret
+from pretrain.config.sensitive import is_secret
 from tokenizer.errors import ConfigError
 from tokenizer.safe_files import read_text
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import environment, machine, runfolder
-from launcher.sensitive import is_secret
+from pretrain.config.sensitive import is_secret
 from tokenizer.errors import ConfigError
 
 log = logging.getLogger(__name__)
