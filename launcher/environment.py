@@ -14,9 +14,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from pretrain.config.sensitive import is_secret
 from tokenizer.errors import ConfigError
 from tokenizer.safe_files import read_text
+from tokenizer.sensitive import is_secret
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from launcher.commands import options as o
-from pretrain.models.hub import source_path
 from tokenizer.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def convert(
         Path,
         typer.Argument(
             metavar="SOURCE",
-            parser=source_path,
+            parser=o.source,
             help="A checkpoint or run; with --from a folder or USER/NAME of the hub.",
         ),
     ],
@@ -95,7 +94,7 @@ def neighbors(
         Path,
         typer.Argument(
             metavar="MODEL",
-            parser=source_path,
+            parser=o.source,
             help="A sentence-transformers folder (capt convert --to), or USER/NAME.",
         ),
     ],

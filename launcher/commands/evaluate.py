@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from launcher.commands import options as o
-from pretrain.models.hub import source_path
 from tokenizer.errors import CheckpointError, ConfigError
 
 
@@ -27,7 +26,7 @@ def evaluate(
         Path,
         typer.Argument(
             metavar="CHECKPOINT",
-            parser=source_path,
+            parser=o.source,
             help="A checkpoint, a run (its best or newest one), a Hugging Face folder, or USER/NAME of the hub.",
         ),
     ],

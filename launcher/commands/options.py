@@ -27,6 +27,13 @@ Cluster = Annotated[Path | None, typer.Option(help="Slurm settings (a copy of co
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show commands, environment and files; start nothing.")]
 
 
+def source(given: str) -> Path:
+    """The parser of an argument that may be a hub id; `pretrain.models.hub` is imported when there is one."""
+    from pretrain.models.hub import source_path
+
+    return source_path(given)
+
+
 def debug(context: typer.Context) -> bool:
     """Whether ``--debug`` was given."""
     return bool(context.obj and context.obj["debug"])

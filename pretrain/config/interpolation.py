@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pretrain.config.reader import MAX_DEPTH
-from pretrain.config.sensitive import has_secret, says_secret
 from tokenizer.errors import ConfigError, instead_of, shown
+from tokenizer.sensitive import has_secret, says_secret
 
 _REFERENCE = re.compile(r"\\\$\{|\$\{([^${}]*)\}|\$\{")
 _SECRET_NAME = re.compile(

@@ -82,7 +82,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/data/shard_writer.py": (".open .write_text os.open", "writes the cache"),
     "pretrain/data/shards.py": (".read_bytes np.memmap", SHARDS),
     "pretrain/engine/allocator.py": ("ctypes.CDLL", "libc's mallopt"),
-    "pretrain/engine/callbacks/profiler.py": (".write_text", OUT),
+    "pretrain/engine/callbacks/profiler.py": (".read_bytes", "what torch has just written into a private folder"),
     "pretrain/engine/checkpoint/index.py": ("safe_open", TENSORS),
     "pretrain/engine/checkpoint/save.py": ("yaml.safe_dump", "writes"),
     "pretrain/engine/provenance.py": ("subprocess.run", "git, in the source checkout; " + TOOL),
