@@ -180,7 +180,7 @@ def test_a_refused_job_removes_no_log_that_was_there_before_it(tmp_path: Path) -
         path.parent.mkdir(parents=True)
         path.write_text("precious")
     outcomes = run_ranks(_run, 1, _mapping(run, **_fault("refuse")))
-    assert outcomes == ["DataError: rank 0: data.files: no text"]
+    assert outcomes == ["DataError: data.files: no text"]
     assert events.read_text() == "precious"
     assert log.read_text().startswith("precious")
     assert not (run / "config.yaml").exists()
