@@ -14,9 +14,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.sensitive import is_secret
 from tokenizer.errors import ConfigError
 from tokenizer.safe_files import read_text
+from tokenizer.sensitive import is_secret
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def portable(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of ``environment`` that a job on other hosts gets: the listed names, without what looks secret."""
     own = _own_names(environment)
     result: dict[str, str] = {}
-    for name in sorted(environment):
+    for name in sorted(filter(_NAME.fullmatch, environment)):  # of another name a comma would list a second one
         listed = name in own or name in _FLAGS or name in _PLACES or name.startswith(_PREFIXES)
         if not is_secret(name, environment[name]):
             result |= {name: environment[name]} if listed else {}

@@ -112,7 +112,8 @@ def step_reached(folder: Path) -> int:
     with suppress(UserError, OSError):
         steps += [status.step] if (status := read_status(folder)) else []
     with suppress(UserError, OSError):
-        steps += [row.step for row in read_metrics(folder / METRICS).training[-1:]]
+        metrics = read_metrics(folder / METRICS)
+        steps += [row.step for row in (*metrics.training[-1:], *metrics.validation[-1:])]
     return max(steps)
 
 

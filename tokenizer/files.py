@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import os
 import shutil
 import zlib
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from tokenizer.errors import DataError
+from tokenizer.safe_files import replacing
 
 LONGEST_LINE = 64 << 20
 """Bytes of a line of text at most: a small archive may hold one of terabytes."""
@@ -57,18 +59,14 @@ def new_folder(out: Path) -> Iterator[Path]:
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[str]]:
     """Yield a UTF-8 text file to write that becomes ``path`` in one rename when the block succeeds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("w", encoding="utf-8") as file:
-            yield file
-        _sync(partial)
-        os.replace(partial, path)
+        with replacing(path) as (file, _):
+            text = io.TextIOWrapper(file, encoding="utf-8")
+            yield text
+            text.detach()  # which flushes
     except OSError as error:
         _name(error, path)
         raise
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def sha256(path: Path) -> str:

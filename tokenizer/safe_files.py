@@ -139,11 +139,20 @@ def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
 
     ``private`` files are for their owner alone (0600); others have the permissions that the umask leaves (0644).
     """
+    with replacing(path, private=private) as (file, _):
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path, *, private: bool = False) -> Iterator[tuple[IO[bytes], Path]]:
+    """Yield an empty file of random name beside ``path`` and that name; the file becomes ``path`` in one rename when
+    the block ends well, and is removed otherwise. A link at ``path`` is replaced. ``private`` as in `write_bytes`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+        with os.fdopen(descriptor, "w+b") as file:
+            yield file, Path(name)
             file.flush()
             if not private:
                 os.fchmod(file.fileno(), public_mode())
@@ -191,6 +200,15 @@ def _own(path: Path, flags: int, error: type[UserError]) -> int:
         os.close(descriptor)
         raise error(f"{path}: not a regular file; remove it")
     return descriptor
+
+
+def require_own_folder(path: Path, *, error: type[UserError] = DataError) -> None:
+    """Refuse a link where a folder of our own belongs: what is written or removed below it would be somebody else's.
+
+    A path at which nothing is, is fine. Raises ``error``.
+    """
+    if path.is_symlink():
+        raise error(f"{path}: a link stands where a folder of our own belongs; remove it")
 
 
 def public_mode() -> int:

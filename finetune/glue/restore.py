@@ -9,7 +9,7 @@ from finetune.classifier import Classifier
 from finetune.encoders import FAMILIES, SentenceEncoder, build_encoder
 from finetune.glue.config import GlueJob
 from finetune.glue.tasks import GlueTask, glue_task
-from pretrain.engine.checkpoint import find_best, open_checkpoint, restore_weights
+from pretrain.engine.checkpoint import find_best, open_checkpoint, restored
 from tokenizer.encode import TextTokenizer, load_tokenizer
 from tokenizer.errors import CheckpointError
 
@@ -45,7 +45,9 @@ def load_classifier(path: Path) -> Restored:
     if section.encoder is None:
         raise CheckpointError(f"{checkpoint / 'config.yaml'}: model.encoder is not set; every glue checkpoint has it")
     dropouts = {"dropout": section.dropout, "attention_dropout": section.attention_dropout}
-    model = classifier_on(build_encoder(section.encoder, **dropouts, source=str(checkpoint)), job)
-    restore_weights(checkpoint, "model", model)
+    sizes = section.encoder
+    model = restored(
+        checkpoint, "model", lambda: classifier_on(build_encoder(sizes, **dropouts, source=str(checkpoint)), job)
+    )
     tokenizer = load_tokenizer(checkpoint / "tokenizer")
     return Restored(checkpoint, model.eval(), tokenizer, glue_task(job.data.task), job)

@@ -14,6 +14,7 @@ import numpy as np
 from finetune.glue.tasks import GLUE, GlueTask
 from pretrain.language.sts_files import MAX_SCORE
 from tokenizer.errors import DataError
+from tokenizer.safe_files import replacing
 
 HEADER = "index\tprediction"
 _MAX_BYTES = 1 << 26  # an order of magnitude over QQP, the largest
@@ -73,20 +74,17 @@ def write_submission(predictions: Mapping[str, np.ndarray], out: Path) -> Path:
     if problems:
         raise DataError(f"the submission is not complete: {'; '.join(problems)}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.tmp")
-    try:
-        with zipfile.ZipFile(temporary, "w") as archive:
+    with replacing(out) as (file, temporary):
+        with zipfile.ZipFile(file, "w") as archive:
             for name, output in OUTPUTS.items():
                 lines = [HEADER, *(f"{i}\t{value}" for i, value in enumerate(_as_text(output, predictions[name])))]
                 entry = zipfile.ZipInfo(f"{name}.tsv", _WHEN)
                 entry.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(entry, "\n".join(lines) + "\n")
+        file.flush()
         problems = check_submission(temporary)
         if problems:
             raise DataError(f"{out} was not written: {'; '.join(problems)}")
-        temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)
     return out
 
 

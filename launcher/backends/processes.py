@@ -12,6 +12,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 
+from tokenizer.safe_files import open_for_append
+
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
@@ -38,7 +40,7 @@ def start(
         if os.getppid() != parent:  # we died before prctl took hold
             os._exit(1)
 
-    with output.open("ab") if output else nullcontext() as log:
+    with open_for_append(output) if output else nullcontext() as log:
         return subprocess.Popen(
             list(argv),
             env=dict(env),

@@ -19,6 +19,7 @@ from launcher.hostfile import Host
 from launcher.plan import Command, End, Launch, Plan
 from launcher.runfolder import DONE, FAILED
 from tokenizer.errors import ConfigError
+from tokenizer.safe_files import require_own_folder
 
 # %j is the job id. srun --wait bounds how long ranks outlive the first one that ends; without --export=ALL it would
 # hand on only what sbatch was told to. A login shell knows `module`, which else is a function of the environment;
@@ -82,6 +83,7 @@ def plan(launch: Launch) -> Plan:
 def start(launch: Launch, plan: Plan) -> End:
     """Submit the script; returns as soon as Slurm has queued it."""
     (command,) = plan.commands
+    require_own_folder(launch.run_dir / "log", error=ConfigError)
     (launch.run_dir / "log").mkdir(parents=True, exist_ok=True)
     code = subprocess.run(command.argv, check=False).returncode
     return End(DONE) if code == 0 else End(FAILED, f"sbatch ended with {code}")

@@ -19,7 +19,7 @@ from pretrain.engine.records import Count, Record, parse
 from pretrain.engine.run_folder import read_status
 from pretrain.engine.trials_file import TRIALS, read_trials
 from tokenizer.errors import ConfigError, DataError
-from tokenizer.safe_files import open_for_append, read_json
+from tokenizer.safe_files import open_for_append, read_json, require_own_folder
 
 State = Literal["done", "failed", "pruned"]
 _NOTES = "trial.json"
@@ -164,18 +164,25 @@ class Book:
     def drop_checkpoints(self, study: str) -> None:
         """Remove the checkpoints of the study's finished trials, except those of its best."""
         kept = {line["run"] for line in self.best(study)[: self._keep]}
+        top = self._plan.folder.resolve()
         for line in self.lines.values():
             if line["study"] == study and line["state"] in ("done", "pruned") and line["run"] not in kept:
-                remove_checkpoints(self._plan.folder / line["run"])
+                run = self._plan.folder / line["run"]
+                if not run.resolve().is_relative_to(top):
+                    raise DataError(f"{run}: leads out of the sweep's folder by a link; remove it")
+                remove_checkpoints(run)
 
     def _line(self, point: Point) -> Mapping[str, Any]:
         return self.lines.get(str(self._plan.run_dir(point).relative_to(self._plan.folder)), {})
 
 
 def remove_checkpoints(run_dir: Path, names: Sequence[str] = ("*",)) -> None:
-    """Remove checkpoints of a run by name, marks of completeness first."""
+    """Remove checkpoints of a run by name, marks of completeness first. Nothing is removed through a link."""
+    folder = run_dir / "checkpoints"
+    for path in (run_dir, folder):
+        require_own_folder(path)
     for pattern in names:
-        for path in (run_dir / "checkpoints").glob(pattern):
+        for path in folder.glob(pattern):
             if path.is_symlink():
                 path.unlink()
             elif path.is_dir():

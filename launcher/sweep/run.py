@@ -18,8 +18,10 @@ from launcher.sweep.bases import keep_bases
 from launcher.sweep.config import Sweep, load_sweep
 from launcher.sweep.records import Book, Notes
 from launcher.sweep.trials import Plan, Point, check, check_inputs, make_plan
+from pretrain.engine.run_folder import OWN_FOLDERS
 from pretrain.engine.trials_file import TRIALS
 from tokenizer.errors import ConfigError, counted
+from tokenizer.safe_files import require_own_folder
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ def run_sweep(
     else:
         raycluster.check_address(address)
     with _taken(plan.folder, resume):
+        _refuse_links(plan.folder)
         keep_bases(plan)
         book = Book(plan, sweep.keep_checkpoints)
         with raycluster.cluster(address):
@@ -187,6 +190,13 @@ def _need(sweep: Sweep, address: str | None) -> dict[str, float]:
 
 def _give_up() -> None:
     raise KeyboardInterrupt
+
+
+def _refuse_links(folder: Path) -> None:
+    """Trials are written and pruned below the sweep's folder: no link there may lead out of it."""
+    own = ("trials", "trials/*", "trials/*/*", *(f"trials/*/*/{name}" for name in OWN_FOLDERS), _TUNE)
+    for path in (path for pattern in own for path in folder.glob(pattern)):
+        require_own_folder(path, error=ConfigError)
 
 
 @contextmanager

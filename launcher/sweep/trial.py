@@ -29,6 +29,7 @@ from launcher.sweep.rows import Rows
 from launcher.sweep.trials import Plan, Point, put
 from pretrain.config.load import load_mapping
 from pretrain.engine.metrics_file import METRICS, Row
+from tokenizer.safe_files import open_lock, require_own_folder
 
 _POLL = 0.1
 _LOCK_SECONDS = 60.0
@@ -142,6 +143,7 @@ class SweepTrial(tune.Trainable):
         put(job, "run.dir", str(self._run))
         begun.note(self._run, self._point)
         runfolder.write_private(self._run / "job.yaml", yaml.safe_dump(job, sort_keys=False))
+        require_own_folder(self._run / "log")
         (self._run / "log").mkdir(exist_ok=True)
         self._notes = self._notes.with_(attempts=self._notes.attempts + 1, node=raycluster.own_address(), error="")
         self._notes.write(self._run)
@@ -234,7 +236,7 @@ class SweepTrial(tune.Trainable):
 
 def _locked(path: Path) -> IO[str]:
     """The lock of a run folder; a predecessor that is dying still holds it for a moment."""
-    f = path.open("w")
+    f = open_lock(path)
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         try:

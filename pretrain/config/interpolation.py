@@ -15,6 +15,7 @@ from typing import Any
 
 from pretrain.config.reader import MAX_DEPTH
 from tokenizer.errors import ConfigError, instead_of, shown
+from tokenizer.sensitive import has_secret, says_secret
 
 _REFERENCE = re.compile(r"\\\$\{|\$\{([^${}]*)\}|\$\{")
 _SECRET_NAME = re.compile(
@@ -22,9 +23,7 @@ _SECRET_NAME = re.compile(
     r"|SESSION\w*|SIGNATURE|TOKENS?|WEBHOOK\w*)(?:_|\d|$)",
     re.IGNORECASE,
 )
-_SECRET_VALUE = re.compile(
-    r"://[^/\s:@]*:[^/\s@]+@|^(?:hf|gh[opsur]|github_pat|glpat|sk|xox[a-z]|eyJ)[-_]?\w{12}|^AKIA"
-)
+_WORKING_FOLDER = "PWD"
 _MOST = 3_000_000
 _VALUE = 100
 _DEEPEST = 50
@@ -130,12 +129,12 @@ class _Interpolation:
         name, comma, default = argument.partition(",")
         name, default = name.strip(), default.strip()
         where = f"${{oc.env:{name}}}"
-        if _SECRET_NAME.search(name):
+        if name != _WORKING_FOLDER and (_SECRET_NAME.search(name) or says_secret(name)):
             raise self._error(where, "looks like a secret; it would be written into the run and its model cards")
         value = os.environ.get(name) if name and "=" not in name and "\0" not in name else None
         if value is None and not comma:
             raise self._error(where, "is not set, and there is no default: ${oc.env:NAME,default}")
-        if value is not None and _SECRET_VALUE.search(value):
+        if value is not None and has_secret(value):
             raise self._error(where, "holds what looks like a secret; it would be written into the run")
         return default if value is None else value
 

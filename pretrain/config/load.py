@@ -166,13 +166,8 @@ def _written(path: Path) -> dict[str, Any]:
 def _merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Later layers over earlier ones; the task knows which keys take the place of which."""
     layers = [layer for layer in layers if layer]
-<<<<<<< HEAD
-    if len(layers) < 2:  # nothing to replace: a record can be read where its task is not installed
-        return dict(layers[0]) if layers else {}
-=======
     if len(layers) < 2:  # nothing takes a place: what somebody else's run holds is read without its task
         return _merged({}, layers[0]) if layers else {}
->>>>>>> attack-newcomer
     types = [layer["task"].get("type") for layer in layers if isinstance(layer.get("task"), Mapping)]
     task = job_class(types[-1]) if types and isinstance(types[-1], str) else Job
     return reduce(lambda below, above: _merged(task.replaced_by(below, above), above), layers, {})

@@ -69,7 +69,7 @@ class OptimizerSection(Section):
     backend: Literal["auto", "torch", "deepspeed", "apex"] = Field("auto", description="whose implementation")
     lr: PositiveFloat = Field(5e-4, description="peak learning rate")
     betas: tuple[float, float] = (0.9, 0.98)
-    eps: PositiveFloat = Field(1e-6, description="added to the root of the second moment")
+    eps: PositiveFloat = Field(1e-6, ge=1e-37, description="added to the root of the second moment")
     weight_decay: NonNegativeFloat = Field(0.01, description="of matrices; vectors do not decay")
     clip: NonNegativeFloat = Field(0.0, description="largest global gradient norm; 0 = off")
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from tokenizer.errors import CheckpointError
 
 _DTYPES = ("F32", "BF16", "F64")
-_NAME = re.compile(r"queue-(\d{5})-of-(\d{5})\.safetensors")
+_NAME = re.compile(r"queue-(\d{5})-of-(\d{5})\.safetensors", re.ASCII)
 
 
 def share(capacity: int, rank: int, world: int) -> int:
@@ -101,6 +101,8 @@ def _complete_set(folder: Path) -> list[Path]:
         raise CheckpointError(
             f"{folder} lacks queue-{missing[0]:05d}-of-{world:05d}.safetensors ({len(missing)} missing)"
         )
+    if len(found) != world:
+        raise CheckpointError(f"{folder}: {list(found)[-1].name} is the shard of no rank of {world}")
     return list(found)
 
 

@@ -7,7 +7,6 @@ nobody said is left out. Of paths only the last part is shown.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +16,7 @@ from pretrain.convert.about import About, result
 from pretrain.engine.metrics_file import METRICS, VALIDATION, Row, read_metrics
 from pretrain.language.evaluations import Section
 from pretrain.models.hub import is_hub_id
+from tokenizer.sensitive import has_secret
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,6 @@ _NOT_OF_THE_MODEL = {
     "lr", "grad_norm", "mfu", "seconds_per_step", "samples_per_second", "tokens_per_second",
 }  # fmt: skip
 
-_TOKEN = re.compile(r"(hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abp]-|AKIA|ASIA)[A-Za-z0-9_-]{8,}")
 _UNKNOWN = About()
 _PACKAGES = ("capt-pretraining", "torch", "transformers", "tokenizers", "safetensors")
 
@@ -188,7 +187,7 @@ def _training(job: Mapping[str, Any], progress: Mapping[str, int]) -> dict[str, 
 def _name(path: Any) -> str:
     """The last part of a path or address: no folder of somebody's home, no query, nothing that looks like a token."""
     name = Path(str(path).partition("?")[0]).name
-    return "(not shown)" if _TOKEN.search(name) else name
+    return "(not shown)" if has_secret(name) else name
 
 
 def _results(evaluations: Sequence[Section], pooling: str) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pretrain.data.parallel import ordered_map
 from tokenizer.errors import DataError
+from tokenizer.files import new_file
 
 _FORMAT = 2
 """Counted up when what is taken from a docstring changes, so that old caches are not used."""
@@ -63,11 +64,9 @@ def docstring_file(
     path = cache / f"docstrings-{key}.txt"
     if path.is_file():
         return path
-    cache.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.partial")
     tasks = [files[i : i + _FILES_A_TASK] for i in range(0, len(files), _FILES_A_TASK)]
     seen: set[bytes] = set()
-    with temporary.open("w", encoding="utf-8") as out:
+    with new_file(path) as out:
         for number, documents in enumerate(ordered_map(_read_files, tasks, workers), start=1):
             for document in documents:
                 new = [paragraph for paragraph in document if _is_new(paragraph, seen)]
@@ -75,12 +74,8 @@ def docstring_file(
                     out.write("\n".join(new) + "\n\n")
             if progress is not None:
                 progress(min(number * _FILES_A_TASK, len(files)), len(files))
-        out.flush()
-        os.fsync(out.fileno())
-    if not seen:
-        temporary.unlink()
-        raise DataError(f"data.source: no docstrings in {len(files)} Python files; give text in data.files")
-    temporary.replace(path)
+        if not seen:
+            raise DataError(f"data.source: no docstrings in {len(files)} Python files; give text in data.files")
     return path
 
 

@@ -9,6 +9,8 @@ import numpy as np
 
 _SAMPLE_BITS = 40
 _EPOCH_BITS = 24
+EPOCHS = 1 << _EPOCH_BITS
+"""So many times a text may be read."""
 
 
 @lru_cache(maxsize=1024)

@@ -99,7 +99,10 @@ def _write(
     progress: Callable[[int, int], None] | None,
 ) -> None:
     for abandoned in folder.parent.glob(f".{folder.name}.*.partial"):
-        shutil.rmtree(abandoned)
+        if abandoned.is_symlink():
+            abandoned.unlink()
+        else:
+            shutil.rmtree(abandoned)
     try:
         with new_folder(folder) as partial, _Stream(partial, tokenizer, shard_tokens) as stream:
             for passage, ids in _encoded(corpus, tokenizer, workers):
@@ -244,7 +247,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 def locked(path: Path) -> Iterator[None]:
     """Hold ``path`` locked against other processes; the kernel frees it when this process dies."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -21,6 +21,7 @@ from pretrain.engine.run_folder import (
     STOPPED,
     Status,
     check_is_free,
+    check_is_own,
     discard_refused,
     held,
     read_status,
@@ -44,6 +45,7 @@ class Claim:
         self.progress = Progress()
         self.begun = False
         self._fresh = False
+        self._not_ours: frozenset[Path] = frozenset()
         self._new_folders: list[Path] = []
         self._status = Status(state="starting")
 
@@ -51,10 +53,12 @@ class Claim:
         """Write ``config.yaml`` (a resumed run has one) and the status ``starting``; the folder is locked.
 
         Raises:
-            ConfigError: the folder holds a run already.
+            ConfigError: the folder holds a run already, or a part of it is a link.
         """
         if not resume:
             check_is_free(self.folder)
+        check_is_own(self.folder)
+        self._not_ours = frozenset(self._logs())
         before = self._status_before() if resume else None
         self._fresh = not (self.folder / CONFIG).exists()
         if self._fresh:
@@ -104,8 +108,6 @@ class Claim:
                 self._discard()
 
     def _discard(self) -> None:
-        for rank in range(distributed.world_size()):
-            (self.folder / "log" / f"rank-{rank}.log").unlink(missing_ok=True)
         (self.folder / CONFIG).unlink(missing_ok=True)
         self._discard_logs_of_no_step()
         if not (self.folder / "launch.json").exists():  # else the launcher reads the status, and removes the rest
@@ -114,14 +116,18 @@ class Claim:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 
+    def _logs(self) -> Iterator[Path]:
+        yield from (self.folder / "log").glob("rank-*.log")
+        yield from (self.folder / "tensorboard").glob("events.out.tfevents.*")
+
     def _discard_logs_of_no_step(self) -> None:
-        """What callbacks have opened, when one of them refuses the job."""
-        metrics, board = self.folder / METRICS, self.folder / "tensorboard"
+        """What ranks and callbacks have opened, when one of them refuses the job; not what was there before it."""
+        metrics = self.folder / METRICS
         if metrics.is_file() and metrics.stat().st_size == 0:
             metrics.unlink()
-        for events in board.glob("events.out.tfevents.*"):
-            events.unlink()
-        for empty in (board, self.folder / "checkpoints"):
+        for log in set(self._logs()) - self._not_ours:
+            log.unlink(missing_ok=True)
+        for empty in (self.folder / "tensorboard", self.folder / "checkpoints"):
             with contextlib.suppress(OSError):
                 empty.rmdir()
 

@@ -16,7 +16,7 @@ from pydantic import Field, FiniteFloat
 
 from pretrain.engine.records import Count, Record, parse
 from tokenizer.errors import ConfigError
-from tokenizer.safe_files import open_lock, read_json, write_json
+from tokenizer.safe_files import open_lock, read_json, require_own_folder, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,8 @@ DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
 
 STATUS, BEST, LOCK = "status.json", "best.json", ".training"
 _RUN_MARKS = ("config.yaml", "metrics.jsonl", "checkpoints")
+OWN_FOLDERS = ("checkpoints", "codes", "log", "profile", "tensorboard")
+"""Folders of a run in which a job writes and removes: no links, so that nothing outside the run is touched."""
 _LONGEST_REASON = 2000
 
 
@@ -100,6 +102,15 @@ def check_is_free(folder: Path) -> None:
         raise ConfigError(
             f"run.dir {folder} already holds a run; continue it with 'capt resume {folder}' or name another folder"
         )
+
+
+def check_is_own(folder: Path) -> None:
+    """Refuse a run folder of which a part is a link: what lies there would be appended to, pruned or removed.
+
+    The run folder itself may be a link. Raises ``ConfigError``.
+    """
+    for name in OWN_FOLDERS:
+        require_own_folder(folder / name, error=ConfigError)
 
 
 def holds_run(folder: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pretrain.engine.checkpoint import find_checkpoint, open_checkpoint, restore_weights
+from pretrain.engine.checkpoint import find_checkpoint, open_checkpoint, restored
 from pretrain.language.config import LanguageJob
 from pretrain.language.module import LanguageModule
 from pretrain.models.build import unpadded
@@ -35,6 +35,6 @@ def load_model(path: Path) -> Restored:
     job = open_checkpoint(checkpoint, LanguageJob, "capt_language")
     tokenizer = load_tokenizer(checkpoint / "tokenizer")
     config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-    module = LanguageModule(job, config.model_copy(update={"compile": False, "activation_checkpointing": "none"}))
-    restore_weights(checkpoint, "model", module)
+    plain = config.model_copy(update={"compile": False, "activation_checkpointing": "none"})
+    module = restored(checkpoint, "model", lambda: LanguageModule(job, plain))
     return Restored(checkpoint, unpadded(module.capt).eval(), tokenizer, job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from pretrain.config.schema import Job
 from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
 from pretrain.contrast.kernels.products import require
 from pretrain.data.corruption import IGNORE
+from pretrain.data.randomness import EPOCHS
 from pretrain.engine import distributed
 from pretrain.engine.engines import Engine
 from pretrain.engine.records import Count, Record, parse
@@ -31,7 +33,7 @@ from pretrain.language.module import LanguageModule
 from pretrain.language.prepare import Prepared, prepare
 from pretrain.language.validation import validate
 from pretrain.models.flops import flops_per_token
-from tokenizer.errors import CheckpointError
+from tokenizer.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger(__name__)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -62,6 +64,7 @@ class LanguageTask:
 
     def build_modules(self) -> Mapping[str, nn.Module]:
         """The encoder with its heads (and the temperature, when learned), initialised from the seed."""
+        self._require_memory()
         torch.manual_seed(derive(self.job.run.seed, "init"))
         self._module = LanguageModule(self.job, self.model_config)
         if self.prepared.source is not None:
@@ -76,9 +79,25 @@ class LanguageTask:
             self.queue.expect(2 * self.job.batch.global_)
         return {"model": self._module}
 
+    def _require_memory(self) -> None:
+        """Refuse sizes that this host cannot hold, which the system would answer by killing whatever is largest."""
+        need = 4 * self.model_config.elements
+        contrast = self.job.contrast
+        if self.contrasts and distributed.device().type == "cpu":
+            rows = contrast.queue // distributed.world_size()
+            need += rows * (8 + self.model_config.hidden * _DTYPES[contrast.queue_dtype].itemsize)
+        have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if need > have:
+            raise ConfigError(
+                f"the model (and contrast.queue, where it lies in host memory) takes {need / 2**30:,.1f} GiB on every "
+                f"rank, this host has {have / 2**30:,.1f}: take smaller model.* sizes or a shorter contrast.queue"
+            )
+
     def build_batches(self, progress: Progress) -> Iterator[list[LanguageBatch]]:
         """This rank's micro-batches of each coming step."""
         batch = self.job.batch
+        if progress.samples // len(self.prepared.train) >= EPOCHS:
+            raise CheckpointError(f"state.json: {progress.samples} samples are over {EPOCHS:,} epochs of this text")
         steps = self.job.schedule.max_steps - progress.step
         starts = range(progress.samples, progress.samples + steps * batch.global_, batch.global_)
         shape = (batch.global_, batch.micro, distributed.world_size(), distributed.rank())

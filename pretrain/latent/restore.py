@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
-from pretrain.engine.checkpoint import find_best, open_checkpoint, restore_weights
+from pretrain.engine.checkpoint import find_best, open_checkpoint, restored
 from pretrain.latent.config import LatentJob
 from pretrain.latent.measure import Modules
 from pretrain.latent.modules import build
@@ -46,8 +47,10 @@ def load_model(path: Path) -> Restored:
     checkpoint = find_best(path)
     job = open_checkpoint(checkpoint, LatentJob, "latent")
     vocabulary = Vocabulary.load(checkpoint / VOCABULARY) if job.data.clusters is None else None
-    modules = build(job, len(vocabulary) if vocabulary is not None else 0)
-    for name, module in modules.items():
-        restore_weights(checkpoint, name, module)
+    words = len(vocabulary) if vocabulary is not None else 0
+    with torch.device("meta"):
+        names = tuple(build(job, words))
+    modules = {name: restored(checkpoint, name, lambda name=name: build(job, words)[name]) for name in names}  # type: ignore[misc]
+    for module in modules.values():
         module.eval()
     return Restored(checkpoint, modules, vocabulary, job)

@@ -70,7 +70,7 @@ class RobertaConfig(Section):
     pad_id: NonNegativeInt = Field(1, le=2**24)
     dropout: NonNegativeFloat = Field(0.1, lt=1)
     attention_dropout: NonNegativeFloat = Field(0.1, lt=1)
-    layer_norm_eps: PositiveFloat = 1e-5
+    layer_norm_eps: PositiveFloat = Field(1e-5, ge=1e-37)
     initializer_range: PositiveFloat = 0.02
     pooling: Literal["cls", "mean"] = Field("cls", description="input of the aggregation head: <s>, or the token mean")
     activation_checkpointing: Literal["none", "full", "offload"] = Field(
@@ -122,6 +122,12 @@ class RobertaConfig(Section):
     def vocab_rows(self) -> int:
         """Rows of the word embedding: ``classes`` rounded up to ``pad_vocab_to``."""
         return -(-self.classes // self.pad_vocab_to) * self.pad_vocab_to
+
+    @property
+    def elements(self) -> int:
+        """Of the tables and the layers' matrices: the model has at least so many parameters."""
+        layer = 4 * self.hidden * self.hidden + 2 * self.hidden * self.ffn
+        return self.layers * layer + (self.vocab_rows + self.position_rows) * self.hidden
 
     @property
     def classes(self) -> int:

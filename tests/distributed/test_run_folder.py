@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 
+from pretrain.config.load import job_from_mapping
 from pretrain.engine import interruption
+from pretrain.engine.claim import Claim
 from pretrain.engine.run_folder import BAD_INPUT, LOCK, STOPPED, held, read_status
 from tests.distributed.test_run import _mapping, _rows, _run
 from tests.fuzz.harness import snapshot
 from tests.support import run_ranks
+from tokenizer.errors import ConfigError
 
 
 def _fault(kind: str, rank: int = 0) -> dict[str, Any]:
@@ -151,3 +154,33 @@ def test_a_job_that_a_callback_refuses_leaves_nothing_behind(tmp_path: Path) -> 
     (outcome,) = run_ranks(_run, 1, mapping)
     assert "best.json: damaged: metric: Field required; remove the file" in outcome
     assert snapshot(tmp_path).keys() == before.keys()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "log", "tensorboard", "profile"])
+def test_a_run_folder_with_a_link_in_it_is_refused(name: str, tmp_path: Path) -> None:
+    """Logs would be appended to, and checkpoints pruned, in somebody's folder."""
+    elsewhere, run = tmp_path / "elsewhere", tmp_path / "run"
+    elsewhere.mkdir()
+    (elsewhere / "rank-0.log").write_text("precious")
+    before = snapshot(elsewhere)
+    run.mkdir()
+    (run / name).symlink_to(elsewhere)
+    claim = Claim(run)
+    resumes = name == "checkpoints"  # a new run is refused for holding one
+    with pytest.raises(ConfigError, match=f"{name}: a link stands where a folder of our own belongs"):
+        claim.take(job_from_mapping(_mapping(run), "test"), resume=resumes)
+    assert snapshot(elsewhere) == before
+
+
+def test_a_refused_job_removes_no_log_that_was_there_before_it(tmp_path: Path) -> None:
+    """TensorBoard's events of other runs, in a folder that holds no run of ours."""
+    run = tmp_path / "run"
+    events, log = run / "tensorboard" / "events.out.tfevents.1.host", run / "log" / "rank-0.log"
+    for path in (events, log):
+        path.parent.mkdir(parents=True)
+        path.write_text("precious")
+    outcomes = run_ranks(_run, 1, _mapping(run, **_fault("refuse")))
+    assert outcomes == ["DataError: data.files: no text"]
+    assert events.read_text() == "precious"
+    assert log.read_text().startswith("precious")
+    assert not (run / "config.yaml").exists()

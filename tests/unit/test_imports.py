@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("tokenizer", "configs", "pretrain", "finetune", "launcher")
 
 # A package may import itself and what stands here; "a.b" allows that subpackage alone.
-BASE = ("tokenizer.errors", "tokenizer.files", "tokenizer.safe_files", "tokenizer.verification")
+BASE = tuple(f"tokenizer.{name}" for name in ("errors", "files", "safe_files", "sensitive", "verification"))
 ALLOWED: dict[str, tuple[str, ...]] = {
     "tokenizer": (),
     "configs": (),

@@ -10,7 +10,13 @@ from pretrain.engine.checkpoint.layout import (
     verify,
     verify_together,
 )
-from pretrain.engine.checkpoint.load import read_weights, restore_engine, restore_weights, restore_weights_together
+from pretrain.engine.checkpoint.load import (
+    read_weights,
+    restore_engine,
+    restore_weights,
+    restore_weights_together,
+    restored,
+)
 from pretrain.engine.checkpoint.manifest import read_manifest, read_metadata
 from pretrain.engine.checkpoint.save import PendingSave, begin_save, write_weights_only
 
@@ -29,6 +35,7 @@ __all__ = [
     "restore_engine",
     "restore_weights",
     "restore_weights_together",
+    "restored",
     "verify",
     "verify_together",
     "write_weights_only",

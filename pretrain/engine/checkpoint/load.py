@@ -7,13 +7,16 @@ module's weights; at ZeRO 0 the moments, too) rank 0 reads and sends to the othe
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from pretrain.engine import distributed
-from pretrain.engine.checkpoint.index import read_index, read_index_together
+from pretrain.engine.checkpoint.index import Index, read_index, read_index_together
 from pretrain.engine.checkpoint.manifest import EngineState, Manifest, ModuleRecord, read_manifest
 from pretrain.engine.engines import Engine
 from pretrain.engine.fragments import (
@@ -27,6 +30,8 @@ from pretrain.engine.fragments import (
 )
 from tokenizer.errors import CheckpointError
 
+M = TypeVar("M", bound=nn.Module)
+
 
 def read_weights(checkpoint: Path, module: str = "model") -> dict[str, Tensor]:
     """All weights of a module of a verified checkpoint as whole fp32 tensors, tied names included.
@@ -34,11 +39,7 @@ def read_weights(checkpoint: Path, module: str = "model") -> dict[str, Tensor]:
     Raises:
         CheckpointError: the checkpoint has no such module, or not all of it.
     """
-    manifest = read_manifest(checkpoint)
-    described = _described(checkpoint, manifest, module)
-    index = read_index(checkpoint, manifest, module, ("weights",))
-    for name, shape in described.shapes.items():  # before memory is asked for
-        index.require(WEIGHT, name, math.prod(shape))
+    described, index = _require_all(checkpoint, module)
     weights: dict[str, Tensor] = {}
     with index.reader() as reader:
         for name, shape in described.shapes.items():
@@ -59,6 +60,33 @@ def restore_weights(checkpoint: Path, name: str, module: nn.Module) -> None:
     with torch.no_grad():
         for parameter_name, parameter in module.named_parameters():
             parameter.copy_(stored[parameter_name])
+
+
+class _Undrawn(TorchFunctionMode):
+    """Without memory there is nothing to draw; that torch would try takes a second and a half, once."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if func is nn.init.normal_:
+            return named["tensor"] if "tensor" in named else args[0]
+        return func(*args, **named)
+
+
+def restored(checkpoint: Path, name: str, build: Callable[[], M]) -> M:
+    """The module that ``build`` makes, with a verified checkpoint's weights.
+
+    A configuration of a kilobyte can ask for a terabyte. So the module is made without memory first, and made at all
+    only when the checkpoint holds every element of it.
+
+    Raises:
+        CheckpointError: as `restore_weights`.
+    """
+    with torch.device("meta"), _Undrawn():
+        check_architecture(checkpoint, name, build())
+    _require_all(checkpoint, name)
+    module = build()
+    restore_weights(checkpoint, name, module)
+    return module
 
 
 def restore_weights_together(checkpoint: Path, name: str, module: nn.Module) -> None:
@@ -116,6 +144,16 @@ def restore_engine(checkpoint: Path, engine: Engine, state: EngineState) -> None
     if state.has_moments:
         set_optimizer_step_count(engine, state.optimizer_steps)
     set_loss_scale_state(engine, state.loss_scale)
+
+
+def _require_all(checkpoint: Path, module: str) -> tuple[ModuleRecord, Index]:
+    """What the manifest says of a module, and where its weights lie: all of them, before memory is asked for."""
+    manifest = read_manifest(checkpoint)
+    described = _described(checkpoint, manifest, module)
+    index = read_index(checkpoint, manifest, module, ("weights",))
+    for name, shape in described.shapes.items():
+        index.require(WEIGHT, name, math.prod(shape))
+    return described, index
 
 
 def _described(checkpoint: Path, manifest: Manifest, module: str) -> ModuleRecord:

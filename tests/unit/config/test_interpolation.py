@@ -95,6 +95,12 @@ SECRETS = [
     "ACCESS_TOKEN_1",
     "SESSIONID",
     "CI_JOB_TOKEN",
+    "PGPASSWORD",
+    "GHTOKEN",
+    "VAULTTOKEN",
+    "CLIENTSECRET",
+    "SSHPASS",
+    "ROOT_PW",
 ]
 
 
@@ -106,7 +112,16 @@ def test_a_secret_is_not_written_into_runs_and_model_cards(name: str, monkeypatc
     assert "canary" not in str(error.value)
 
 
-@pytest.mark.parametrize("value", ["https://me:canary@host/x", "hf_abcdefghijklmnopq", "AKIAABCDEFGHIJKLMNOP"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "https://me:canary@host/x",
+        "hf_abcdefghijklmnopq",
+        "AKIAABCDEFGHIJKLMNOP",
+        "Bearer abcdefghij",
+        "u=me;password=x",
+    ],
+)
 def test_nor_is_a_value_that_looks_like_one(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLACE", value)
     with pytest.raises(ConfigError, match="holds what looks like a secret") as error:

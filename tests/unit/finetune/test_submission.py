@@ -94,6 +94,16 @@ def test_the_same_predictions_give_the_same_bytes(valid: Path, tmp_path: Path) -
     assert again.read_bytes() == valid.read_bytes()
 
 
+def test_it_is_not_written_through_a_link(valid: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    for name in (".sub.zip.tmp", "sub.zip"):
+        (tmp_path / name).symlink_to(precious)
+    out = write_submission(predictions(), tmp_path / "sub.zip")
+    assert not out.is_symlink()
+    assert precious.read_text() == "precious"
+
+
 def test_ax_comes_from_mnli_and_wnli_may_be_its_majority() -> None:
     assert (OUTPUTS["AX"].model, OUTPUTS["MNLI-mm"].model, OUTPUTS["RTE"].model) == ("mnli", "mnli", "rte")
     assert (len(majority_wnli()), set(majority_wnli())) == (146, {0})

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from pretrain.config.load import job_from_mapping
+from pretrain.engine.task import Progress
 from pretrain.language.task import LanguageTask
 from tests.language import language_mapping
-from tokenizer.errors import ConfigError
+from tokenizer.errors import CheckpointError, ConfigError
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has TF32")
@@ -31,3 +32,19 @@ def test_a_queue_of_less_than_a_step_is_noticed_under_accumulation(
     with caplog.at_level(logging.WARNING):
         task.build_modules()
     assert ("holds less than one step, which pushes 64" in caplog.text) == short
+
+
+@pytest.mark.parametrize("sizes", [{"model": {"hidden": 65_536, "layers": 1000}}, {"contrast": {"queue": 2**31 - 1}}])
+def test_sizes_beyond_the_hosts_memory_are_refused(sizes: dict[str, dict[str, int]], tmp_path: Path) -> None:
+    """Else the system kills something; a run folder from somebody else may ask for it."""
+    task = LanguageTask(job_from_mapping(language_mapping(tmp_path), "test"), tmp_path / "run")
+    task.model_config = task.model_config.model_copy(update=sizes.get("model", {"hidden": 4096}))
+    task.job = task.job.model_copy(update={"contrast": task.job.contrast.model_copy(update=sizes.get("contrast", {}))})
+    with pytest.raises(ConfigError, match=r"GiB on every rank, this host has"):
+        task.build_modules()
+
+
+def test_a_number_of_samples_that_no_run_reaches_is_refused(tmp_path: Path) -> None:
+    task = LanguageTask(job_from_mapping(language_mapping(tmp_path), "test"), tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"state.json: 4611686018427387904 samples are over 16,777,216 epochs"):
+        task.build_batches(Progress(step=1, samples=2**62))

@@ -17,7 +17,7 @@ from launcher.hostfile import Host
 from launcher.plan import Launch, Options
 from pretrain.config.load import load_job
 from tests.support import free_port
-from tests.unit.launcher.test_sensitive import NAMES
+from tests.unit.tokenizer.test_sensitive import NAMES
 from tokenizer.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.environment import travelling, visible_gpus
+from launcher.environment import portable, travelling, visible_gpus
 from tokenizer.errors import ConfigError
 
 
@@ -95,3 +95,8 @@ def test_the_users_own_list_of_names_lets_more_through_but_no_secret(tmp_path: P
 def test_visible_gpus_follow_the_variable(monkeypatch: pytest.MonkeyPatch, value: str, count: int) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     assert len(visible_gpus()) == count
+
+
+def test_a_name_that_is_none_does_not_travel() -> None:
+    """sbatch --export takes names between commas: of CAPT_A,ALL it would hand on everything."""
+    assert portable({"CAPT_A,ALL": "1", "CAPT_B": "1"}) == {"CAPT_B": "1"}

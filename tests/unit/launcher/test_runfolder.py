@@ -104,6 +104,17 @@ def test_a_lock_of_a_lost_node_is_waited_for(tmp_path: Path, caplog: pytest.LogC
     node.join()
 
 
+def test_a_validation_tells_the_step_as_well(tmp_path: Path) -> None:
+    """Training rows come every run.log_every steps: a job that is queued again must not seem to have made none."""
+    watch = StatusWatch.begin(tmp_path)
+    write_status(tmp_path, state="running", step=0)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 5, "split": "validation"}\n')
+    watch.settle(1, "rank 0 was killed by SIGKILL")
+    status = read_status(tmp_path)
+    assert status is not None
+    assert status.step == 5
+
+
 def test_the_status_of_another_job_that_lives_is_left_alone(tmp_path: Path) -> None:
     write_status(tmp_path, state="running", step=7)
     with runfolder.held(tmp_path, ".training", "taken"):

@@ -6,6 +6,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
+from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
 from tokenizer.errors import CheckpointError, ConfigError
 
@@ -137,3 +138,16 @@ def test_init_brings_the_sizes_that_are_not_given() -> None:
 def test_imports_no_torch() -> None:
     code = "import sys, pretrain.models.config, pretrain.models.flops; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("pad", [1, 64])
+def test_a_model_has_at_least_the_elements_that_are_counted(pad: int) -> None:
+    """What is refused for want of memory (a checkpoint's configuration may ask for terabytes) is too large for sure."""
+    config = RobertaConfig(size="tiny", vocab_size=600, pad_vocab_to=pad)
+    built = sum(parameter.numel() for parameter in CaptModel(config).parameters())
+    assert 0.7 * built < config.elements <= built
+
+
+def test_an_epsilon_that_float32_cannot_hold_is_refused() -> None:
+    with pytest.raises(ValidationError, match="layer_norm_eps"):
+        RobertaConfig(size="tiny", layer_norm_eps=1e-308)

@@ -11,6 +11,7 @@ import pytest
 
 from tokenizer import safe_files
 from tokenizer.errors import CheckpointError, DataError, user_text
+from tokenizer.files import new_file
 
 
 def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
@@ -91,3 +92,17 @@ def test_errors_of_the_system_have_one_text() -> None:
     assert user_text(DataError("two\nlines")) == "two lines"
     assert user_text(ValueError("ours")) is None
     assert user_text(OSError(9, "bad descriptor")) is None
+
+
+def test_a_file_of_text_follows_no_link_that_was_put_where_it_is_written_first(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    (tmp_path / f".x.txt.{os.getpid()}.partial").symlink_to(precious)
+    with new_file(tmp_path / "x.txt") as file:
+        file.write("ä\n")
+    assert (tmp_path / "x.txt").read_text(encoding="utf-8") == "ä\n"
+    with pytest.raises(KeyError), new_file(tmp_path / "y.txt") as file:
+        raise KeyError
+    assert precious.read_text() == "precious"
+    assert not (tmp_path / "y.txt").exists()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".tmp") == []

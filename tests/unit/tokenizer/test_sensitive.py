@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.sensitive import is_secret
+from tokenizer.sensitive import is_secret
 
 NAMES = (
     *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "HF_COOKIE"),
@@ -10,6 +10,7 @@ NAMES = (
     *("CAPT_DB_PASS", "CAPT_PASSPHRASE", "CAPT_PWD", "CAPT_SESSION", "CAPT_SLACK_WEBHOOK", "CAPT_ACCESS_KEY_ID"),
     *("NCCL_PASSWD", "NCCL_MY_SECRET", "UCX_PASSWORD", "TORCH_AUTH", "GLOO_PRIVATE_KEY", "CAPT_JWT", "CAPT_DSN"),
     *("CAPT_CREDENTIALS", "CAPT_SIGNATURE", "CAPT_KEY", "CAPT_APIKEY", "CAPT_SSHKEY", "CAPT_OAUTH", "CAPT_HMAC"),
+    *("SSHPASS", "ROOT_PW", "NCCL_AUTHKEY", "CAPT_SIGNKEY", "CAPT_PASSKEY", "CAPT_CONNECTION_STRING", "CAPT_MNEMONIC"),
     *("CAPT_SALT", "CAPT_PIN", "CAPT_OTP", "CAPT_NETRC", "CAPT_KEYTAB", "CAPT_PEM", "CAPT_LOGIN", "CAPT_LICENSE"),
 )
 
@@ -29,6 +30,18 @@ VALUES = (
     "https://account.blob.example/c?sv=1&sig=abc",
     "0123456789abcdef0123456789abcdef01234567",
     "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "dckr_pat_0123456789abcdef",
+    "glrt-0123456789abcdefghij",
+    "nvapi-0123456789abcdef",
+    "hvs.CAESI0123456789abcdef",
+    "SG.0123456789abcdef.0123456789abcdef",
+    "ya29.a0AfB_0123456789",
+    "AGE-SECRET-KEY-1QQPQQ0123456789",
+    "Bearer 0123456789abcdef",
+    "Basic bWU6Y2FuYXJ5",
+    "server=db;user=me;password=canary",
+    "AccountName=a;AccountKey=canary==",
+    '{"token": "canary"}',
 )
 
 

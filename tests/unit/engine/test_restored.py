@@ -1,0 +1,71 @@
+"""A model is made only when the checkpoint bears out the sizes that its configuration claims."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from pretrain.config.load import job_from_mapping
+from pretrain.engine.checkpoint import restored
+from pretrain.engine.checkpoint.save import write_weights_only
+from pretrain.tasks import TASKS
+from tests.toy.task import ToyModel
+from tokenizer.errors import CheckpointError
+
+TASKS["toy"] = "tests.toy"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    job = job_from_mapping({"task": {"type": "toy"}}, "test")
+    target = tmp_path / "checkpoints" / "step-00000000"
+    return write_weights_only(target, job, {"model": ToyModel(13)}, {"width": 13})
+
+
+class Drawn(nn.Module):
+    def __init__(self, rows: int, made: list[str]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, 1 << 20))
+        made.append(self.weight.device.type)
+        nn.init.normal_(self.weight)
+
+
+def test_the_weights_are_those_of_the_checkpoint(checkpoint: Path) -> None:
+    model = restored(checkpoint, "model", lambda: ToyModel(13))
+    assert all(parameter.device.type == "cpu" for parameter in model.parameters())
+    assert float(model.scale.detach()) == 1.0
+
+
+def test_a_configuration_alone_gets_no_memory(checkpoint: Path) -> None:
+    """A terabyte, asked for by a configuration, and by a manifest whose tensors are not there."""
+    made: list[str] = []
+    with pytest.raises(CheckpointError, match="another architecture: it has no parameter 'weight'"):
+        restored(checkpoint, "model", lambda: Drawn(1 << 18, made))
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["modules"]["model"] = {"shapes": {"weight": [1 << 18, 1 << 20]}, "ties": {}}
+    for name, record in manifest["files"].items():
+        record["sha256"] = hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="the manifest has no such parameter"):
+        restored(checkpoint, "model", lambda: Drawn(1 << 18, made))
+    assert made == ["meta", "meta"]
+
+
+def test_looking_first_loads_no_compiler() -> None:
+    """torch draws on the meta device by code that imports its compiler: seconds at the start of every evaluation."""
+    code = """
+import sys, torch
+from torch import nn
+from pretrain.engine.checkpoint import load
+with torch.device("meta"), load._Undrawn():
+    nn.Embedding(4, 4)
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
