@@ -109,8 +109,8 @@ def check_architecture(checkpoint: Path, name: str, module: nn.Module) -> None:
         if tuple(stored[parameter_name]) != tuple(parameter.shape):
             raise CheckpointError(
                 f"{checkpoint}: another architecture: {parameter_name} has shape "
-                f"{tuple(stored[parameter_name])}, the configured model {tuple(parameter.shape)}; set model.* as in its "
-                "config.yaml"
+                f"{tuple(stored[parameter_name])}, the configured model {tuple(parameter.shape)}; "
+                "set model.* as in its config.yaml"
             )
     surplus = stored.keys() - dict(module.named_parameters(remove_duplicate=False)).keys()
     if surplus:
