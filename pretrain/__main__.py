@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pretrain.config import load_job
 from pretrain.engine import interruption
 from pretrain.engine.run_folder import BAD_INPUT, FAILED, STOPPED
-from tokenizer.errors import UserError, user_text
+from tokenizer.errors import RunFailedError, UserError, user_text
 
 logger = logging.getLogger("pretrain")
 _TIMEOUT_MINUTES = 10.0
@@ -60,6 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _report(error: Exception, rank: int, *, debug: bool) -> int:
     """Say what went wrong, once: rank 0 speaks for what all ranks raise alike."""
     text = user_text(error)
+    if isinstance(error, RunFailedError) and not debug:
+        if rank == 0:
+            sys.stderr.write(f"error: {error}\n")
+        return FAILED
     if text is None:
         logger.error("%s: %s", type(error).__name__, error, exc_info=True)
         return FAILED

@@ -43,6 +43,10 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+class RunFailedError(RuntimeError):
+    """A run has ended for a reason that the text tells in full, on all ranks alike. Exit code 1, no stack trace."""
+
+
 def instead_of(name: str, known: Sequence[str], otherwise: str = "known:") -> str:
     """What to write instead of ``name``: the nearest that is known, or ``otherwise`` and all of them."""
     near = get_close_matches(name[:100], known, n=1)

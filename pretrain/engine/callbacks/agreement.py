@@ -12,11 +12,12 @@ from pretrain.engine.callbacks.signals import StopSignals
 from pretrain.engine.flags import Flags
 from pretrain.engine.loop import Callback, Run
 from pretrain.engine.task import Figure, Report, number
+from tokenizer.errors import RunFailedError
 
 _WATCHED = ("loss", "grad_norm")
 
 
-class TrainingDivergedError(RuntimeError):
+class TrainingDivergedError(RunFailedError):
     """The loss or the gradient norm is not finite."""
 
 

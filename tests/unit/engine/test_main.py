@@ -8,6 +8,7 @@ import pytest
 
 from pretrain import __main__ as entry
 from pretrain.engine import distributed
+from pretrain.engine.callbacks.agreement import TrainingDivergedError
 from tokenizer.errors import DataError, UserError
 
 
@@ -38,6 +39,15 @@ def test_agreement_within_agreement_is_reached_once() -> None:
 def test_a_fault_of_the_program_keeps_its_stack_trace(caplog: pytest.LogCaptureFixture) -> None:
     assert entry._report(ValueError("ours"), 1, debug=False) == 1
     assert caplog.records[0].exc_info
+
+
+def test_a_run_that_diverged_needs_no_stack_trace(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    error = TrainingDivergedError("loss is nan at step 3")
+    assert [entry._report(error, rank, debug=False) for rank in (1, 0)] == [1, 1]
+    assert capsys.readouterr().err == "error: loss is nan at step 3\n"
+    assert not caplog.records
 
 
 def test_a_missing_configuration_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
