@@ -1,8 +1,9 @@
 """``python -m launcher.requeue RUN CODE [RESTARTS]``, at the end of a batch script: is the job queued again?
 
 The status of a job that was killed is set right. Exit code 0 says yes (without RESTARTS never). A job that stopped
-early (75) always is queued again. One that failed is as long as it has made a step since the last time that it was for
-this reason, and at most RESTARTS times: what fails at once would fail for ever.
+early (75) is queued again, unless it has made no step ten times in a row: its time limit is shorter than what it does
+before the first step. One that failed is as long as it has made a step since the last time that it was for this reason,
+and at most RESTARTS times: what fails at once would fail for ever.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ from tokenizer.safe_files import read_json, write_json
 log = logging.getLogger(__name__)
 
 RECORD = "restarts.json"
+_IDLE_STOPS = 10
 
 
 class Restarts(Record):
-    """How often a job was queued again after a failure, and the step that it had reached then."""
+    """How often a job was queued again after a failure, and the step that it had reached then; the same for stops."""
 
     job: str = Field(max_length=100)
     failures: Count = 0
     step: Count | None = None
+    idle_stops: Count = 0
+    stopped_at: Count | None = None
 
 
 def settle(run: Path, code: int) -> None:
@@ -50,16 +54,22 @@ def again(run: Path, code: int, limit: int, job: str) -> bool:
     """
     if code in (DONE, BAD_INPUT):
         return False
-    if code == STOPPED:
-        return True
     before, step = _restarts(run, job), step_reached(run)
+    if code == STOPPED:
+        idle = before.idle_stops + 1 if step == before.stopped_at else 0
+        if idle >= _IDLE_STOPS:
+            log.error("not queued again: stopped %d times at step %d; raise the time limit of the job", idle + 1, step)
+            return False
+        write_json(run / RECORD, before.model_copy(update={"idle_stops": idle, "stopped_at": step}).model_dump())
+        return True
     if before.failures >= limit:
         log.error("failed, and not queued again: that was done %d times (restarts in the cluster file)", limit)
         return False
     if step == before.step:  # a lower one is progress: the job had gone back to its last checkpoint
         log.error("failed, and not queued again: no step was made since the last time (step %d)", step)
         return False
-    write_json(run / RECORD, Restarts(job=job, failures=before.failures + 1, step=step).model_dump())
+    failed = before.model_copy(update={"failures": before.failures + 1, "step": step})
+    write_json(run / RECORD, failed.model_dump())
     log.warning("failed at step %d; queued again (%d of %d times)", step, before.failures + 1, limit)
     return True
 

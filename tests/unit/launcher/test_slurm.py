@@ -210,11 +210,19 @@ def test_a_failed_job_is_queued_again_while_it_makes_steps_and_not_too_often(tmp
     assert not again(tmp_path, 1, 0, "9")
 
 
-@pytest.mark.parametrize(("code", "queued"), [(0, False), (2, False), (75, True)])
-def test_other_ends_are_not_failures(tmp_path: Path, code: int, queued: bool) -> None:
-    for _ in range(9):
-        assert again(tmp_path, code, 3, "7") == queued
+@pytest.mark.parametrize("code", [0, 2])
+def test_other_ends_are_not_failures(tmp_path: Path, code: int) -> None:
+    assert not again(tmp_path, code, 3, "7")
     assert not (tmp_path / "restarts.json").exists()
+
+
+def test_a_stopped_job_is_queued_again_unless_its_time_never_suffices_for_a_step(tmp_path: Path) -> None:
+    assert [again(tmp_path, 75, 3, "7") for _ in range(12)] == [True] * 10 + [False] * 2
+    progress(tmp_path, row=10)
+    assert [again(tmp_path, 75, 3, "7") for _ in range(11)] == [True] * 10 + [False]
+    assert again(tmp_path, 1, 1, "7"), "stops are no failures"
+    assert not again(tmp_path, 75, 3, "7"), "nor do failures make steps"
+    assert again(tmp_path, 75, 3, "8"), "another job"
 
 
 def test_the_status_of_a_killed_job_is_set_right(tmp_path: Path) -> None:
