@@ -166,7 +166,8 @@ def test_pretrain_with_the_ray_launcher(folder: Folder) -> None:
         process = subprocess.Popen(argv, cwd=folder.path, env=env, stdout=f, stderr=f)
     status = folder.path / "run" / "status.json"
     try:
-        wait_for(lambda: status.exists() and process.poll() is None)
+        rows = folder.path / "run" / "metrics.jsonl"  # the first step is made: from here on a stop leaves a checkpoint
+        wait_for(lambda: rows.exists() and rows.stat().st_size > 0 and process.poll() is None)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 75, (folder.path / "log").read_text()
     finally:

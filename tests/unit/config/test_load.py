@@ -88,7 +88,7 @@ def test_yaml_reads_what_people_mean(tmp_path: Path, text: str, value: object) -
         (["corruption.rate=1.5"], "corruption.rate: 1.5"),
         (["data.sequence_length=600"], "data.sequence_length 600 is longer than the position table"),
         (["contrast.queue=0", "contrast.in_batch=none"], "leaves no negatives"),
-        (["contrast.in_batch=none"], "no negatives before queue_start; set queue_start=0"),
+        (["contrast.in_batch=none", "contrast.queue_start=5"], "no negatives before queue_start; set queue_start=0"),
         (["optimizer.type=lamb"], "lamb needs engine.zero_stage 0"),
         (["engine.offload_param=true"], "offload_param needs zero_stage 3"),
         (["model.heads=7"], "heads 7 does not divide hidden"),
