@@ -60,7 +60,7 @@ def file_in(folder: Path, name: str, *, error: type[UserError] = DataError) -> P
     path = folder / name
     try:
         linked = stat.S_ISLNK(path.lstat().st_mode)
-        if linked and not _is_in_hub_cache(path):
+        if linked and not is_in_hub_cache(path):
             raise error(f"{path}: a link; only those of the hub's cache are followed, put the file itself there")
         if not stat.S_ISREG(path.stat().st_mode):
             raise error(f"{path}: not a regular file")
@@ -69,7 +69,8 @@ def file_in(folder: Path, name: str, *, error: type[UserError] = DataError) -> P
     return path
 
 
-def _is_in_hub_cache(path: Path) -> bool:
+def is_in_hub_cache(path: Path) -> bool:
+    """Whether a link leads from a ``snapshots`` folder of the hub client's cache into the ``blobs`` beside it."""
     target = Path(os.path.realpath(path))
     snapshots = (parent for parent in path.absolute().parents if parent.name == "snapshots")
     return any(target.parent == Path(os.path.realpath(folder.parent / "blobs")) for folder in snapshots)
@@ -120,13 +121,16 @@ def read_record(path: Path, kind: type[R], *, limit: int = SMALL, error: type[Us
         raise error(f"{path} is damaged or of another version: {first_fault(problem)}") from None
 
 
-def first_fault(problem: Exception) -> str:
-    """The first thing that pydantic has found wrong, in one printable line: what stands where."""
+def first_fault(problem: Exception, whole: str = "JSON: ") -> str:
+    """The first thing that pydantic has found wrong, in one printable line: what stands where.
+
+    ``whole`` stands for the place where it is the content as a whole.
+    """
     if not hasattr(problem, "errors"):
         return type(problem).__name__
-    first = problem.errors(include_url=False, include_input=False)[0]
-    where = ".".join(map(str, first["loc"])) or "JSON"
-    return printable(f"{where[:200]}: {first['msg']}", 600)
+    first = problem.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(ascii(part).strip("'")[:80] for part in first["loc"][:8])
+    return printable(f"{where + ': ' if where else whole}{first['msg']}", 600)
 
 
 def printable(text: str, limit: int = 300) -> str:

@@ -18,6 +18,7 @@ from tokenizer.errors import ConfigError, instead_of, shown
 from tokenizer.sensitive import has_secret, says_secret
 
 _REFERENCE = re.compile(r"\\\$\{|\$\{([^${}]*)\}|\$\{")
+# Beyond `tokenizer.sensitive`, which lets NCCL_IB_PKEY and the like travel: what is referred to is written into files.
 _SECRET_NAME = re.compile(
     r"(?:^|_)(?:API|AUTH\w*|BEARER|COOKIE\w*|CREDS?|CREDENTIALS?|DSN|\w*KEYS?|\w+PWD|PASS\w*|PAT|PRIVATE|SAS|SECRETS?"
     r"|SESSION\w*|SIGNATURE|TOKENS?|WEBHOOK\w*)(?:_|\d|$)",

@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tokenizer.errors import ConfigError, UserError
+from tokenizer.safe_files import first_fault
 
 Count = Annotated[int, Field(ge=0, le=1 << 62)]
 """A number of steps, samples, bytes."""
@@ -29,7 +30,5 @@ def parse(
     try:
         return kind.model_validate(content)
     except ValidationError as problem:
-        first = problem.errors(include_url=False, include_input=False, include_context=False)[0]
-        key = ".".join(ascii(part).strip("'")[:80] for part in first["loc"][:8])
-        what = first["msg"].removeprefix("Value error, ")
-        raise error(f"{source}: damaged: {key + ': ' if key else ''}{what}{hint}") from None
+        fault = first_fault(problem, whole="").replace("Value error, ", "", 1)
+        raise error(f"{source}: damaged: {fault}{hint}") from None

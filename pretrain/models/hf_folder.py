@@ -175,10 +175,8 @@ def require_regular(path: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{path}: no such file; a Hugging Face folder needs it") from None
     if stat.S_ISLNK(mode):
-        target = path.resolve()
-        snapshot = next((folder for folder in path.absolute().parents if folder.parent.name == "snapshots"), None)
-        if snapshot is None or target.parent != snapshot.parent.parent.resolve() / "blobs":
+        if not safe_files.is_in_hub_cache(path):
             raise CheckpointError(f"{path}: is a link out of the folder; copy the file it means into the folder")
-        mode = target.stat().st_mode if target.exists() else 0
+        mode = path.stat().st_mode if path.exists() else 0
     if not stat.S_ISREG(mode):
         raise CheckpointError(f"{path}: is not a regular file")
