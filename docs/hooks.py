@@ -30,7 +30,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def keys_markdown(task: str) -> str:
     """A heading and a table for every section of a task's jobs (or of a sweep), from the pydantic schema."""
     from launcher.sweep.config import Sweep
-    from pretrain.tasks import job_class
+    from pretrain.registry import job_class
 
     job = Sweep if task == "sweep" else job_class(task)
     blocks = [_block("Outside of sections", "", "", job)]

@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from pretrain.base.errors import CheckpointError, shown
 from pretrain.models.config import RobertaConfig
 from pretrain.models.roberta import RobertaEncoder, initialise
-from tokenizer.errors import CheckpointError, shown
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from jaxtyping import Num
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from tokenizer.errors import ConfigError
+from pretrain.base.errors import ConfigError
 
 Values = Num[np.ndarray, " _"]
 Scores = Mapping[str, Mapping[str, float]]

@@ -12,7 +12,7 @@ from collections import OrderedDict
 import numpy as np
 from jaxtyping import Int64
 
-from pretrain.data.randomness import generator_for
+from pretrain.base.randomness import generator_for
 
 Rows = Int64[np.ndarray, " n"]
 

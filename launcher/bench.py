@@ -19,8 +19,8 @@ from typing import Any
 
 from launcher import machine
 from launcher.environment import inherited
+from pretrain.base.errors import ConfigError, did_you_mean
 from pretrain.engine.provenance import provenance
-from tokenizer.errors import ConfigError, instead_of
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def find_benchmarks(names: Sequence[str], root: Path = Path(__file__).parents[1]
         raise ConfigError(f"no benchmarks in {folder}: capt bench runs in a source checkout (pip install -e .)")
     for name in names:
         if name not in found:
-            raise ConfigError(f"no benchmark {name!r}; {instead_of(name, list(found), 'there are:')}")
+            raise ConfigError(f"no benchmark {name!r}; {did_you_mean(name, list(found), 'there are:')}")
     return {name: found[name] for name in names or found}
 
 

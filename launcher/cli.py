@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from launcher.commands import checkpoints, config, corpora, evaluate, glue, jobs, latent, sweep, tools
-from tokenizer.errors import user_text
+from pretrain.base.errors import user_text
 
 app = typer.Typer(
     help="Contrastive pretraining, from raw text to a Hugging Face encoder, on one laptop or a cluster.",

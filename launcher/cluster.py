@@ -8,9 +8,9 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from launcher.address import Slots
+from pretrain.base.errors import ConfigError
 from pretrain.config.base import Section
 from pretrain.config.load import explain, load_mapping
-from tokenizer.errors import ConfigError
 
 _Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.,:&|()*=+@/-]{1,200}$")]
 

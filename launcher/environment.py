@@ -14,9 +14,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from tokenizer.errors import ConfigError
-from tokenizer.safe_files import read_text
-from tokenizer.sensitive import is_secret
+from pretrain.base.errors import ConfigError
+from pretrain.base.files import read_text
+from pretrain.base.sensitive import is_secret
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.address import MAX_SLOTS, check_host
-from tokenizer.errors import ConfigError
-from tokenizer.safe_files import read_bytes
+from pretrain.base.errors import ConfigError
+from pretrain.base.files import read_bytes
 
 _MAX_BYTES = 1_000_000
 _LINE = re.compile(r"(?P<host>\S+)[ \t]+slots=(?P<slots>-?[0-9]{1,12})")

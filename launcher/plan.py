@@ -14,12 +14,12 @@ from pydantic import ConfigDict, ValidationError
 
 from launcher.address import Address, Port, Slots
 from launcher.hostfile import Host
+from pretrain.base.errors import ConfigError, counted
+from pretrain.base.files import read_bytes
 from pretrain.config.base import PathField, Section
 from pretrain.config.load import explain
 from pretrain.config.schema import Job
-from pretrain.engine.deepspeed_config import deepspeed_config
-from tokenizer.errors import ConfigError, counted
-from tokenizer.safe_files import read_bytes
+from pretrain.engine.engines.deepspeed_config import deepspeed_config
 
 _MAX_BYTES = 1 << 16
 

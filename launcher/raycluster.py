@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher import environment, machine, runfolder
-from tokenizer.errors import ConfigError, counted
-from tokenizer.sensitive import is_secret
+from pretrain.base.errors import ConfigError, counted
+from pretrain.base.sensitive import is_secret
 
 log = logging.getLogger(__name__)
 

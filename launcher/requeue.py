@@ -19,10 +19,10 @@ from pydantic import Field
 
 from launcher import environment
 from launcher.runfolder import StatusWatch, step_reached
-from pretrain.engine.records import Count, Record, parse
+from pretrain.base.errors import ConfigError, user_text
+from pretrain.base.files import read_json, write_json
+from pretrain.base.records import Count, Record, parse
 from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED
-from tokenizer.errors import ConfigError, user_text
-from tokenizer.safe_files import read_json, write_json
 
 log = logging.getLogger(__name__)
 

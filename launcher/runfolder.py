@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pretrain.base.errors import ConfigError, UserError
+from pretrain.base.files import write_text
 from pretrain.engine.metrics_file import METRICS, read_metrics
 from pretrain.engine.run_folder import (
     BAD_INPUT,
@@ -23,8 +25,6 @@ from pretrain.engine.run_folder import (
     read_status,
     write_status,
 )
-from tokenizer.errors import ConfigError, UserError
-from tokenizer.safe_files import write_text
 
 __all__ = ["BAD_INPUT", "DONE", "FAILED", "STOPPED", "StatusWatch", "Traces", "check_is_free", "held", "write_private"]
 

@@ -13,12 +13,12 @@ from launcher.backends import backend
 from launcher.hostfile import is_this_host, read_hostfile
 from launcher.plan import BackendName, End, Launch, Options, describe
 from launcher.runfolder import StatusWatch, Traces
+from pretrain.base.errors import ConfigError, counted
+from pretrain.base.files import write_text
 from pretrain.config.base import NO_TEXT
 from pretrain.config.load import load_job
-from pretrain.engine.deepspeed_config import deepspeed_config
+from pretrain.engine.engines.deepspeed_config import deepspeed_config
 from pretrain.engine.run_folder import holds_run
-from tokenizer.errors import ConfigError, counted
-from tokenizer.safe_files import write_text
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from pretrain.base.errors import RunFailedError, UserError, user_text
 from pretrain.config import load_job
 from pretrain.engine import interruption
 from pretrain.engine.run_folder import BAD_INPUT, FAILED, STOPPED
-from tokenizer.errors import RunFailedError, UserError, user_text
 
 logger = logging.getLogger("pretrain")
 _TIMEOUT_MINUTES = 10.0
@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace) -> int:
     from pretrain.engine.run import run_job
 
     distributed.initialize(job.engine.timeout_minutes if job else _TIMEOUT_MINUTES)
-    with distributed.agreed():  # one host may see another file
+    with distributed.synchronize_errors():  # one host may see another file
         if refusal is not None:
             raise refusal
     assert job is not None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pretrain.config.load import load_job
-from pretrain.engine.task import number
+from pretrain.engine.task import to_float
 from pretrain.latent.config import LatentJob
 
 ROOT = Path(__file__).parents[1]
@@ -47,4 +47,4 @@ def small_job(preset: str, folder: Path, run_dir: Path, *more: str, batch: int =
 
 def plain(value: Any) -> Any:
     """Figures as floats."""
-    return {name: number(figure) for name, figure in value.items()}
+    return {name: to_float(figure) for name, figure in value.items()}

@@ -42,8 +42,8 @@ def _rank_main(fn: Callable[..., Any], rank: int, world: int, port: int, args: t
 
 def skip_without(precision: str) -> None:
     """Skip a test of a precision that this machine has no units for."""
+    from pretrain.base.errors import ConfigError
     from pretrain.engine.precision import check_precision
-    from tokenizer.errors import ConfigError
 
     try:
         check_precision(precision)

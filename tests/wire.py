@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pretrain.config.load import load_job
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
-from pretrain.engine.engines import Engine, build_engines
+from pretrain.engine.engines.deepspeed import Engine, build_engines
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
-from pretrain.tasks import task_class
+from pretrain.registry import task_class
 
 RANKS = {"tiny": 2, "small": 8, "continue": 8, "base": 64, "large": 128}
 """GPUs at which each size is looked at: these decide the accumulation."""

@@ -14,8 +14,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from tokenizer.errors import DataError, UserError
-from tokenizer.safe_files import printable
+from pretrain.base.errors import DataError, UserError
+from pretrain.base.files import printable
 
 GROWTH = 64
 """How many times longer the replacements of a pipeline may make a text, together."""

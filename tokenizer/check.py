@@ -9,8 +9,8 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pretrain.base.errors import DataError
 from tokenizer.encode import TextTokenizer, load_tokenizer
-from tokenizer.errors import DataError
 from tokenizer.special import is_bert_like
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
+from pretrain.base.errors import DataError
+from pretrain.base.text_files import new_folder
 from tokenizer.check import LINES, check_round_trip, check_with_transformers
 from tokenizer.encode import TextTokenizer
-from tokenizer.errors import DataError
-from tokenizer.files import new_folder
 from tokenizer.pieces import CONTROL, UNKNOWN, to_tokenizer
 from tokenizer.special import resolve
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from pretrain.base.errors import DataError
+from pretrain.base.files import file_in, read_json, read_record, read_text
 from tokenizer.bounds import check_ids, check_pipeline, rust_errors
-from tokenizer.errors import DataError
-from tokenizer.safe_files import file_in, read_json, read_record, read_text
 
 logger = logging.getLogger(__name__)
 

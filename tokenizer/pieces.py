@@ -24,9 +24,9 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from tokenizer.errors import DataError
+from pretrain.base.errors import DataError
+from pretrain.base.files import read_bytes
 from tokenizer.formats import NEVER_IN_TEXT
-from tokenizer.safe_files import read_bytes
 
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, UNKNOWN, CONTROL, _USER_DEFINED = 1, 2, 3, 4

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, processors
 
-from tokenizer.errors import DataError
+from pretrain.base.errors import DataError
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from typing import Any, Literal, get_args
 
 from sentencepiece import SentencePieceTrainer, sentencepiece_model_pb2
 
+from pretrain.base.errors import ConfigError, DataError, UserError
+from pretrain.base.text_files import new_folder
 from tokenizer.check import LINES
-from tokenizer.errors import ConfigError, DataError, UserError
 from tokenizer.export import write_folder
-from tokenizer.files import new_folder
 from tokenizer.special import TRAINED
 
 logger = logging.getLogger(__name__)

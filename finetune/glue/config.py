@@ -13,6 +13,8 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
 from finetune.glue.tasks import glue_task
+from pretrain.base.cache import default_cache
+from pretrain.base.errors import ConfigError
 from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from pretrain.config.schema import (
     BatchSection,
@@ -23,8 +25,6 @@ from pretrain.config.schema import (
     ValidateSection,
 )
 from pretrain.models.hub import Source
-from tokenizer.errors import ConfigError
-from tokenizer.files import default_cache
 
 
 class GlueData(Section):

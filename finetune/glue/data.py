@@ -9,8 +9,8 @@ from finetune.encoding import encode
 from finetune.glue.config import GlueData
 from finetune.glue.files import Examples, read_split
 from finetune.glue.tasks import GlueTask
+from pretrain.base.errors import DataError
 from tokenizer.encode import TextTokenizer
-from tokenizer.errors import DataError
 
 
 def read(data: GlueData, task: GlueTask, split: str) -> Examples:

@@ -20,18 +20,18 @@ from finetune.encoders import Family, RobertaSentences, family_of
 from finetune.encoding import encode
 from finetune.glue.restore import Restored, load_classifier
 from finetune.glue.tasks import GlueTask
+from pretrain.base.errors import CheckpointError
+from pretrain.base.files import write_json
 from pretrain.convert.about import About, result
 from pretrain.convert.card import final_metrics
 from pretrain.convert.output import new_folder
 from pretrain.convert.reference import TEXTS, require_close
 from pretrain.engine.checkpoint import read_metadata
+from pretrain.engine.durable import write_tensors
 from pretrain.engine.quiet import quiet_transformers
-from pretrain.engine.safe_files import write_tensors
 from pretrain.language.sts_files import MAX_SCORE
 from pretrain.models.hf_map import names
 from tokenizer.check import check_with_transformers
-from tokenizer.errors import CheckpointError
-from tokenizer.safe_files import write_json
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from finetune.glue.tasks import Columns, GlueTask
+from pretrain.base.errors import DataError
+from pretrain.base.files import open_regular
 from pretrain.language.sts_files import read_score
-from tokenizer.errors import DataError
-from tokenizer.safe_files import open_regular
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from finetune.glue.files import Examples, warn_of_size
 from finetune.glue.tasks import GlueTask
+from pretrain.base.errors import DataError
 from pretrain.language.sts_files import MAX_SCORE
-from tokenizer.errors import DataError
 
 HUB = "nyu-mll/glue"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from finetune.glue.config import GlueJob
 from finetune.glue.files import find_split
 from finetune.glue.tasks import glue_task
+from pretrain.base.errors import CheckpointError, DataError
 from pretrain.models.hub import hub_id
-from tokenizer.errors import CheckpointError, DataError
 
 
 def describe_inputs(job: GlueJob) -> list[str]:

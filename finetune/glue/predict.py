@@ -13,10 +13,10 @@ from finetune.glue.data import dev_rows, row_set
 from finetune.glue.files import Examples
 from finetune.glue.outputs import all_logits, metrics_of, predictions_of
 from finetune.glue.restore import Restored, load_classifier
+from pretrain.base.errors import ConfigError
+from pretrain.engine.artifacts import write_result
 from pretrain.engine.distributed import device
-from pretrain.engine.kept import write_result
 from pretrain.engine.provenance import provenance
-from tokenizer.errors import ConfigError
 
 Progress = Callable[[int, int], None]
 

@@ -11,10 +11,10 @@ import numpy as np
 from finetune.glue.files import Examples, find_split
 from finetune.glue.submission import OUTPUTS, Output, majority_wnli
 from finetune.glue.tasks import GLUE
+from pretrain.base.errors import CheckpointError, DataError
 from pretrain.engine.checkpoint import read_job
 from pretrain.engine.checkpoint.manifest import MANIFEST
-from pretrain.engine.report.sweeps import Study, Sweep, Trial, read_sweep
-from tokenizer.errors import CheckpointError, DataError
+from pretrain.report.sweeps import Study, Sweep, Trial, read_sweep
 
 log = logging.getLogger(__name__)
 

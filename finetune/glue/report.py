@@ -13,9 +13,9 @@ from typing import Any
 
 from finetune.glue.tasks import GLUE
 from finetune.metrics import CAPT_TASKS, capt_average, leaderboard_average
-from pretrain.engine.report.document import Section, Table
-from pretrain.engine.report.sweep_page import sweep_names
-from pretrain.engine.report.sweeps import Configuration, Study, Sweep
+from pretrain.report.document import Section, Table
+from pretrain.report.sweep_page import sweep_names
+from pretrain.report.sweeps import Configuration, Study, Sweep
 
 PUBLISHED_DEV: dict[str, tuple[float, ...]] = {
     "BERT": (60.6, 93.2, 88.0, 90.0, 91.3, 86.6, 92.3, 70.4, 84.0),

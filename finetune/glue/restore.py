@@ -9,9 +9,9 @@ from finetune.classifier import Classifier
 from finetune.encoders import FAMILIES, SentenceEncoder, build_encoder
 from finetune.glue.config import GlueJob
 from finetune.glue.tasks import GlueTask, glue_task
+from pretrain.base.errors import CheckpointError
 from pretrain.engine.checkpoint import find_best, open_checkpoint, restored
 from tokenizer.encode import TextTokenizer, load_tokenizer
-from tokenizer.errors import CheckpointError
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from finetune.glue.tasks import GLUE, GlueTask
+from pretrain.base.errors import DataError
+from pretrain.base.files import replacing
 from pretrain.language.sts_files import MAX_SCORE
-from tokenizer.errors import DataError
-from tokenizer.safe_files import replacing
 
 HEADER = "index\tprediction"
 _MAX_BYTES = 1 << 26  # an order of magnitude over QQP, the largest

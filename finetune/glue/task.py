@@ -19,14 +19,14 @@ from finetune.glue.outputs import all_logits, loss_of, metrics_of
 from finetune.glue.restore import classifier_on
 from finetune.glue.tasks import GlueTask, glue_task
 from finetune.order import Order
+from pretrain.base.errors import CheckpointError
+from pretrain.base.records import Record, parse
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
-from pretrain.engine.engines import Engine
-from pretrain.engine.records import Record, parse
+from pretrain.engine.engines.deepspeed import Engine
 from pretrain.engine.run_folder import read_best
 from pretrain.engine.seeding import derive
-from pretrain.engine.task import Progress, Report
-from tokenizer.errors import CheckpointError
+from pretrain.engine.task import Progress, StepMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class GlueFineTuning:
         world, rank = distributed.world_size(), distributed.rank()
         return training_steps(self.train, order, starts, batch.micro, world, rank, bucketing=bucketing)
 
-    def step(self, engines: Mapping[str, Engine], batch: Step, progress: Progress) -> Report:
+    def step(self, engines: Mapping[str, Engine], batch: Step, progress: Progress) -> StepMetrics:
         """One optimizer step on the mean loss of its examples (all ranks, all micro-batches)."""
         engine = engines["model"]
         total = torch.zeros((), device=engine.device)
@@ -96,13 +96,13 @@ class GlueFineTuning:
         progress.tokens += batch.tokens
         return {"loss": total, "grad_norm": engine.gradient_norm()}
 
-    def validate(self, engines: Mapping[str, Engine], progress: Progress) -> Report:
+    def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
         """The task's metrics over the whole dev set, ``loss``, ``degenerate`` and ``baseline`` (`measure`).
 
         MNLI's are of the matched set; those of the other end in ``_mismatched``.
         """
         engine = engines["model"]
-        report: Report = {}
+        report: StepMetrics = {}
         for suffix, rows in self.dev.items():
             logits = all_logits(engine, rows, 2 * self.job.batch.micro, engine.device)
             assert rows.labels is not None

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tokenizer.errors import ConfigError
+from pretrain.base.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from launcher import environment
 from launcher.backends.single import run_launcher
 from launcher.hostfile import Host, read_hostfile
 from launcher.plan import Command, End, Launch, Plan
-from tokenizer.errors import ConfigError
+from pretrain.base.errors import ConfigError
 
 _DEFAULT_PORT = 29500
 _DEEPSPEED = Path(sys.executable).with_name("deepspeed")

@@ -14,7 +14,7 @@ from launcher.backends import processes
 from launcher.backends.activity import Activity
 from launcher.hostfile import Host, is_this_host, read_hostfile
 from launcher.plan import Command, End, Launch, Plan
-from tokenizer.errors import ConfigError
+from pretrain.base.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 
-from tokenizer.safe_files import open_for_append
+from pretrain.base.files import open_for_append
 
 log = logging.getLogger(__name__)
 

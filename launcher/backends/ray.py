@@ -22,7 +22,7 @@ from launcher import environment, raycluster, runfolder
 from launcher.backends import processes
 from launcher.hostfile import Host
 from launcher.plan import Command, End, Launch, Plan
-from tokenizer.errors import ConfigError
+from pretrain.base.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from launcher.cluster import SlurmCluster, load_cluster
 from launcher.hostfile import Host
 from launcher.plan import Command, End, Launch, Plan
 from launcher.runfolder import DONE, FAILED
-from tokenizer.errors import ConfigError
-from tokenizer.safe_files import require_own_folder
+from pretrain.base.errors import ConfigError
+from pretrain.base.files import require_own_folder
 
 # %j is the job id. srun --wait bounds how long ranks outlive the first one that ends; without --export=ALL it would
 # hand on only what sbatch was told to. A login shell knows `module`, which else is a function of the environment;

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from launcher.commands import options as o
-from tokenizer.errors import CheckpointError, ConfigError
+from pretrain.base.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from pretrain.convert.about import About

@@ -34,7 +34,7 @@ def validate(
 ) -> None:
     """Check a job and that its inputs are there; the first thing wrong is one line, and the exit code is 2."""
     from pretrain.config.load import load_job
-    from pretrain.engine.deepspeed_config import deepspeed_config
+    from pretrain.engine.engines.deepspeed_config import deepspeed_config
 
     job = load_job(config, overrides or [])
     deepspeed_config(job, nproc or 1)
@@ -48,7 +48,7 @@ def validate(
 @app.command(epilog="\b\nExample: capt config schema capt_language > schema.json")
 def schema(task: Annotated[str, typer.Argument(metavar="TASK", help="A task.type.")] = "capt_language") -> None:
     """Print the JSON schema of a task's jobs, for editors and for reading every key's meaning."""
-    from pretrain.tasks import job_class
+    from pretrain.registry import job_class
 
     o.echo_json(job_class(task).model_json_schema(by_alias=True))
 

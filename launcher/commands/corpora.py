@@ -72,8 +72,8 @@ def encode(
     pieces: Annotated[bool, typer.Option("--pieces", help="Print the pieces instead of their ids.")] = False,
 ) -> None:
     """Print the ids of each line of text, without special tokens around it."""
+    from pretrain.base.text_files import read_lines
     from tokenizer.encode import load_tokenizer
-    from tokenizer.files import read_lines
 
     loaded = load_tokenizer(tokenizer)
     lines = read_lines(text) if text else (line.rstrip("\r\n") for line in sys.stdin)
@@ -96,8 +96,8 @@ def export(
     ] = False,
 ) -> None:
     """Write a SentencePiece model as tokenizer.json, or refuse when any line would get other ids."""
+    from pretrain.base.text_files import read_lines
     from tokenizer.export import export as export_tokenizer
-    from tokenizer.files import read_lines
 
     lines = export_tokenizer(
         model, out, texts=read_lines(text or []), model_max_length=max_length, add_missing=add_missing
@@ -148,10 +148,10 @@ def inspect(
     """Verify a shard set and show how many documents and tokens it holds and how they pack into windows."""
     from dataclasses import asdict
 
+    from pretrain.base.verification import Verifier
     from pretrain.data.shards import ShardSet
     from pretrain.data.summary import summarize
     from tokenizer.encode import load_tokenizer
-    from tokenizer.verification import Verifier
 
     opened = ShardSet.open(shards, Verifier(again=True))
     loaded = load_tokenizer(tokenizer) if tokenizer else None
@@ -176,9 +176,9 @@ def _show(summary: Summary, sequence_length: int) -> None:
 
 
 def _language_job(config: str, overrides: list[str] | None) -> LanguageJob:
+    from pretrain.base.errors import ConfigError
     from pretrain.config.load import load_job
     from pretrain.language.config import LanguageJob
-    from tokenizer.errors import ConfigError
 
     job = load_job(config, overrides or [])
     if not isinstance(job, LanguageJob):

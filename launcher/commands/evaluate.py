@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from launcher.commands import options as o
-from tokenizer.errors import CheckpointError, ConfigError
+from pretrain.base.errors import CheckpointError, ConfigError
 
 
 def register(app: typer.Typer) -> None:
@@ -109,7 +109,7 @@ def _task_of(path: Path) -> str:
 
 
 def _evaluation(task: str, checkpoint: Path) -> ModuleType:
-    from pretrain.tasks import task_module
+    from pretrain.registry import task_module
 
     try:
         module = task_module(task, "evaluate")

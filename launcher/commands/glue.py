@@ -43,7 +43,7 @@ def validate(
 ) -> None:
     """Check a submission's names, headers, line counts, indices and labels. The exit code is 2 when any is wrong."""
     from finetune.glue.submission import OUTPUTS, check_submission
-    from tokenizer.errors import DataError
+    from pretrain.base.errors import DataError
 
     problems = check_submission(path)
     for problem in problems[:-1]:

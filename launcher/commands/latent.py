@@ -26,7 +26,7 @@ def sample(
 ) -> None:
     """Write greedy sentences of draws from the prior."""
     o.quiet(context)
-    from pretrain.latent.generate import sample as draw
+    from pretrain.latent.evaluation.generate import sample as draw
     from pretrain.latent.restore import load_model
 
     _show([{"sentence": text} for text in draw(load_model(run), number, seed, max_words)], json)
@@ -47,10 +47,10 @@ def reconstruct(
     o.quiet(context)
     from itertools import islice
 
-    from pretrain.latent.corpus import file_of, read
-    from pretrain.latent.generate import reconstruct as rewrite
+    from pretrain.base.errors import DataError
+    from pretrain.latent.data.corpus import file_of, read
+    from pretrain.latent.evaluation.generate import reconstruct as rewrite
     from pretrain.latent.restore import load_model
-    from tokenizer.errors import DataError
 
     model = load_model(run)
     given = sentences
@@ -76,7 +76,7 @@ def interpolate(
 ) -> None:
     """Write greedy sentences on the straight line between the codes of two sentences."""
     o.quiet(context)
-    from pretrain.latent.generate import interpolate as walk
+    from pretrain.latent.evaluation.generate import interpolate as walk
     from pretrain.latent.restore import load_model
 
     points = walk(load_model(run), first, second, steps, max_words)
@@ -96,8 +96,8 @@ def perplexity(
 ) -> None:
     """Forward and reverse perplexity of generated sentences, by 5-gram models."""
     o.quiet(context)
-    from pretrain.latent.generated import generated_perplexities
-    from tokenizer.errors import ConfigError
+    from pretrain.base.errors import ConfigError
+    from pretrain.latent.evaluation.generated import generated_perplexities
 
     if by not in ("builtin", "kenlm"):
         raise ConfigError(f"--by {by!r}: choose builtin or kenlm")

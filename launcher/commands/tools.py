@@ -27,7 +27,7 @@ def report(
     out: Annotated[Path, typer.Option(help="Folder for report.html, curves and tables.")] = Path("report"),
 ) -> None:
     """Draw curves and tables of one run, or compare several, as a page that needs no network."""
-    from pretrain.engine.report import report as write_report
+    from pretrain.report import report as write_report
 
     typer.echo(write_report(runs, out))
 

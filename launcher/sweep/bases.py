@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from launcher import runfolder
 from launcher.sweep.trials import Plan
+from pretrain.base.errors import ConfigError, DataError
+from pretrain.base.files import read_json
+from pretrain.base.records import Record, parse
 from pretrain.config.load import flatten
-from pretrain.engine.records import Record, parse
-from tokenizer.errors import ConfigError, DataError
-from tokenizer.safe_files import read_json
 
 BASES = "bases.json"
 _SHOWN = 80

@@ -8,9 +8,9 @@ from typing import Any
 
 from launcher import runfolder
 from launcher.sweep.trials import Point, StudyPlan
-from pretrain.engine.records import Count, Record, parse
-from tokenizer.errors import DataError
-from tokenizer.safe_files import read_json
+from pretrain.base.errors import DataError
+from pretrain.base.files import read_json
+from pretrain.base.records import Count, Record, parse
 
 _POINT = "point.json"
 

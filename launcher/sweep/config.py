@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, PositiveFloat, ValidationError, field_validator, model_validator
 
+from pretrain.base.errors import ConfigError
 from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from pretrain.config.load import explain, load_mapping, resolve_path
-from tokenizer.errors import ConfigError
 
 Value = bool | int | float | str | None | list[Any]
 Amount = Annotated[float, Field(gt=0, le=1e6)]

@@ -11,7 +11,7 @@ from typing import Any
 from ray import tune
 from ray.tune import PlacementGroupFactory
 
-from launcher.sweep.records import Book
+from launcher.sweep.records import TrialLog
 from launcher.sweep.table import Table
 from launcher.sweep.trial import SweepTrial, point_of
 from launcher.sweep.trials import Plan
@@ -33,7 +33,9 @@ class Group:
 class Driver(tune.Callback, tune.Stopper):
     """Tune's callback and stopper in one: what happened to trials, and whether the sweep goes on."""
 
-    def __init__(self, plan: Plan, book: Book, need: Mapping[str, float], table: Table, concurrent: int | None) -> None:
+    def __init__(
+        self, plan: Plan, book: TrialLog, need: Mapping[str, float], table: Table, concurrent: int | None
+    ) -> None:
         self._plan, self._book, self._need, self._table, self._concurrent = plan, book, need, table, concurrent
         self.stopping = False
         self.fatal = ""

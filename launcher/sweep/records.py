@@ -14,12 +14,12 @@ from pydantic import ConfigDict, Field
 
 from launcher import runfolder
 from launcher.sweep.trials import Plan, Point, StudyPlan
+from pretrain.base.errors import ConfigError, DataError
+from pretrain.base.files import open_for_append, read_json, require_own_folder
+from pretrain.base.records import Count, Record, parse
 from pretrain.engine.metrics_file import METRICS, Row, read_metrics
-from pretrain.engine.records import Count, Record, parse
 from pretrain.engine.run_folder import read_status
-from pretrain.engine.trials_file import TRIALS, read_trials
-from tokenizer.errors import ConfigError, DataError
-from tokenizer.safe_files import open_for_append, read_json, require_own_folder
+from pretrain.report.trials_file import TRIALS, read_trials
 
 State = Literal["done", "failed", "pruned"]
 _NOTES = "trial.json"
@@ -35,7 +35,7 @@ class Change(Record):
     source: str = Field(alias="from")
 
 
-class Notes(Record):
+class TrialState(Record):
     """What the process that runs a trial writes beside its run: how long, how often, where, what went wrong."""
 
     attempts: Count = 0
@@ -46,14 +46,14 @@ class Notes(Record):
     """Population based training: ``{"step", "params", "from"}`` of each change."""
 
     @classmethod
-    def read(cls, run_dir: Path) -> Notes:
+    def read(cls, run_dir: Path) -> TrialState:
         """The notes of a run, empty where there are none. Raises ``DataError`` for damaged ones."""
         path = run_dir / _NOTES
         if not path.exists():
             return cls()
         return parse(cls, read_json(path), path, "; remove it", error=DataError)
 
-    def with_(self, **changes: Any) -> Notes:
+    def with_(self, **changes: Any) -> TrialState:
         """These notes with changes."""
         return self.model_copy(update=changes)
 
@@ -87,7 +87,7 @@ def best_row(rows: Iterable[Row], study: StudyPlan) -> Row | None:
     return best
 
 
-class Book:
+class TrialLog:
     """``trials.jsonl``: a line a finished trial, the last line of a run counts."""
 
     def __init__(self, plan: Plan, keep: int) -> None:
@@ -123,7 +123,7 @@ class Book:
     def add(self, point: Point, state: State, error: str = "") -> dict[str, Any]:
         """Record how a trial ended, and drop the checkpoints that are no longer among the study's best."""
         study, run = self._plan.studies[point.study], self._plan.run_dir(point)
-        notes = Notes.read(run)
+        notes = TrialState.read(run)
         rows = validations(run)
         best = best_row(rows, study)
         line: dict[str, Any] = {
@@ -190,7 +190,7 @@ def remove_checkpoints(run_dir: Path, names: Sequence[str] = ("*",)) -> None:
                 shutil.rmtree(path)
 
 
-def with_seconds(notes: Notes, since: float, now: float) -> Notes:
+def with_seconds(notes: TrialState, since: float, now: float) -> TrialState:
     """The notes, with the time since the ranks were started added."""
     return notes.with_(seconds=notes.seconds + now - since)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.sweep import records
+from pretrain.base.errors import ConfigError
 from pretrain.engine.metrics_file import METRICS, drop_rows_after
 from pretrain.engine.run_folder import read_status
-from tokenizer.errors import ConfigError
 
 _OF_A_RUN = ("config.yaml", METRICS, "status.json", "best.json")
 

@@ -6,8 +6,8 @@ import os
 from collections import deque
 from pathlib import Path
 
+from pretrain.base.files import open_regular
 from pretrain.engine.metrics_file import LINE, Row, parse_row
-from tokenizer.safe_files import open_regular
 
 
 class Rows:

@@ -16,12 +16,12 @@ from launcher import raycluster, runfolder
 from launcher.backends import processes
 from launcher.sweep.bases import keep_bases
 from launcher.sweep.config import Sweep, load_sweep
-from launcher.sweep.records import Book, Notes
+from launcher.sweep.records import TrialLog, TrialState
 from launcher.sweep.trials import Plan, Point, check, check_inputs, make_plan
+from pretrain.base.errors import ConfigError, counted
+from pretrain.base.files import require_own_folder
 from pretrain.engine.run_folder import OWN_FOLDERS
-from pretrain.engine.trials_file import TRIALS
-from tokenizer.errors import ConfigError, counted
-from tokenizer.safe_files import require_own_folder
+from pretrain.report.trials_file import TRIALS
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def run_sweep(
     with _taken(plan.folder, resume):
         _refuse_links(plan.folder)
         keep_bases(plan)
-        book = Book(plan, sweep.keep_checkpoints)
+        book = TrialLog(plan, sweep.keep_checkpoints)
         with raycluster.cluster(address):
             need = _need(sweep, address)
             raycluster.check_cluster(need, sweep.trial.workers)
@@ -89,7 +89,9 @@ def describe(sweep: Sweep, plan: Plan, points: Mapping[str, Sequence[Point]]) ->
     return "\n\n".join(blocks)
 
 
-def _run(sweep: Sweep, plan: Plan, points: Mapping[str, Sequence[Point]], book: Book, need: Mapping[str, float]) -> int:
+def _run(
+    sweep: Sweep, plan: Plan, points: Mapping[str, Sequence[Point]], book: TrialLog, need: Mapping[str, float]
+) -> int:
     from launcher.sweep.driver import Driver, Group
     from launcher.sweep.table import Table
 
@@ -118,7 +120,7 @@ def _run(sweep: Sweep, plan: Plan, points: Mapping[str, Sequence[Point]], book: 
 
 
 def _groups(
-    sweep: Sweep, plan: Plan, points: Mapping[str, Sequence[Point]], book: Book
+    sweep: Sweep, plan: Plan, points: Mapping[str, Sequence[Point]], book: TrialLog
 ) -> Iterator[tuple[Any, Any, list[dict[str, Any]], dict[str, Any] | None, int]]:
     """What is given to Tune together: searcher, scheduler, trials, constants of drawn trials, their number.
 
@@ -156,11 +158,11 @@ def _known(sweep: Sweep, plan: Plan, study: str, found: Sequence[Point]) -> list
 
 
 def _current(plan: Plan, point: Point) -> dict[str, Any]:
-    history = Notes.read(plan.run_dir(point)).history
+    history = TrialState.read(plan.run_dir(point)).history
     return dict(history[-1].params if history else point.params)
 
 
-def _outcome(sweep: Sweep, plan: Plan, book: Book, stopping: bool) -> int:
+def _outcome(sweep: Sweep, plan: Plan, book: TrialLog, stopping: bool) -> int:
     for study in sweep.studies:
         best = book.best(study)
         if best:

@@ -13,7 +13,7 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTra
 from ray.tune.search import Repeater, Searcher
 
 from launcher.sweep.config import Asha, Dimension, Pbt, Sweep
-from launcher.sweep.records import Book
+from launcher.sweep.records import TrialLog
 from launcher.sweep.trials import Point
 
 METRIC, TIME = "objective", "validations"
@@ -78,7 +78,7 @@ class Population(PopulationBasedTraining):
         return super().choose_trial_to_run(tune_controller)
 
 
-def optuna(sweep: Sweep, study: str, book: Book, known: Sequence[Mapping[str, Any]]) -> tuple[Searcher, int]:
+def optuna(sweep: Sweep, study: str, book: TrialLog, known: Sequence[Mapping[str, Any]]) -> tuple[Searcher, int]:
     """Optuna's TPE over a study's settings, each run with every seed and judged by the mean.
 
     Args:

@@ -24,12 +24,12 @@ from ray import tune
 from launcher import raycluster, runfolder
 from launcher.backends.ray import Rank, Ranks, remote_ranks
 from launcher.sweep import begun, records, restart
-from launcher.sweep.records import Change, Notes
+from launcher.sweep.records import Change, TrialState
 from launcher.sweep.rows import Rows
 from launcher.sweep.trials import Plan, Point, put
+from pretrain.base.files import open_lock, require_own_folder
 from pretrain.config.load import load_mapping
 from pretrain.engine.metrics_file import METRICS, Row
-from tokenizer.safe_files import open_lock, require_own_folder
 
 _POLL = 0.1
 _LOCK_SECONDS = 60.0
@@ -63,7 +63,7 @@ class SweepTrial(tune.Trainable):
             raise RuntimeError(f"node {raycluster.own_address()} does not see the sweep's folder {self._plan.folder}")
         self._run.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(self._run / ".lock")
-        self._notes = Notes.read(self._run)
+        self._notes = TrialState.read(self._run)
         self._rows = Rows(self._run / METRICS)
         self._began: float | None = None
         self._copy_from: Mapping[str, Any] | None = None

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.sweep.config import Dimension, Sweep
+from pretrain.base.errors import ConfigError, UserError
 from pretrain.config.load import flatten, job_from_mapping, load_mapping
 from pretrain.config.schema import Job
-from pretrain.engine.deepspeed_config import deepspeed_config
-from tokenizer.errors import ConfigError, UserError
+from pretrain.engine.engines.deepspeed_config import deepspeed_config
 
 _ATTEMPTS = 50
 

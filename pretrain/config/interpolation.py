@@ -13,12 +13,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pretrain.base.errors import ConfigError, did_you_mean, shown
+from pretrain.base.sensitive import has_secret, says_secret
 from pretrain.config.reader import MAX_DEPTH
-from tokenizer.errors import ConfigError, instead_of, shown
-from tokenizer.sensitive import has_secret, says_secret
 
 _REFERENCE = re.compile(r"\\\$\{|\$\{([^${}]*)\}|\$\{")
-# Beyond `tokenizer.sensitive`, which lets NCCL_IB_PKEY and the like travel: what is referred to is written into files.
+# Beyond `pretrain.base.sensitive`, which lets NCCL_IB_PKEY and the like travel: a reference is written into files.
 _SECRET_NAME = re.compile(
     r"(?:^|_)(?:API|AUTH\w*|BEARER|COOKIE\w*|CREDS?|CREDENTIALS?|DSN|\w*KEYS?|\w+PWD|PASS\w*|PAT|PRIVATE|SAS|SECRETS?"
     r"|SESSION\w*|SIGNATURE|TOKENS?|WEBHOOK\w*)(?:_|\d|$)",
@@ -122,7 +122,7 @@ class _Interpolation:
             else:
                 known = list(node) if isinstance(node, Mapping) else []
                 raise self._error(
-                    f"${{{key}}}", f"names no value: there is no {shown(part)}; {instead_of(part, known)}"
+                    f"${{{key}}}", f"names no value: there is no {shown(part)}; {did_you_mean(part, known)}"
                 )
         return node
 

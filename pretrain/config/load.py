@@ -12,13 +12,13 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from pretrain.base.errors import ConfigError, did_you_mean, shown
+from pretrain.base.files import read_text
 from pretrain.config.base import NO_TEXT
 from pretrain.config.interpolation import interpolate
 from pretrain.config.reader import MAX_BYTES, MAX_DEPTH, NotYamlError, read_yaml
 from pretrain.config.schema import SCHEMA_VERSION, Job
-from pretrain.tasks import job_class
-from tokenizer.errors import ConfigError, instead_of, shown
-from tokenizer.safe_files import read_text
+from pretrain.registry import job_class
 
 _MAX_FILES = 50
 
@@ -229,7 +229,7 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
     key = ".".join(part[:100] for part in location) or "configuration"
     if problem["type"] == "extra_forbidden":
         valid = _keys_at(cls, location[:-1])
-        return f"{key}: unknown key; {instead_of(location[-1], valid, 'valid:')}"
+        return f"{key}: unknown key; {did_you_mean(location[-1], valid, 'valid:')}"
     message = problem["msg"].removeprefix("Value error, ")
     value = problem.get("input")
     if problem["type"] == "value_error" and not isinstance(value, str | int | float):

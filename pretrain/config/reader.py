@@ -23,7 +23,7 @@ from yaml.events import (
     StreamEndEvent,
 )
 
-from tokenizer.errors import ConfigError, shown
+from pretrain.base.errors import ConfigError, shown
 
 MAX_BYTES = 1_000_000
 MAX_VALUES = 10_000

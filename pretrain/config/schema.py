@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
+from pretrain.base.errors import did_you_mean, shown
 from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
-from tokenizer.errors import instead_of, shown
 
 SCHEMA_VERSION = 1
 
 
 class TaskSection(Section):
-    """Which job this is: a key of ``pretrain.tasks.TASKS``."""
+    """Which job this is: a key of ``pretrain.registry.TASKS``."""
 
     type: str
 
@@ -145,7 +145,9 @@ class Job(Section):
     def _best_is_reported(self) -> Job:
         best, names = self.checkpoint.best, self.metric_names()
         if best is not None and names is not None and best not in names:
-            raise ValueError(f"checkpoint.best: validation reports no {shown(best)}; {instead_of(best, sorted(names))}")
+            raise ValueError(
+                f"checkpoint.best: validation reports no {shown(best)}; {did_you_mean(best, sorted(names))}"
+            )
         return self
 
     @classmethod

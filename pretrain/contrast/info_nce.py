@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pretrain.base.errors import ConfigError
 from pretrain.contrast.exchange import Exchange
 from pretrain.contrast.kernels import KERNELS
 from pretrain.contrast.kernels.products import Precision, Products, require
 from pretrain.contrast.queue import NO_ID, ShardedQueue
-from pretrain.contrast.sharded import ShardedSoftmax, Step
+from pretrain.contrast.sharded import ShardedSoftmax, SoftmaxContext
 from pretrain.contrast.stats import ContrastStats
 from pretrain.engine import distributed
-from tokenizer.errors import ConfigError
 
 InBatch = Literal["global", "local", "none"]
 Reduction = Literal["mean", "sum"]
@@ -103,7 +103,7 @@ def info_nce(
 
     losses: list[Tensor] = []
     for q, k, live in _softmaxes(anchors, positives, symmetric, within_view, in_batch):
-        step = Step(
+        step = SoftmaxContext(
             exchange=samples.views(len(q)) if queue is not None or in_batch == "global" else samples.alone(len(q)),
             kernel=KERNELS[impl],
             queue=queue,

@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.contrast import shards
 from pretrain.engine import distributed
-from tokenizer.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 

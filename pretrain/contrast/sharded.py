@@ -35,7 +35,7 @@ from pretrain.contrast.stats import ContrastStats
 
 
 @dataclass(frozen=True)
-class Step:
+class SoftmaxContext:
     """What one call knows besides its differentiable tensors.
 
     ``anchor_ids (m,)`` and ``live_ids (c,)`` name instances; a key of the anchor's own instance is never a negative.
@@ -81,7 +81,7 @@ class ShardedSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchors: Tensor, positives: Tensor, live: Tensor, temperature: Tensor | float, step: Step
+        ctx: Any, anchors: Tensor, positives: Tensor, live: Tensor, temperature: Tensor | float, step: SoftmaxContext
     ) -> Tensor:
         """This rank's share of the loss, a scalar. Shapes: anchors and positives ``(m, d)``, live keys ``(c, d)``."""
         queries = step.exchange.gather((anchors / temperature).to(step.products.travels_as(anchors.dtype)))
@@ -134,7 +134,7 @@ class ShardedSoftmax(torch.autograd.Function):
 
 
 def _live_gradient(
-    queries: Tensor, parts: list[tuple[slice, Ids | None]], live: Tensor, lse: Tensor, step: Step
+    queries: Tensor, parts: list[tuple[slice, Ids | None]], live: Tensor, lse: Tensor, step: SoftmaxContext
 ) -> Tensor:
     r"""What all anchors ask of this rank's live keys: :math:`\frac1\tau \sum_i p_{ij} q_i`, ``(c, d)``."""
     total = lse.new_zeros(live.shape)

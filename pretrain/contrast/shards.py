@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tokenizer.errors import CheckpointError
+from pretrain.base.errors import CheckpointError
 
 _DTYPES = ("F32", "BF16", "F64")
 _NAME = re.compile(r"queue-(\d{5})-of-(\d{5})\.safetensors", re.ASCII)

@@ -12,11 +12,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from pretrain.base.sensitive import has_secret
 from pretrain.convert.about import About, result
 from pretrain.engine.metrics_file import METRICS, VALIDATION, Row, read_metrics
 from pretrain.language.evaluations import Section
 from pretrain.models.hub import is_hub_id
-from tokenizer.sensitive import has_secret
 
 logger = logging.getLogger(__name__)
 

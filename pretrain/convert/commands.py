@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from pretrain.base.errors import ConfigError
 from pretrain.convert.output import refuse_existing
-from tokenizer.errors import ConfigError
 
 if TYPE_CHECKING:
     from pretrain.convert.about import About

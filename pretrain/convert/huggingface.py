@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pretrain.base.errors import CheckpointError
+from pretrain.base.files import write_json
 from pretrain.convert.output import new_folder
 from pretrain.convert.reference import TEXTS, probe_batches, require_close
+from pretrain.engine.durable import write_tensors
 from pretrain.engine.quiet import quiet_transformers
-from pretrain.engine.safe_files import write_tensors
 from pretrain.models.build import build_model
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
 from pretrain.models.hf_map import HEAD_FILE, to_hf
 from tokenizer.check import check_with_transformers
 from tokenizer.encode import TextTokenizer, load_tokenizer
-from tokenizer.errors import CheckpointError
-from tokenizer.safe_files import write_json
 
 logger = logging.getLogger(__name__)
 

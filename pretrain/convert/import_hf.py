@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from pretrain.base.files import write_json
 from pretrain.config.load import job_from_mapping, load_mapping
 from pretrain.convert.output import new_folder
 from pretrain.engine.checkpoint.layout import step_folder
@@ -18,7 +19,6 @@ from pretrain.language.module import LanguageModule
 from pretrain.models.config import RobertaConfig
 from pretrain.models.hub import local_folder, origin
 from tokenizer.encode import TextTokenizer
-from tokenizer.safe_files import write_json
 
 RECIPE = "capt_continue"
 """The shipped job whose hyper-parameters an imported model gets: those of continued pretraining."""

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.export import Dim
 
+from pretrain.base.errors import ConfigError
 from pretrain.convert.huggingface import write_description
 from pretrain.convert.output import new_folder
 from pretrain.convert.reference import (
@@ -31,7 +32,6 @@ from pretrain.models.build import build_model
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
 from tokenizer.encode import TextTokenizer
-from tokenizer.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

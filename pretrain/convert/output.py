@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pretrain.engine.safe_files import sync_file, sync_folder
-from tokenizer.errors import CheckpointError
-from tokenizer.safe_files import public_mode
+from pretrain.base.errors import CheckpointError
+from pretrain.base.files import public_mode
+from pretrain.engine.durable import sync_file, sync_folder
 
 _MARK = "config.json"
 """Every export holds this file; a folder without it is never replaced."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from pretrain.base.errors import ConfigError
 from pretrain.models.hub import is_hub_id
-from tokenizer.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

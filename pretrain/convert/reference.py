@@ -12,10 +12,10 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pretrain.base.errors import CheckpointError
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
 from tokenizer.encode import TextTokenizer
-from tokenizer.errors import CheckpointError
 
 Pooling = Literal["head", "cls", "mean"]
 

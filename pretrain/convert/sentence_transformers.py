@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pretrain.base.files import write_json
 from pretrain.convert.huggingface import write_encoder
 from pretrain.convert.output import new_folder
 from pretrain.convert.reference import (
@@ -26,13 +27,12 @@ from pretrain.convert.reference import (
     require_pooling,
     tokenize,
 )
+from pretrain.engine.durable import write_tensors
 from pretrain.engine.quiet import quiet_transformers
-from pretrain.engine.safe_files import write_tensors
 from pretrain.models.build import build_model
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
 from tokenizer.encode import TextTokenizer
-from tokenizer.safe_files import write_json
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from pretrain.base.cache import default_cache
+from pretrain.base.errors import ConfigError, did_you_mean
 from pretrain.config.base import PathField, PathText, PositiveInt, Section
-from tokenizer.errors import ConfigError, instead_of
-from tokenizer.files import default_cache
 
 CORRUPTIONS = {
     "mask_tokens": "pretrain.data.corruption:MaskTokens",
@@ -43,7 +43,7 @@ def corruption_entry(name: str) -> EntryPoint:
     plugins = entry_points(group="capt.corruptions")
     if name in plugins.names:
         return plugins[name]
-    hint = instead_of(name, sorted({*CORRUPTIONS, *plugins.names}))
+    hint = did_you_mean(name, sorted({*CORRUPTIONS, *plugins.names}))
     raise ConfigError(f"corruption.type: there is no corruption {name!r}; {hint}")
 
 

@@ -18,9 +18,9 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from pretrain.base.errors import DataError
+from pretrain.base.text_files import new_file
 from pretrain.data.parallel import ordered_map
-from tokenizer.errors import DataError
-from tokenizer.files import new_file
 
 _FORMAT = 2
 """Counted up when what is taken from a docstring changes, so that old caches are not used."""

@@ -17,10 +17,10 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
+from pretrain.base.errors import DataError
+from pretrain.base.files import open_regular, printable
+from pretrain.base.verification import Verifier
 from pretrain.data.corpus import PASSAGE, Corpus, Piece, row_pieces
-from tokenizer.errors import DataError
-from tokenizer.safe_files import open_regular, printable
-from tokenizer.verification import Verifier
 
 _CHUNK = 1 << 20
 _LONGEST_ROW = 1 << 26

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import datasets
 
+from pretrain.base.errors import DataError, did_you_mean
 from pretrain.data.corpus import Corpus, Piece, row_pieces
-from tokenizer.errors import DataError, instead_of
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class HubCorpus(Corpus):
         self._where, self._column = f"{name} ({split})", text_column
         self._start = re.compile(document_start) if document_start else None
         if text_column not in self._rows.column_names:
-            hint = instead_of(text_column, self._rows.column_names, "it has")
+            hint = did_you_mean(text_column, self._rows.column_names, "it has")
             raise DataError(f"{self._where} has no column {text_column!r} (data.text_column); {hint}")
         self.size = len(self._rows)
 

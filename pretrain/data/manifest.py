@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Int32
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tokenizer.errors import DataError
-from tokenizer.safe_files import read_record
+from pretrain.base.errors import DataError
+from pretrain.base.files import read_record
+from pretrain.base.verification import Inspection, Recorded
 from tokenizer.special import SpecialIds
-from tokenizer.verification import Inspection, Recorded
 
 MANIFEST = "manifest.json"
 DOCUMENTS = "documents.bin"

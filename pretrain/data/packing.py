@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from pretrain.base.errors import ConfigError
 from pretrain.data.shards import ShardSet
-from tokenizer.errors import ConfigError
 
 
 class PackedDataset:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
+from pretrain.base.errors import DataError
+from pretrain.base.verification import ALONE, Ranks, Verifier
 from pretrain.data.config import NO_TEXT, DataConfig
 from pretrain.data.corpus import Corpus, Part
 from pretrain.data.docstrings import docstring_file
@@ -17,8 +19,6 @@ from pretrain.data.manifest import Tokenizer
 from pretrain.data.parallel import usable_cores
 from pretrain.data.shard_writer import Options, write_shards
 from pretrain.data.shards import ShardSet
-from tokenizer.errors import DataError
-from tokenizer.verification import ALONE, Ranks, Verifier
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def open_corpus(
     unknown kind, or used for both splits. ``verifier`` (see ``verifier_of``) hashes the text; all its ranks call this.
     """
     verifier = verifier or verifier_of(data)
-    with verifier.ranks.agreed():
+    with verifier.ranks.synchronize_errors():
         return _open_corpus(data, split, progress, verifier)
 
 

@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from pretrain.data.randomness import stream_key
-from tokenizer.errors import ConfigError
+from pretrain.base.errors import ConfigError
+from pretrain.base.randomness import stream_key
 
 Words = UInt64[np.ndarray, "..."]
 

@@ -16,6 +16,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Shaped
 
+from pretrain.base.errors import DataError
+from pretrain.base.text_files import new_folder
+from pretrain.base.verification import Verifier
 from pretrain.data.corpus import Corpus, Passage
 from pretrain.data.manifest import (
     DOCUMENTS,
@@ -28,9 +31,6 @@ from pretrain.data.manifest import (
 )
 from pretrain.data.parallel import ordered_map
 from pretrain.data.shards import ShardSet
-from tokenizer.errors import DataError
-from tokenizer.files import new_folder
-from tokenizer.verification import Verifier
 
 SHARD_TOKENS = 1 << 27
 """Tokens of a shard: 256 MiB of uint16."""
@@ -67,7 +67,7 @@ def write_shards(
     """
     corpus.contents()  # all ranks together; the one that writes will only look it up
     manifest = folder / MANIFEST
-    with verifier.ranks.agreed():
+    with verifier.ranks.synchronize_errors():
         if not manifest.is_file():
             folder.parent.mkdir(parents=True, exist_ok=True)
             with locked(folder.with_name(f".{folder.name}.lock")):

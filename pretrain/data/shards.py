@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from pretrain.base.errors import DataError
+from pretrain.base.verification import Verifier, check_size
 from pretrain.data.manifest import DOCUMENTS, MANIFEST, Manifest, Tokenizer, TokenizerRecord, token_dtype
-from tokenizer.errors import DataError
-from tokenizer.verification import Verifier, check_size
 
 _AGAIN = "; prepare the data again"
 
@@ -46,7 +46,7 @@ class ShardSet:
 
         Raises ``DataError`` naming the missing, truncated or changed file, what was expected and what was found.
         """
-        with verifier.ranks.agreed() if verifier is not None else nullcontext():
+        with verifier.ranks.synchronize_errors() if verifier is not None else nullcontext():
             manifest = Manifest.read(folder)
             for name, record in manifest.records().items():
                 check_size(folder / name, record, DataError, _AGAIN)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from pretrain.base.errors import ConfigError, shown, user_text
+from pretrain.base.files import open_for_append, write_text
 from pretrain.config.schema import Job
 from pretrain.engine import distributed, interruption
 from pretrain.engine.checkpoint import read_job_of_run
@@ -29,8 +31,6 @@ from pretrain.engine.run_folder import (
 )
 from pretrain.engine.shared_folder import check_is_shared
 from pretrain.engine.task import Progress
-from tokenizer.errors import ConfigError, shown, user_text
-from tokenizer.safe_files import open_for_append, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ def claimed(job: Job, *, resume: bool, wait: float = 0.0) -> Iterator[Claim]:
     folder = job.run.dir
     claim = Claim(folder)
     with contextlib.ExitStack() as stack:
-        with distributed.agreed(patient=wait > 0):
+        with distributed.synchronize_errors(patient=wait > 0):
             if distributed.rank() == 0:
                 if not resume:
                     check_is_free(folder)
@@ -184,7 +184,7 @@ def claimed(job: Job, *, resume: bool, wait: float = 0.0) -> Iterator[Claim]:
 
 @contextlib.contextmanager
 def _log_of_this_rank(folder: Path) -> Iterator[None]:
-    with distributed.agreed():
+    with distributed.synchronize_errors():
         path = folder / "log" / f"rank-{distributed.rank()}.log"
         file = open_for_append(path, error=ConfigError)
     handler = _RankLog(file)

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tokenizer.errors import UserError, user_text
+from pretrain.base.errors import UserError, user_text
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def gather_objects(value: T) -> list[T]:
 
 
 @contextmanager
-def agreed(*, patient: bool = False) -> Iterator[None]:
+def synchronize_errors(*, patient: bool = False) -> Iterator[None]:
     """Run a block on every rank; if it fails on any rank, it fails on all of them.
 
     Without this a rank whose disk is full raises while the others wait in their next collective. The block itself must

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config.schema import Job
-from pretrain.engine.engines import Engine
+from pretrain.engine.engines.deepspeed import Engine
 from pretrain.engine.schedule import learning_rate
 from pretrain.engine.seeding import seed_step
-from pretrain.engine.task import Progress, Report, Task
+from pretrain.engine.task import Progress, StepMetrics, Task
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Callback:
     def before_step(self, run: Run) -> None:
         """Before a step's batch is fetched."""
 
-    def after_step(self, run: Run, report: Report) -> None:
+    def after_step(self, run: Run, report: StepMetrics) -> None:
         """After each optimizer step; may add scalars to ``report`` for the callbacks behind it."""
 
     def on_end(self, run: Run) -> None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tokenizer.errors import DataError
-from tokenizer.safe_files import open_regular, write_bytes
+from pretrain.base.errors import DataError
+from pretrain.base.files import open_regular, write_bytes
 
 METRICS = "metrics.jsonl"
 TRAINING, VALIDATION = "train", "validation"

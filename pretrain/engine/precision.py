@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenizer.errors import ConfigError
+from pretrain.base.errors import ConfigError
 
 
 def check_precision(precision: str) -> None:

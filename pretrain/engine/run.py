@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.allocator import keep_freed_memory
@@ -23,13 +24,12 @@ from pretrain.engine.checkpoint import (
     verify_together,
 )
 from pretrain.engine.claim import Claim, claimed
-from pretrain.engine.engines import build_engines
+from pretrain.engine.engines.deepspeed import build_engines
 from pretrain.engine.loop import Callback, Run, train
 from pretrain.engine.precision import check_precision
 from pretrain.engine.run_folder import DONE, STOPPED
-from pretrain.engine.task import Progress, Report, Task
-from pretrain.tasks import task_class
-from tokenizer.errors import CheckpointError, ConfigError
+from pretrain.engine.task import Progress, StepMetrics, Task
+from pretrain.registry import task_class
 
 logger = logging.getLogger(__name__)
 
@@ -50,15 +50,19 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None, wa
     """
     _set_up_torch(job)
     distributed.initialize(job.engine.timeout_minutes)
-    with distributed.agreed():
+    with distributed.synchronize_errors():
         check_precision(job.engine.precision)
     with claimed(job, resume=resume, wait=wait) as claim:
         source = _choose_checkpoint(job.run.dir, checkpoint) if resume else None
-        with distributed.agreed(patient=True):  # prepares tokenizer and data; ranks wait for each other by lock
+        with distributed.synchronize_errors(
+            patient=True
+        ):  # prepares tokenizer and data; ranks wait for each other by lock
             task = task_class(job.task.type)(job, job.run.dir)
         job = task.job
         run = _build(job, task, source)
-        with distributed.agreed():  # after all that may refuse the job: a refused resume leaves the run as it was
+        with (
+            distributed.synchronize_errors()
+        ):  # after all that may refuse the job: a refused resume leaves the run as it was
             if distributed.rank() == 0:
                 claim.keep_config(job)
         claim.progress = run.progress
@@ -71,7 +75,7 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None, wa
 
 def _build(job: Job, task: Task, source: Path | None) -> Run:
     """Modules and engines, from the seed or from a checkpoint. Collective."""
-    with distributed.agreed():
+    with distributed.synchronize_errors():
         modules = task.build_modules()
     if source is not None:
         for name, module in modules.items():
@@ -79,17 +83,17 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
     engines = build_engines(modules, job)
     progress = Progress()
     if source is not None:
-        with distributed.agreed():
+        with distributed.synchronize_errors():
             state = read_metadata(source)
             if lacking := engines.keys() - state.engines.keys():
                 raise CheckpointError(f"{source}: its state.json says nothing of {', '.join(sorted(lacking))}")
         progress = Progress(**state.progress.model_dump())
         for name, engine in engines.items():
             restore_engine(source, engine, state.engines[name])
-        with distributed.agreed(patient=True):
+        with distributed.synchronize_errors(patient=True):
             task.load_state(source, state.task)
         logger.info("resuming from %s at step %d", source, progress.step)
-        with distributed.agreed():
+        with distributed.synchronize_errors():
             if distributed.rank() == 0:
                 _warn_of_other_micro_batches(source, job)
     return Run(job, job.run.dir, task, engines, progress)
@@ -104,7 +108,7 @@ class _Status(Callback):
     def on_start(self, run: Run) -> None:
         self._claim.begin()
 
-    def after_step(self, run: Run, report: Report) -> None:
+    def after_step(self, run: Run, report: StepMetrics) -> None:
         self._claim.note_failed_saves(run.failed_saves)
 
 
@@ -120,11 +124,11 @@ def _train(run: Run, claim: Claim) -> int:
 
 def _choose_checkpoint(run_dir: Path, name: str | None) -> Path | None:
     """The checkpoint to resume from, verified; None for a run that ended before its first one."""
-    with distributed.agreed():
+    with distributed.synchronize_errors():
         newest = [None, *checkpoints_of(run_dir)][-1]
         source = find_checkpoint(run_dir / "checkpoints" / name) if name else newest
     chosen = distributed.broadcast_object(str(source))
-    with distributed.agreed():
+    with distributed.synchronize_errors():
         if chosen != str(source):
             raise ConfigError(f"run.dir {run_dir}: ranks see different checkpoints ({source} and {chosen})")
     if source is None:

@@ -14,9 +14,9 @@ from typing import IO, Literal, TypeVar
 
 from pydantic import Field, FiniteFloat
 
-from pretrain.engine.records import Count, Record, parse
-from tokenizer.errors import ConfigError
-from tokenizer.safe_files import open_lock, read_json, require_own_folder, write_json
+from pretrain.base.errors import ConfigError
+from pretrain.base.files import open_lock, read_json, require_own_folder, write_json
+from pretrain.base.records import Count, Record, parse
 
 logger = logging.getLogger(__name__)
 

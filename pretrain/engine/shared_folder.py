@@ -8,9 +8,9 @@ import socket
 import time
 from pathlib import Path
 
+from pretrain.base.errors import ConfigError, user_text
+from pretrain.base.files import write_text
 from pretrain.engine import distributed
-from tokenizer.errors import ConfigError, user_text
-from tokenizer.safe_files import write_text
 
 _PATIENCE = 5.0
 """Seconds after which a file that one host has written must be seen by the others."""
@@ -40,7 +40,7 @@ def check_is_shared(folder: Path) -> None:
     finally:
         with contextlib.suppress(OSError):
             mine.unlink(missing_ok=True)
-    with distributed.agreed():
+    with distributed.synchronize_errors():
         _refuse_unshared(folder, found)
 
 

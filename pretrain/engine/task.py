@@ -10,16 +10,16 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from pretrain.config.schema import Job
-from pretrain.engine.engines import Engine
+from pretrain.engine.engines.deepspeed import Engine
 
-Figure = Tensor | float | Callable[[], Tensor | float]
+Metric = Tensor | float | Callable[[], Tensor | float]
 """A scalar; or, where it costs something, how to find it: called in steps that are logged, on all ranks alike.
 
 ``loss`` and ``grad_norm``, which are looked at in every step, are scalars; as tensors on the device they are looked at
 there, and the host does not wait for them.
 """
 
-Report = dict[str, Figure]
+StepMetrics = dict[str, Metric]
 """Named figures of a step. The MEAN OVER RANKS of a value is its global value."""
 
 
@@ -28,7 +28,7 @@ def is_logged(job: Job, step: int) -> bool:
     return step % job.run.log_every == 0 or step >= job.schedule.max_steps
 
 
-def number(figure: Figure) -> float:
+def to_float(figure: Metric) -> float:
     """The figure's value on this rank."""
     return float(figure() if callable(figure) else figure)
 
@@ -70,11 +70,11 @@ class Task(Protocol):
         """What this rank consumes from ``progress`` on: one item an optimizer step, the same for any worker count."""
         ...
 
-    def step(self, engines: Mapping[str, Engine], batch: Any, progress: Progress) -> Report:
+    def step(self, engines: Mapping[str, Engine], batch: Any, progress: Progress) -> StepMetrics:
         """Forward, backward and optimizer step(s) on ``batch``; advances ``progress.samples`` and ``.tokens``."""
         ...
 
-    def validate(self, engines: Mapping[str, Engine], progress: Progress) -> Report:
+    def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
         """Validation metrics, in evaluation mode, with the same result on every rank."""
         ...
 

@@ -1,4 +1,4 @@
-"""Verification of files by all ranks together (``tokenizer.verification``), over the job's process group."""
+"""Verification of files by all ranks together (``pretrain.base.verification``), over the job's process group."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from pretrain.base.errors import UserError
+from pretrain.base.verification import Ranks, Recorded, Verifier
 from pretrain.engine import distributed
-from tokenizer.errors import UserError
-from tokenizer.verification import Ranks, Recorded, Verifier
 
 
 def all_ranks() -> Ranks:
     """The ranks of the process group; this process alone without one."""
-    return Ranks(distributed.rank(), distributed.gather_objects, partial(distributed.agreed, patient=True))
+    return Ranks(distributed.rank(), distributed.gather_objects, partial(distributed.synchronize_errors, patient=True))
 
 
 def verify_files(folder: Path, files: Mapping[str, Recorded], *, error: type[UserError], hint: str = "") -> None:

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from pretrain.base.randomness import generator_for
 from pretrain.data.corruption import IGNORE, Corruptor
 from pretrain.data.packing import PackedDataset
-from pretrain.data.randomness import generator_for
 from pretrain.data.sampler import Sampler
 
 

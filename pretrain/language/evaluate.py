@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from torch.nn import functional as F
 
+from pretrain.base.errors import CheckpointError, ConfigError, DataError
 from pretrain.data.config import CorruptionConfig, DataConfig
 from pretrain.data.corruption import Corruptor
 from pretrain.data.packing import PackedDataset
 from pretrain.data.prepare import prepare
+from pretrain.engine.artifacts import EVALUATION, keep, write_result
 from pretrain.engine.distributed import device, rank, world_size
-from pretrain.engine.kept import EVALUATION, keep, write_result
 from pretrain.engine.provenance import provenance
 from pretrain.language.batches import Assembler, validation_batches
 from pretrain.language.evaluations import Figures, Section, sections_of
@@ -26,7 +27,6 @@ from pretrain.language.representations import POOLERS, Representations
 from pretrain.language.restore import Restored, load_model
 from pretrain.language.sts import encode, score_rows
 from pretrain.language.sts_files import Pairs, find_sets
-from tokenizer.errors import CheckpointError, ConfigError, DataError
 
 RATES = (0.15, 0.3)
 TEMPERATURE = 0.05

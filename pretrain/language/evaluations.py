@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pretrain.engine.kept import EVALUATION, run_of
-from tokenizer.errors import DataError
-from tokenizer.safe_files import read_json
+from pretrain.base.errors import DataError
+from pretrain.base.files import read_json
+from pretrain.engine.artifacts import EVALUATION, run_of
 
 Figures = dict[str, float | None]
 """Measured numbers by name; None for one that is not finite."""

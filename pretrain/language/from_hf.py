@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from pretrain.base.errors import CheckpointError
 from pretrain.config.load import job_from_mapping
 from pretrain.language.config import LanguageJob
 from pretrain.language.restore import Restored
@@ -21,7 +22,6 @@ from pretrain.models.hf_map import HEAD, HEAD_FILE, MLM, TIED, from_hf, prefixed
 from pretrain.models.hub import local_folder
 from pretrain.models.vocabulary import with_rows
 from tokenizer.encode import TextTokenizer, load_tokenizer
-from tokenizer.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pretrain.base.errors import CheckpointError, ConfigError, DataError, counted
 from pretrain.data.config import NO_TEXT, DataConfig
 from pretrain.language.config import LanguageJob
 from pretrain.models.hub import hub_id
-from tokenizer.errors import CheckpointError, ConfigError, DataError, counted
 
 if TYPE_CHECKING:
     from tokenizer.encode import TextTokenizer

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from pretrain.base.errors import DataError, UserError, user_text
 from pretrain.data.sampler import micro_batches
 from pretrain.engine import interruption
 from pretrain.language.batches import Assembler, LanguageBatch
 from pretrain.language.config import LoaderSection
-from tokenizer.errors import DataError, UserError, user_text
 
 logger = logging.getLogger(__name__)
 

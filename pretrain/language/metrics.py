@@ -14,8 +14,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
+from pretrain.base.errors import DataError
 from pretrain.engine.distributed import all_gather, all_reduce_sum, device, rank, world_size
-from tokenizer.errors import DataError
 
 _CELLS = 2**22  # similarities held at once: 32 MiB in float64
 _TIE = 1e-9  # cosines closer than this are equal: float64 rounding of equal rows is 1e-15

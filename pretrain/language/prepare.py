@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pretrain.base.errors import ConfigError
+from pretrain.base.verification import ALONE, Ranks, Verifier
 from pretrain.data.corruption import Corruptor, Vocabulary
 from pretrain.data.packing import PackedDataset
 from pretrain.data.prepare import open_corpus, tokenizer_corpus, verifier_of
@@ -20,8 +22,6 @@ from pretrain.language.from_hf import HFModel, read_hf
 from pretrain.models.config import RobertaConfig
 from pretrain.models.hub import TOKENIZER_FILES, local_folder
 from tokenizer.encode import TextTokenizer, load_tokenizer
-from tokenizer.errors import ConfigError
-from tokenizer.verification import ALONE, Ranks, Verifier
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
@@ -73,7 +73,7 @@ def tokenizer_folder(job: LanguageJob, progress: Progress | None = None, verifie
     }
     name = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:32]
     folder = job.data.cache / "tokenizers" / name
-    with verifier.ranks.agreed():
+    with verifier.ranks.synchronize_errors():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.with_suffix(".lock")):
             if not folder.exists():
@@ -89,7 +89,7 @@ def kept_tokenizer(job: LanguageJob, run_dir: Path, ranks: Ranks = ALONE) -> Pat
     """
     from pretrain.engine.checkpoint import checkpoints_of, read_job  # DeepSpeed, which preparing alone does without
 
-    with ranks.agreed():
+    with ranks.synchronize_errors():
         newest = [None, *checkpoints_of(run_dir)][-1]
         if newest is None or job.tokenizer.path is not None or job.model.init is not None:
             return None
@@ -133,13 +133,13 @@ def prepare(
         ConfigError: a model configuration that does not fit the tokenizer.
     """
     verifier = verifier_of(job.data, ranks)
-    with ranks.agreed():
+    with ranks.synchronize_errors():
         _given_tokenizer(job)  # a hub that one node cannot reach
     kept = None if run_dir is None else kept_tokenizer(job, run_dir, ranks)
     folder = kept or tokenizer_folder(job, progress, verifier)
     length = job.data.sequence_length
     source = None
-    with ranks.agreed():
+    with ranks.synchronize_errors():
         tokenizer = load_tokenizer(folder)
         if job.model.init is not None:
             source = read_hf(job.model.init)

@@ -14,16 +14,17 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from pretrain.base.errors import CheckpointError, ConfigError
+from pretrain.base.randomness import EPOCHS
+from pretrain.base.records import Count, Record, parse
 from pretrain.config.schema import Job
 from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
 from pretrain.contrast.kernels.products import require
 from pretrain.data.corruption import IGNORE
-from pretrain.data.randomness import EPOCHS
 from pretrain.engine import distributed
-from pretrain.engine.engines import Engine
-from pretrain.engine.records import Count, Record, parse
+from pretrain.engine.engines.deepspeed import Engine
 from pretrain.engine.seeding import derive
-from pretrain.engine.task import Progress, Report, is_logged
+from pretrain.engine.task import Progress, StepMetrics, is_logged
 from pretrain.engine.verification import all_ranks
 from pretrain.language.batches import Assembler, LanguageBatch
 from pretrain.language.config import LanguageJob
@@ -33,7 +34,6 @@ from pretrain.language.module import LanguageModule
 from pretrain.language.prepare import Prepared, prepare
 from pretrain.language.validation import validate
 from pretrain.models.flops import flops_per_token
-from tokenizer.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger(__name__)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -116,7 +116,7 @@ class LanguageTask:
             cross_document_attention=self.job.data.cross_document_attention,
         )
 
-    def step(self, engines: Mapping[str, Engine], batch: list[LanguageBatch], progress: Progress) -> Report:
+    def step(self, engines: Mapping[str, Engine], batch: list[LanguageBatch], progress: Progress) -> StepMetrics:
         """One optimizer step over the micro-batches of ``batch``.
 
         MLM is the sum over masked tokens divided by their number in the whole step (all ranks, all micro-batches);
@@ -142,7 +142,7 @@ class LanguageTask:
                 totals[name] = totals.get(name, 0.0) + value.detach() / len(batch)
         progress.samples += self.job.batch.global_
         progress.tokens += self.job.batch.global_ * self.job.data.sequence_length
-        report: Report = {**totals, "grad_norm": engine.gradient_norm()}
+        report: StepMetrics = {**totals, "grad_norm": engine.gradient_norm()}
         if self.contrasts:
             report["temperature"] = tau.detach() if isinstance(tau, Tensor) else tau
         if stats is not None:
@@ -181,7 +181,7 @@ class LanguageTask:
         report["loss"] = loss
         return loss, report
 
-    def validate(self, engines: Mapping[str, Engine], progress: Progress) -> Report:
+    def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
         """MLM loss and accuracy, retrieval, alignment, uniformity and noise invariance on held-out text."""
         if self.prepared.validation is None:
             return {}

@@ -7,8 +7,8 @@ import logging
 import torch
 
 from pretrain.engine import distributed
-from pretrain.engine.engines import Engine
-from pretrain.engine.task import Report
+from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.task import StepMetrics
 from pretrain.language.batches import Assembler, validation_batches
 from pretrain.language.config import LanguageJob
 from pretrain.language.metrics import MaskedTokenAccumulator, PairAccumulator, contrast_metrics, noise_invariance
@@ -19,7 +19,7 @@ _COLLAPSED = -0.1
 
 
 @torch.no_grad()
-def validate(engine: Engine, assembler: Assembler, job: LanguageJob, windows: int) -> Report:
+def validate(engine: Engine, assembler: Assembler, job: LanguageJob, windows: int) -> StepMetrics:
     """Metrics over ``validate.samples`` held-out windows (all of them where there are fewer), equal on all ranks.
 
     ``loss/mlm`` and ``accuracy/mlm`` over masked tokens; :func:`contrast_metrics` on the aggregation head (only when
@@ -41,7 +41,7 @@ def validate(engine: Engine, assembler: Assembler, job: LanguageJob, windows: in
             pools[name].update(x[:counted], x_hat[:counted])
         if job.contrast.weight > 0:
             head.update(out.s[:counted], out.s_hat[:counted])
-    report: Report = {**masked.compute(), "validation_samples": samples}
+    report: StepMetrics = {**masked.compute(), "validation_samples": samples}
     if job.contrast.weight > 0:
         contrast = contrast_metrics(*head.gather(), job.validate_.temperature)
         if contrast["uniformity"] > _COLLAPSED:

@@ -256,7 +256,7 @@ class LatentJob(Job):
         """The files of the three splits; of clusters nothing is read."""
         if self.data.clusters is not None:
             return [f"corpus: one-hot vectors of {self.data.clusters} classes"]
-        from pretrain.latent.corpus import describe_files  # numpy
+        from pretrain.latent.data.corpus import describe_files  # numpy
 
         return describe_files(self.data)
 

@@ -8,18 +8,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pretrain.base.errors import ConfigError, DataError
 from pretrain.engine import distributed
-from pretrain.engine.kept import keep, write_result
-from pretrain.latent.batches import Batch, Batches
-from pretrain.latent.cluster_measure import cluster_figures
-from pretrain.latent.corpus import load_sentences
-from pretrain.latent.forward_reverse import Estimator
-from pretrain.latent.generated import generated_perplexities, writes_text
-from pretrain.latent.kenlm import find_programs
-from pretrain.latent.kept import EVALUATION
-from pretrain.latent.measure import measure
+from pretrain.engine.artifacts import keep, write_result
+from pretrain.latent.artifacts import EVALUATION
+from pretrain.latent.data.batches import Batch, Batches
+from pretrain.latent.data.corpus import load_sentences
+from pretrain.latent.evaluation.clusters import cluster_figures
+from pretrain.latent.evaluation.forward_reverse import Estimator
+from pretrain.latent.evaluation.generated import generated_perplexities, writes_text
+from pretrain.latent.evaluation.measure import measure
+from pretrain.latent.ngram.kenlm import find_programs
 from pretrain.latent.restore import Restored, load_model
-from tokenizer.errors import ConfigError, DataError
 
 Progress = Callable[[int, int], None]
 

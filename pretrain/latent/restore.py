@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from pretrain.base.errors import CheckpointError
 from pretrain.engine.checkpoint import find_best, open_checkpoint, restored
 from pretrain.latent.config import LatentJob
-from pretrain.latent.measure import Modules
-from pretrain.latent.modules import build
+from pretrain.latent.data.vocabulary import Vocabulary
+from pretrain.latent.evaluation.measure import Modules
+from pretrain.latent.models.build import build
 from pretrain.latent.task import VOCABULARY
-from pretrain.latent.vocabulary import Vocabulary
-from tokenizer.errors import CheckpointError
 
 
 @dataclass(frozen=True)

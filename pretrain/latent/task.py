@@ -1,4 +1,4 @@
-"""The ``latent`` task: encoder, decoder and critics, an engine each; their step is ``pretrain.latent.steps``."""
+"""The ``latent`` task: encoder, decoder and critics, one engine each. The step is in ``training.steps``."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import torch
 from pydantic import Field, FiniteFloat
 from torch import nn
 
+from pretrain.base.errors import CheckpointError, ConfigError, DataError
+from pretrain.base.records import Count, Record, parse
 from pretrain.config.schema import Job
 from pretrain.contrast import ShardedQueue
 from pretrain.engine import distributed
-from pretrain.engine.engines import Engine
-from pretrain.engine.records import Count, Record, parse
+from pretrain.engine.engines.deepspeed import Engine
 from pretrain.engine.seeding import derive
-from pretrain.engine.task import Progress, Report, number
-from pretrain.latent.batches import Batches
-from pretrain.latent.cluster_measure import cluster_figures, save_codes
-from pretrain.latent.clusters import cluster_batches
-from pretrain.latent.compiled import CompiledUpdate
+from pretrain.engine.task import Progress, StepMetrics, to_float
 from pretrain.latent.config import LatentJob
-from pretrain.latent.corpus import Sentences, build_vocabulary, load_sentences
-from pretrain.latent.inputs import Drawn, drawn, drawn_ahead
-from pretrain.latent.lagging import catch_up
-from pretrain.latent.measure import Modules, measure
-from pretrain.latent.modules import build
-from pretrain.latent.schedule import beta
-from pretrain.latent.steps import train_step
-from pretrain.latent.vocabulary import Vocabulary
-from tokenizer.errors import CheckpointError, ConfigError, DataError
+from pretrain.latent.data.batches import Batches
+from pretrain.latent.data.corpus import Sentences, build_vocabulary, load_sentences
+from pretrain.latent.data.inputs import Drawn, drawn, drawn_ahead
+from pretrain.latent.data.vocabulary import Vocabulary
+from pretrain.latent.evaluation.clusters import cluster_figures, save_codes
+from pretrain.latent.evaluation.measure import Modules, measure
+from pretrain.latent.models.build import build
+from pretrain.latent.models.clusters import cluster_batches
+from pretrain.latent.training.aggressive import catch_up
+from pretrain.latent.training.compiled import CompiledUpdate
+from pretrain.latent.training.schedule import beta
+from pretrain.latent.training.steps import train_step
 
 logger = logging.getLogger(__name__)
 VOCABULARY = "vocabulary.txt"
@@ -135,12 +135,12 @@ class LatentTask:
             batches, ahead = self._train.train(progress.samples, rank, world), 1  # dropout takes megabytes
         return drawn_ahead(self.job, batches, progress.step, distributed.device(), ahead)
 
-    def step(self, engines: Mapping[str, Engine], batch: Drawn, progress: Progress) -> Report:
+    def step(self, engines: Mapping[str, Engine], batch: Drawn, progress: Progress) -> StepMetrics:
         """One update of each module (``critic.updates`` of the critics)."""
         if "critics" in engines:
             engines["critics"].job = self._unclipped
         weight = beta(progress.step, self._batches_an_epoch, self.job.objective)
-        inner: Report = {}
+        inner: StepMetrics = {}
         if self._aggressive:
             inner["encoder_updates"] = catch_up(
                 self.job, engines, lambda number: self._random_batch(progress.step, number), weight
@@ -151,7 +151,7 @@ class LatentTask:
             compiled=self._compiled,
         )  # fmt: skip
         if "critic/clamped" in report:
-            self._clamped += number(report["critic/clamped"])
+            self._clamped += to_float(report["critic/clamped"])
             report["critic/clamped_so_far"] = self._clamped
         progress.samples += sentences.total
         progress.tokens += sentences.scored if self._train is not None else 0
@@ -163,7 +163,7 @@ class LatentTask:
         batch = self._train.take(chosen, distributed.rank(), distributed.world_size())
         return drawn(self.job, batch, ("inner", step, number), distributed.device())
 
-    def validate(self, engines: Mapping[str, Engine], progress: Progress) -> Report:
+    def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
         """Bounds, divergences and active units on the held-out sentences, one draw each; or how clusters separate."""
         modules = {name: engine.module for name, engine in engines.items()}
         if self._validation is None:

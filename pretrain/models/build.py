@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pretrain.base.errors import CheckpointError
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
 from pretrain.models.hf_map import HEAD, TIED
 from pretrain.models.vocabulary import with_rows
-from tokenizer.errors import CheckpointError
 
 
 def build_model(state: Mapping[str, Tensor], config: RobertaConfig, source: str) -> CaptModel:

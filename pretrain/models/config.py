@@ -14,10 +14,10 @@ from pydantic import (
     model_validator,
 )
 
+from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.config.base import NonNegativeInt, PositiveInt, Section
 from pretrain.models.hf_config import parse
 from pretrain.models.hub import Source
-from tokenizer.errors import CheckpointError, ConfigError
 
 PRESETS: dict[str, dict[str, int]] = {
     "tiny": {"layers": 2, "hidden": 128, "heads": 2, "ffn": 512},

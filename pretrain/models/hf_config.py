@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tokenizer.errors import CheckpointError, shown
+from pretrain.base.errors import CheckpointError, shown
 
 _Rate = Annotated[float, Field(ge=0, lt=1)]
 

@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pretrain.base import files as safe_files
+from pretrain.base.errors import CheckpointError, shown
 from pretrain.models.hf_config import listed
-from tokenizer import safe_files
-from tokenizer.errors import CheckpointError, shown
 
 _MAX_JSON_BYTES = 4_000_000
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from pretrain.base.errors import CheckpointError
 from pretrain.models.hf_config import listed
-from tokenizer.errors import CheckpointError
 
 ROBERTA: dict[str, tuple[str, ...]] = {
     "encoder.embeddings.word.weight": ("roberta.embeddings.word_embeddings.weight",),

@@ -16,8 +16,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
+from pretrain.base.errors import CheckpointError
 from pretrain.config.base import PathField
-from tokenizer.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from pretrain.base.errors import DataError
 from pretrain.models import attention
 from pretrain.models.attention import Runs, SelfAttention
 from pretrain.models.config import RobertaConfig
 from pretrain.models.dropout import dropout
 from pretrain.models.vocabulary import WordEmbedding
-from tokenizer.errors import DataError
 
 
 class Embeddings(nn.Module):

@@ -40,13 +40,13 @@ def ours(pipe: Connection, threads: int, precision: str) -> None:
     from pretrain.config.load import load_job
     from pretrain.engine import distributed
     from pretrain.engine.allocator import keep_freed_memory
-    from pretrain.engine.engines import build_engines
+    from pretrain.engine.engines.deepspeed import build_engines
     from pretrain.engine.quiet import quiet_libraries
-    from pretrain.latent.batches import Batch
     from pretrain.latent.config import LatentJob
-    from pretrain.latent.inputs import drawn
-    from pretrain.latent.modules import build
-    from pretrain.latent.steps import train_step
+    from pretrain.latent.data.batches import Batch
+    from pretrain.latent.data.inputs import drawn
+    from pretrain.latent.models.build import build
+    from pretrain.latent.training.steps import train_step
 
     keep_freed_memory()
     quiet_libraries(debug=False)

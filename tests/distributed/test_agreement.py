@@ -14,7 +14,7 @@ from pretrain.engine.checkpoint import checkpoints_of
 from pretrain.engine.flags import LAG
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
-from pretrain.tasks import TASKS
+from pretrain.registry import TASKS
 from tests.support import run_ranks
 
 TASKS["toy"] = "tests.toy"
@@ -110,7 +110,7 @@ def _late(delay: float) -> tuple[list[str], float]:
     distributed.logger.addHandler(handler)
     distributed._TELL = 0.5
     begin = time.monotonic()
-    with distributed.agreed(patient=True):
+    with distributed.synchronize_errors(patient=True):
         time.sleep(delay * distributed.rank())
     return said, time.monotonic() - begin
 

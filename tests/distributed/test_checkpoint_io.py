@@ -199,8 +199,8 @@ def _reading(mapping: dict[str, Any]) -> tuple[Any, int, int]:
     """Resume; bytes of the checkpoint that this rank hashed, and bytes of tensors that it read."""
     import tempfile
 
+    from pretrain.base import verification
     from pretrain.engine.checkpoint import index
-    from tokenizer import verification
 
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
     hashed = read = 0

@@ -11,18 +11,18 @@ import pytest
 import torch
 from deepspeed.accelerator import get_accelerator
 
+from pretrain.base.errors import ConfigError
 from pretrain.engine import distributed
-from pretrain.engine.engines import Engine, build_engines
+from pretrain.engine.engines.deepspeed import Engine, build_engines
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.engine.task import Progress
 from pretrain.latent.config import CriticSection
-from pretrain.latent.critic_loss import CriticLoss
-from pretrain.latent.steps import CriticDivergedError
+from pretrain.latent.objectives.critic import CriticLoss
 from pretrain.latent.task import LatentTask
+from pretrain.latent.training.steps import CriticDivergedError
 from tests.latent import plain, small_job, write_text
 from tests.support import run_ranks
-from tokenizer.errors import ConfigError
 
 # Batches of 7 do not divide over two ranks, and small ones leave a rank without a row of its own.
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -12,10 +12,10 @@ from tests.support import run_ranks
 
 def _prepare(mapping: dict[str, Any], warm: bool) -> tuple[list[str], str, str]:
     """Files that this rank hashed, the key of its shards, the error."""
+    from pretrain.base import verification
+    from pretrain.base.errors import DataError
     from pretrain.engine.verification import all_ranks
     from pretrain.language.prepare import prepare
-    from tokenizer import verification
-    from tokenizer.errors import DataError
 
     read: list[str] = []
     original = verification._hash

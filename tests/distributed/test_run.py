@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from pretrain.base.errors import CheckpointError, ConfigError, UserError
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.checkpoint import checkpoints_of, find_checkpoint
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.engine.run_folder import held
-from pretrain.tasks import TASKS
+from pretrain.registry import TASKS
 from tests.support import run_ranks
-from tokenizer.errors import CheckpointError, ConfigError, UserError
 
 TASKS["toy"] = "tests.toy"
 
@@ -258,16 +258,16 @@ def _run_on_full_disk(mapping: dict[str, Any], step: int) -> int | str:
     """The disk is full for rank 1 when it writes the checkpoint of ``step``."""
     import errno
 
-    from pretrain.engine import distributed, safe_files
+    from pretrain.engine import distributed, durable
 
-    real = safe_files.save_file
+    real = durable.save_file
 
     def full(tensors: Any, path: Path, metadata: Any) -> None:
         if f"step-{step:08d}" in str(path) and distributed.rank() == 1:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(tensors, path, metadata)
 
-    safe_files.save_file = full
+    durable.save_file = full
     return _run(mapping)
 
 

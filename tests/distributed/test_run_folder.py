@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pretrain.base.errors import ConfigError
 from pretrain.config.load import job_from_mapping
 from pretrain.engine import interruption
 from pretrain.engine.claim import Claim
@@ -20,7 +21,6 @@ from pretrain.engine.run_folder import BAD_INPUT, LOCK, STOPPED, held, read_stat
 from tests.distributed.test_run import _mapping, _rows, _run
 from tests.fuzz.harness import snapshot
 from tests.support import run_ranks
-from tokenizer.errors import ConfigError
 
 
 def _fault(kind: str, rank: int = 0) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.callbacks import default_callbacks
-from pretrain.engine.engines import build_engines
+from pretrain.engine.engines.deepspeed import build_engines
 from pretrain.engine.loop import Callback, Run, train
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
-from pretrain.tasks import task_class
+from pretrain.registry import task_class
 from tests.language import language_mapping
 from tests.support import run_ranks
 

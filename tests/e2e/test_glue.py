@@ -21,11 +21,11 @@ from finetune.glue.restore import load_classifier
 from finetune.glue.task import best_so_far
 from finetune.glue.tasks import GLUE
 from launcher.cli import app
+from pretrain.base.errors import CheckpointError, ConfigError, UserError
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.checkpoint import find_best, read_job
 from tests.finetune import glue_mapping, write_encoder, write_task
 from tests.support import run_ranks
-from tokenizer.errors import CheckpointError, ConfigError, UserError
 
 
 def _run(mapping: dict[str, Any], resume: bool = False) -> int | str:

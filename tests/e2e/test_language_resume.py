@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
+from pretrain.base.errors import UserError
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.checkpoint import find_checkpoint
 from tests.language import language_mapping, write_corpus
 from tests.support import run_ranks
-from tokenizer.errors import UserError
 
 
 def _run(mapping: dict[str, Any], resume: bool = False) -> tuple[int | str, list[list[int]]]:

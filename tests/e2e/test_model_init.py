@@ -12,6 +12,7 @@ import yaml
 from huggingface_hub import constants
 
 from finetune.backbone import load_backbone
+from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.config.load import job_from_mapping
 from pretrain.convert.commands import convert
 from pretrain.engine.checkpoint.save import config_text
@@ -20,7 +21,6 @@ from pretrain.language.task import LanguageTask
 from tests.language import language_mapping
 from tests.unit.models.test_hub import COMMIT, cached
 from tokenizer.encode import load_tokenizer
-from tokenizer.errors import CheckpointError, ConfigError
 from tokenizer.train import train
 
 

@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 from typer import main as typer_main
 
-from tokenizer.errors import UserError, user_text
+from pretrain.base.errors import UserError, user_text
 
 LIMIT = 5.0
 INPUTS = int(os.environ.get("CAPT_FUZZ", "40"))

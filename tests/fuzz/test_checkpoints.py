@@ -18,16 +18,16 @@ from safetensors.torch import save_file
 
 from launcher.plan import Options
 from launcher.start import resume
+from pretrain.base.errors import CheckpointError
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.checkpoint import open_checkpoint, read_metadata, read_weights, restore_weights, verify
 from pretrain.engine.checkpoint.save import write_weights_only
-from pretrain.engine.report.runs import read_run
 from pretrain.engine.run_folder import read_best, read_status
-from pretrain.tasks import TASKS
+from pretrain.registry import TASKS
+from pretrain.report.runs import read_run
 from tests.fuzz.harness import HOSTILE, check, inputs, library, mutated, snapshot
 from tests.toy.config import ToyJob
 from tests.toy.task import ToyModel
-from tokenizer.errors import CheckpointError
 
 TASKS["toy"] = "tests.toy"
 

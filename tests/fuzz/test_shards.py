@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pretrain.base.verification import Verifier
 from pretrain.data.packing import PackedDataset
 from pretrain.data.shard_writer import write_shards
 from pretrain.data.shards import ShardSet
@@ -19,7 +20,6 @@ from pretrain.data.summary import summarize
 from tests.fuzz.harness import check, inputs, library, mutated, snapshot
 from tests.fuzz.planting import changed_json, plant
 from tests.unit.data.doubles import ByteTokenizer, ListCorpus
-from tokenizer.verification import Verifier
 
 
 @pytest.fixture(scope="module")

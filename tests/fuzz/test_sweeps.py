@@ -16,13 +16,13 @@ from finetune.glue.submission import HEADER, OUTPUTS, check_submission
 from finetune.glue.tasks import GLUE
 from launcher.sweep.bases import keep_bases
 from launcher.sweep.begun import begun, note
-from launcher.sweep.records import Book, Notes, best_row, validations
+from launcher.sweep.records import TrialLog, TrialState, best_row, validations
 from launcher.sweep.restart import prepare, what_went_wrong
 from launcher.sweep.trials import Plan, Point, StudyPlan
 from pretrain.engine.metrics_file import read_metrics
-from pretrain.engine.report import report
-from pretrain.engine.report.runs import read_run
-from pretrain.engine.report.sweeps import read_sweep
+from pretrain.report import report
+from pretrain.report.runs import read_run
+from pretrain.report.sweeps import read_sweep
 from tests.finetune import write_task
 from tests.fuzz.harness import HOSTILE, check, inputs, library, mutated, snapshot
 from tests.sweep_folders import add_trial, write_sweep
@@ -106,7 +106,7 @@ def test_sweep_folders(tmp_path: Path) -> None:
         run = plan.run_dir(point)
         run.mkdir(parents=True)
         note(run, point)
-        Notes(attempts=1, seconds=2.0).write(run)
+        TrialState(attempts=1, seconds=2.0).write(run)
         keep_bases(plan)
         (run / "status.json").write_text('{"state": "done"}')
         lines = [json.loads(line) for line in (sweep / "trials.jsonl").read_text().splitlines()]
@@ -123,7 +123,7 @@ def test_sweep_folders(tmp_path: Path) -> None:
             lambda study=study: begun(study),
             lambda run=run, study=study: best_row(validations(run), study),
             lambda run=run: what_went_wrong(run, 1),
-            lambda plan=plan, point=point: Book(plan, 0).add(point, "done"),
+            lambda plan=plan, point=point: TrialLog(plan, 0).add(point, "done"),
             lambda run=run: prepare(run, None),
         ):
             check(library(step), f"sweep:{number}")

@@ -21,6 +21,7 @@ from transformers import (
 )
 from transformers import RobertaConfig as HFRobertaConfig
 
+from pretrain.base.errors import CheckpointError, DataError
 from pretrain.convert import huggingface
 from pretrain.convert.huggingface import export_hf
 from pretrain.convert.import_hf import import_hf
@@ -30,7 +31,6 @@ from pretrain.models.config import RobertaConfig
 from pretrain.models.vocabulary import with_rows
 from tests.unit.convert.models import CARD, config, model, tokenizer
 from tokenizer.encode import TextTokenizer, load_tokenizer
-from tokenizer.errors import CheckpointError, DataError
 
 
 def logits(ours, tokens):

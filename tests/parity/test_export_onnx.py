@@ -7,11 +7,11 @@ import importlib.util
 import pytest
 import torch
 
+from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.convert.onnx import check_onnx, export_onnx
 from pretrain.convert.reference import embed
 from pretrain.models.build import build_model
 from tests.unit.convert.models import CARD, config, model, tokenizer
-from tokenizer.errors import CheckpointError, ConfigError
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, BertTokenizer, GPT2Tokenizer, RobertaTokenizer
 
+from pretrain.base.errors import DataError
 from tests.unit.tokenizer.corpus import DATA, lines, realdata
 from tokenizer.check import TRICKY, check_with_transformers
 from tokenizer.encode import load_tokenizer
-from tokenizer.errors import DataError
 from tokenizer.train import train
 
 

@@ -7,10 +7,10 @@ import signal
 import time
 from typing import Literal
 
+from pretrain.base.errors import DataError
 from pretrain.config.base import Section
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
-from tokenizer.errors import DataError
 
 
 class Fault(Section):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.engine import distributed
-from pretrain.engine.engines import Engine
-from pretrain.engine.task import Progress, Report
+from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.task import Progress, StepMetrics
 from tests.toy.config import ToyJob
 
 
@@ -55,7 +55,7 @@ class ToyTask:
             yield [[g for g in part if g % world == rank] for part in parts]
             start += size
 
-    def step(self, engines: Mapping[str, Engine], batch: list[list[int]], progress: Progress) -> Report:
+    def step(self, engines: Mapping[str, Engine], batch: list[list[int]], progress: Progress) -> StepMetrics:
         engine, total = engines["model"], 0.0
         self.job.fault.strike(progress.step + 1)
         for part in batch:
@@ -73,7 +73,7 @@ class ToyTask:
             total = float("nan")
         return {"loss": total, "grad_norm": engine.gradient_norm()}
 
-    def validate(self, engines: Mapping[str, Engine], progress: Progress) -> Report:
+    def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
         return {"loss": 1.0}
 
     def save_state(self, folder: Path) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from launcher.start import begin
 from launcher.sweep.config import load_sweep
 from launcher.sweep.run import run_sweep
 from launcher.sweep.trials import points
+from pretrain.base.errors import ConfigError, UserError
 from pretrain.config.load import job_from_mapping, load_job, load_mapping, resolve_path
-from pretrain.engine.deepspeed_config import deepspeed_config
-from tokenizer.errors import ConfigError, UserError
+from pretrain.engine.engines.deepspeed_config import deepspeed_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(path for kind in ("pretrain", "finetune") for path in (CONFIGS / kind).rglob("*.yaml"))

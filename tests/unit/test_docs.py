@@ -20,9 +20,9 @@ from launcher.bench import find_benchmarks
 from launcher.cli import app
 from launcher.sweep.config import Sweep
 from pretrain.__main__ import parse
+from pretrain.base.errors import UserError
 from pretrain.config.load import load_mapping, resolve_path
-from pretrain.tasks import TASKS, job_class
-from tokenizer.errors import UserError
+from pretrain.registry import TASKS, job_class
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

@@ -25,7 +25,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from tokenizer.errors import ConfigError
+from pretrain.base.errors import ConfigError
 
 Precision = Literal["fp32", "tf32", "bf16x6", "bf16x3", "bf16"]
 Terms = tuple[Tensor, ...]

@@ -8,11 +8,11 @@ import signal
 import torch
 from torch import Tensor
 
+from pretrain.base.errors import RunFailedError
 from pretrain.engine.callbacks.signals import StopSignals
 from pretrain.engine.flags import Flags
 from pretrain.engine.loop import Callback, Run
-from pretrain.engine.task import Figure, Report, number
-from tokenizer.errors import RunFailedError
+from pretrain.engine.task import Metric, StepMetrics, to_float
 
 _WATCHED = ("loss", "grad_norm")
 
@@ -33,7 +33,7 @@ class Agreement(Callback):
 
     def __init__(self) -> None:
         self._signals = StopSignals()
-        self._watched: dict[int, dict[str, Figure]] = {}
+        self._watched: dict[int, dict[str, Metric]] = {}
 
     def on_start(self, run: Run) -> None:
         self._flags = Flags()
@@ -42,7 +42,7 @@ class Agreement(Callback):
         self._stop_after = stop if stop is not None and stop > run.progress.step else None
         run.settle = lambda: self._read(run, run.progress.step)
 
-    def after_step(self, run: Run, report: Report) -> None:
+    def after_step(self, run: Run, report: StepMetrics) -> None:
         step, lag = run.progress.step, self._flags.lag
         skipped = any(engine.update_was_skipped() for engine in run.engines.values())
         watched = {} if skipped else {name: report[name] for name in _WATCHED if name in report}
@@ -52,12 +52,12 @@ class Agreement(Callback):
             near_the_end = step + lag >= run.job.schedule.max_steps  # then there is no later step to stop at
             self._read(run, step if near_the_end else step - lag)
         else:  # alone, on a CPU: the numbers are at hand, and this is ten times as fast
-            bad = not all(math.isfinite(number(figure)) for figure in watched.values())
+            bad = not all(math.isfinite(to_float(figure)) for figure in watched.values())
             self._act(run, step, self._signals.received, bad, run.writing(), watched)
         if not run.stopping and not run.finished and self._stop_after is not None and step >= self._stop_after:
             run.stopping = f"schedule.stop_after={self._stop_after} reached"
 
-    def _row(self, run: Run, watched: dict[str, Figure]) -> Tensor:
+    def _row(self, run: Run, watched: dict[str, Metric]) -> Tensor:
         """The signal, whether a save is on the way, and whether each watched figure is bad; without looking at one."""
         row = torch.zeros(2 + len(_WATCHED), device=self._flags.device)
         if self._signals.received:
@@ -68,7 +68,7 @@ class Agreement(Callback):
             figure = watched.get(name, 0.0)
             if isinstance(figure, Tensor) and figure.device == row.device:
                 row[i].copy_(figure.detach().isfinite().logical_not())
-            elif not math.isfinite(number(figure)):
+            elif not math.isfinite(to_float(figure)):
                 row[i].fill_(1.0)
         return row
 
@@ -77,7 +77,7 @@ class Agreement(Callback):
             self._act(run, step, int(received), any(bad), bool(writing), self._watched.pop(step))
 
     def _act(
-        self, run: Run, step: int, received: int, bad: bool, writing: bool, watched: dict[str, Figure]
+        self, run: Run, step: int, received: int, bad: bool, writing: bool, watched: dict[str, Metric]
     ) -> None:  # fmt: skip
         if bad:
             run.diverged = True
@@ -95,8 +95,8 @@ class Agreement(Callback):
         self._signals.restore()
 
 
-def _what(watched: dict[str, Figure], step: int) -> str:
-    values = {name: number(figure) for name, figure in watched.items()}
+def _what(watched: dict[str, Metric], step: int) -> str:
+    values = {name: to_float(figure) for name, figure in watched.items()}
     here = [f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)]
     return (
         f"{here[0] if here else 'loss or grad_norm is not finite on another rank'} at step {step}; resume from the "

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.config.schema import CheckpointSection
 from pretrain.engine import distributed
 from pretrain.engine.checkpoint.folders import point
 from pretrain.engine.checkpoint.layout import step_folder
+from pretrain.engine.durable import describe_write_error
 from pretrain.engine.loop import Run
 from pretrain.engine.run_folder import Best, read_best, write_best
-from pretrain.engine.safe_files import describe_write_error
-from tokenizer.errors import CheckpointError, ConfigError
 
 LINK = "best"
 
@@ -26,7 +26,7 @@ class BestCheckpoint:
     def __init__(self, run: Run) -> None:
         self._section: CheckpointSection = run.job.checkpoint
         self._value = -math.inf
-        with distributed.agreed():
+        with distributed.synchronize_errors():
             record = read_best(run.dir) if self._section.best is not None else None
         if record is None or record.step > run.progress.step:
             return
@@ -55,7 +55,7 @@ class BestCheckpoint:
         value = run.validation[self._section.best]
         self._value = self._signed(value)
         best = Best(metric=self._section.best, mode=self._section.best_mode, value=value, step=run.progress.step)
-        with distributed.agreed():
+        with distributed.synchronize_errors():
             if distributed.rank() == 0:
                 try:
                     point(LINK, step_folder(run.dir, run.progress.step))

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pretrain.base.errors import CheckpointError
 from pretrain.engine import distributed
 from pretrain.engine.callbacks.best import BestCheckpoint, best_checkpoint
 from pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of
 from pretrain.engine.checkpoint.folders import point, remove_checkpoint, remove_leftovers
 from pretrain.engine.loop import Callback, Run
-from pretrain.engine.task import Report
-from tokenizer.errors import CheckpointError
+from pretrain.engine.task import StepMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -36,13 +36,13 @@ class Checkpointer(Callback):
         self._saved = run.progress.step
         run.writing = lambda: self._pending is not None and not self._pending.done()
         self._best = BestCheckpoint(run)
-        with distributed.agreed():
+        with distributed.synchronize_errors():
             if distributed.rank() == 0:
                 for leftover in remove_leftovers(run.dir):
                     logger.warning("removed %s, left by a job that was killed", leftover)
                 _set_aside_later_ones(run.dir, run.progress.step)
 
-    def after_step(self, run: Run, report: Report) -> None:
+    def after_step(self, run: Run, report: StepMetrics) -> None:
         if self._pending is not None and run.all_wrote_at > self._began:
             self._try(run, self._commit)
         every = run.job.checkpoint.every

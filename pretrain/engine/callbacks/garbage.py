@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 from pretrain.engine.loop import Callback, Run
-from pretrain.engine.task import Report
+from pretrain.engine.task import StepMetrics
 
 _EVERY = 200
 
@@ -19,7 +19,7 @@ class GarbageCollector(Callback):
     def on_start(self, run: Run) -> None:
         gc.disable()
 
-    def after_step(self, run: Run, report: Report) -> None:
+    def after_step(self, run: Run, report: StepMetrics) -> None:
         if self._first:
             self._first = False
             gc.collect()

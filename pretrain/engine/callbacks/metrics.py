@@ -10,19 +10,19 @@ from typing import IO, Any
 
 import torch
 
+from pretrain.base.files import open_for_append
 from pretrain.engine import distributed
 from pretrain.engine.loop import Callback, Run
 from pretrain.engine.metrics_file import METRICS, drop_rows_after
-from pretrain.engine.task import Figure, Report, is_logged, number
-from tokenizer.safe_files import open_for_append
+from pretrain.engine.task import Metric, StepMetrics, is_logged, to_float
 
 logger = logging.getLogger(__name__)
 
 
-def global_means(report: Mapping[str, Figure]) -> dict[str, float]:
+def global_means(report: Mapping[str, Metric]) -> dict[str, float]:
     """Mean over ranks of every figure of a report, in one collective (the names are the same on all ranks)."""
     names = sorted(report)
-    values = torch.tensor([number(report[name]) for name in names], dtype=torch.float64)
+    values = torch.tensor([to_float(report[name]) for name in names], dtype=torch.float64)
     if distributed.world_size() > 1:
         values = distributed.all_reduce_sum(values.to(distributed.device())).cpu() / distributed.world_size()
     return dict(zip(names, values.tolist(), strict=True))
@@ -48,11 +48,11 @@ class Metrics(Callback):
 
             self._board = SummaryWriter(run.dir / "tensorboard", purge_step=run.progress.step + 1)
 
-    def after_step(self, run: Run, report: Report) -> None:
+    def after_step(self, run: Run, report: StepMetrics) -> None:
         if is_logged(run.job, run.progress.step):
             self.latest = self.write(run, report)
 
-    def write(self, run: Run, report: Report, split: str | None = None) -> dict[str, float]:
+    def write(self, run: Run, report: StepMetrics, split: str | None = None) -> dict[str, float]:
         """Average a report over the ranks and append it; returns the averaged values (on every rank)."""
         values = global_means(report)
         if self._file is not None:

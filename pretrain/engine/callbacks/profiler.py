@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from pretrain.base.files import write_bytes, write_text
 from pretrain.engine import distributed
 from pretrain.engine.loop import Callback, Run
-from pretrain.engine.task import Report
-from tokenizer.safe_files import write_bytes, write_text
+from pretrain.engine.task import StepMetrics
 
 
 class Profiler(Callback):
@@ -23,7 +23,7 @@ class Profiler(Callback):
     def on_start(self, run: Run) -> None:
         self._maybe_start(run)
 
-    def after_step(self, run: Run, report: Report) -> None:
+    def after_step(self, run: Run, report: StepMetrics) -> None:
         if self._profile is not None:
             self._profile.stop()
             folder = run.dir / "profile"

@@ -15,7 +15,7 @@ from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.callbacks.metrics import Metrics
 from pretrain.engine.loop import Callback, Run
-from pretrain.engine.task import Report, is_logged
+from pretrain.engine.task import StepMetrics, is_logged
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class ProgressDisplay(Callback):
             self._id = self._bar.add_task(run.dir.name, total=total, completed=run.progress.step, values="")
             self._bar.start()
 
-    def after_step(self, run: Run, report: Report) -> None:
+    def after_step(self, run: Run, report: StepMetrics) -> None:
         due = is_logged(run.job, run.progress.step)
         if self._bar is not None:
             self._bar.update(self._id, completed=run.progress.step)

@@ -8,7 +8,7 @@ import torch
 
 from pretrain.engine import distributed
 from pretrain.engine.loop import Callback, Run
-from pretrain.engine.task import Report, is_logged
+from pretrain.engine.task import StepMetrics, is_logged
 
 _PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "V100": 125e12}
 """Dense bf16 (V100: fp16) peak, FLOP/s, from the vendor's data sheets, by a part of the device's name."""
@@ -39,7 +39,7 @@ class Throughput(Callback):
     def before_step(self, run: Run) -> None:
         self._mark = time.perf_counter()
 
-    def after_step(self, run: Run, report: Report) -> None:
+    def after_step(self, run: Run, report: StepMetrics) -> None:
         self._busy += time.perf_counter() - self._mark
         self._steps += 1
         if is_logged(run.job, run.progress.step):

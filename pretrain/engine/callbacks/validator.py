@@ -6,7 +6,7 @@ import torch
 
 from pretrain.engine.callbacks.metrics import Metrics
 from pretrain.engine.loop import Callback, Run
-from pretrain.engine.task import Report
+from pretrain.engine.task import StepMetrics
 
 
 class Validator(Callback):
@@ -15,7 +15,7 @@ class Validator(Callback):
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
-    def after_step(self, run: Run, report: Report) -> None:
+    def after_step(self, run: Run, report: StepMetrics) -> None:
         every = run.job.validate_.every
         if every and run.progress.step % every == 0:
             self._validate(run)

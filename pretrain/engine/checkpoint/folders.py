@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from pretrain.engine.safe_files import sync_folder
+from pretrain.engine.durable import sync_folder
 
 
 def point(name: str, target: Path) -> None:

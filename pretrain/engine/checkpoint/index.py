@@ -15,10 +15,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pretrain.base.errors import CheckpointError
 from pretrain.engine import distributed
+from pretrain.engine.checkpoint.fragments import MOMENTS, WEIGHT
 from pretrain.engine.checkpoint.manifest import Manifest
-from pretrain.engine.fragments import MOMENTS, WEIGHT
-from tokenizer.errors import CheckpointError
 
 _KEY = re.compile(rf"({'|'.join((WEIGHT, *MOMENTS))})/(.+)@(\d{{1,18}})", re.ASCII | re.DOTALL)
 
@@ -101,10 +101,10 @@ def read_index(checkpoint: Path, manifest: Manifest, module: str, parts: tuple[s
 def read_index_together(checkpoint: Path, manifest: Manifest, module: str, parts: tuple[str, ...]) -> Index:
     """`read_index`, each head read by one rank. Collective."""
     mine = _names(manifest, module, parts)[distributed.rank() :: distributed.world_size()]
-    with distributed.agreed():
+    with distributed.synchronize_errors():
         found = [_pieces(checkpoint, name) for name in mine]
     parts_of_all = [part for each in distributed.gather_objects(found) for part in each]
-    with distributed.agreed():
+    with distributed.synchronize_errors():
         return _join(checkpoint, manifest, module, parts_of_all)
 
 

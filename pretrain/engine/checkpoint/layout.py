@@ -22,13 +22,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from pretrain.base.errors import CheckpointError
+from pretrain.base.verification import Recorded, Verifier
 from pretrain.config.load import load_job
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.checkpoint.manifest import CONFIG, MANIFEST, Manifest, read_manifest
 from pretrain.engine.verification import verify_files
-from tokenizer.errors import CheckpointError
-from tokenizer.verification import Recorded, Verifier
 
 _J = TypeVar("_J", bound=Job)
 _STEP = re.compile(r"^step-(\d{8,18})$", re.ASCII)
@@ -103,7 +103,7 @@ def read_job_of_run(run_dir: Path) -> Job:
 def verify(checkpoint: Path) -> Manifest:
     """Compare every file with the manifest and return the manifest.
 
-    What this host has verified before and has not changed since is not read again (`tokenizer.verification`).
+    What this host has verified before and has not changed since is not read again (`pretrain.base.verification`).
 
     Raises:
         CheckpointError: a file is missing, surplus, has another size or another content; the text names it and offers
@@ -116,7 +116,7 @@ def verify(checkpoint: Path) -> Manifest:
 
 def verify_together(checkpoint: Path) -> Manifest:
     """`verify` by all ranks, which divide the files among them. Collective."""
-    with distributed.agreed():
+    with distributed.synchronize_errors():
         manifest = check_listing(checkpoint) if distributed.rank() == 0 else read_manifest(checkpoint)
     verify_files(checkpoint, _recorded(manifest), error=CheckpointError, hint=_offer(checkpoint))
     return manifest

@@ -15,11 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from pretrain.base.errors import CheckpointError
 from pretrain.engine import distributed
-from pretrain.engine.checkpoint.index import Index, read_index, read_index_together
-from pretrain.engine.checkpoint.manifest import EngineState, Manifest, ModuleRecord, read_manifest
-from pretrain.engine.engines import Engine
-from pretrain.engine.fragments import (
+from pretrain.engine.checkpoint.fragments import (
     WEIGHT,
     create_moments,
     fragments,
@@ -28,7 +26,9 @@ from pretrain.engine.fragments import (
     set_optimizer_step_count,
     trainable,
 )
-from tokenizer.errors import CheckpointError
+from pretrain.engine.checkpoint.index import Index, read_index, read_index_together
+from pretrain.engine.checkpoint.manifest import EngineState, Manifest, ModuleRecord, read_manifest
+from pretrain.engine.engines.deepspeed import Engine
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -91,7 +91,7 @@ def restored(checkpoint: Path, name: str, build: Callable[[], M]) -> M:
 
 def restore_weights_together(checkpoint: Path, name: str, module: nn.Module) -> None:
     """`restore_weights` on all ranks, read by rank 0. Collective."""
-    with distributed.agreed(patient=True):
+    with distributed.synchronize_errors(patient=True):
         check_architecture(checkpoint, name, module)
         if distributed.rank() == 0:
             restore_weights(checkpoint, name, module)
@@ -131,7 +131,7 @@ def restore_engine(checkpoint: Path, engine: Engine, state: EngineState) -> None
     assert shapes == manifest.modules[engine.name].shapes, "restore_weights has checked the architecture"
     index = read_index_together(checkpoint, manifest, engine.name, ("weights", "optimizer"))
     same_everywhere = engine.zero_stage == 0
-    with distributed.agreed(patient=True):  # files of many gigabytes, at different speeds
+    with distributed.synchronize_errors(patient=True):  # files of many gigabytes, at different speeds
         if state.has_moments:
             create_moments(engine)
         if distributed.rank() == 0 or not same_everywhere:

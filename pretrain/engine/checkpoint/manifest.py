@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, FiniteFloat, model_validator
 
-from pretrain.engine.records import Count, Record, parse
-from tokenizer.errors import CheckpointError
-from tokenizer.safe_files import read_json
+from pretrain.base.errors import CheckpointError
+from pretrain.base.files import read_json
+from pretrain.base.records import Count, Record, parse
 
 MANIFEST = "manifest.json"
 STATE = "state.json"

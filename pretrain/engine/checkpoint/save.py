@@ -22,13 +22,13 @@ import yaml
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from pretrain.base.errors import CheckpointError
+from pretrain.base.files import public_mode, write_json, write_text
+from pretrain.base.text_files import sha256
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.checkpoint.folders import point
-from pretrain.engine.checkpoint.layout import step_folder
-from pretrain.engine.checkpoint.manifest import CONFIG, FORMAT_VERSION, MANIFEST, STATE
-from pretrain.engine.engines import Engine
-from pretrain.engine.fragments import (
+from pretrain.engine.checkpoint.fragments import (
     WEIGHT,
     fragments,
     global_shape,
@@ -36,12 +36,12 @@ from pretrain.engine.fragments import (
     optimizer_step_count,
     trainable,
 )
+from pretrain.engine.checkpoint.layout import step_folder
+from pretrain.engine.checkpoint.manifest import CONFIG, FORMAT_VERSION, MANIFEST, STATE
+from pretrain.engine.durable import describe_write_error, sync_file, sync_folder, write_tensors
+from pretrain.engine.engines.deepspeed import Engine
 from pretrain.engine.provenance import provenance
-from pretrain.engine.safe_files import describe_write_error, sync_file, sync_folder, write_tensors
 from pretrain.engine.task import Progress, Task
-from tokenizer.errors import CheckpointError
-from tokenizer.files import sha256
-from tokenizer.safe_files import public_mode, write_json, write_text
 
 _Tensors = dict[str, dict[str, Tensor]]
 
@@ -112,11 +112,11 @@ class PendingSave:
         if self._thread is not None:
             self._thread.join()
         try:
-            with distributed.agreed(patient=True):  # a rank may write for longer than a collective may wait
+            with distributed.synchronize_errors(patient=True):  # a rank may write for longer than a collective may wait
                 if self._error is not None:
                     raise self._error
             hashed = distributed.gather_objects(self._hashed)
-            with distributed.agreed():
+            with distributed.synchronize_errors():
                 if distributed.rank() == 0:
                     self._finish({name: record for each in hashed for name, record in each.items()})
         except Exception:
@@ -174,13 +174,13 @@ def begin_save(
             "loss_scale": loss_scale_state(engine),
         }
     save = PendingSave(target, files, {"progress": progress.to_json(), "engines": engine_state}, manifest)
-    with distributed.agreed():
+    with distributed.synchronize_errors():
         if distributed.rank() == 0:
             save.ready += _prepare_folder(save.temporary, job, task)
     try:
-        with distributed.agreed():  # before the task writes, which may hold collectives
+        with distributed.synchronize_errors():  # before the task writes, which may hold collectives
             _make_own_folder(save)
-        with distributed.agreed():
+        with distributed.synchronize_errors():
             save._metadata["task"] = _save_task(task, save)
     except Exception:
         if distributed.rank() == 0:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pretrain.base.errors import DataError
 from pretrain.config.load import flatten, load_job
-from pretrain.engine.report.document import Section, Table
-from pretrain.engine.report.runs import RunRecord, read_run
-from pretrain.engine.report.sweeps import Configuration, Sweep
-from pretrain.latent.kept import EVALUATION
+from pretrain.latent.artifacts import EVALUATION
 from pretrain.latent.report.plots import bounds_figure, dropout_figure, scatter_figures, shown_steps, training_figure
 from pretrain.latent.report.rows import cluster_label, is_clusters, is_latent, text_rows
 from pretrain.latent.report.tables import BOUNDS, CODES, code_table, generated_table, likelihood_table
-from tokenizer.errors import DataError
+from pretrain.report.document import Section, Table
+from pretrain.report.runs import RunRecord, read_run
+from pretrain.report.sweeps import Configuration, Sweep
 
 _CLUSTER_FIGURES = ("purity", "purity_cosine", "silhouette", "probe", "accuracy", "loss")
 

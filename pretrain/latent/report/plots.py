@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from matplotlib.lines import Line2D
 
-from pretrain.engine.report.document import Figure
-from pretrain.engine.report.plots import Theme, canvas, colour, count_steps, dress, png
-from pretrain.engine.report.runs import RunRecord
-from pretrain.latent.kept import CODES
+from pretrain.latent.artifacts import CODES
 from pretrain.latent.report.rows import Row, cluster_label
+from pretrain.report.document import Figure
+from pretrain.report.plots import Theme, canvas, colour, count_steps, dress, png
+from pretrain.report.runs import RunRecord
 
 STEPS = (5_000, 15_000, 30_000, 80_000)
 """Of the paper's scatter plots."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrain.engine.report.runs import RunRecord
-from pretrain.latent.kept import EVALUATION, GENERATED_TEXT
+from pretrain.base.errors import DataError
+from pretrain.base.files import read_json
+from pretrain.latent.artifacts import EVALUATION, GENERATED_TEXT
 from pretrain.latent.report.published import PUBLISHED, SENTENCES
-from tokenizer.errors import DataError
-from tokenizer.safe_files import read_json
+from pretrain.report.runs import RunRecord
 
 
 @dataclass(frozen=True)

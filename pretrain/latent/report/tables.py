@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pretrain.engine.report.document import Table
 from pretrain.latent.report.published import GENERATED
 from pretrain.latent.report.rows import Row
+from pretrain.report.document import Table
 
 BOUNDS = (
     "-ELBO and PPL 'dual' are the paper's columns: reconstruction plus the Fenchel dual of the KL. The dual is a lower "

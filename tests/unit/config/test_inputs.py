@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.base.errors import CheckpointError, ConfigError, DataError, UserError
+from pretrain.base.verification import Verifier
 from pretrain.config import load_job
 from pretrain.data.files import FileCorpus
 from pretrain.data.shard_writer import Options, write_shards
 from tests.language import write_corpus
 from tokenizer.encode import load_tokenizer
-from tokenizer.errors import CheckpointError, ConfigError, DataError, UserError
 from tokenizer.train import train
-from tokenizer.verification import Verifier
 
 LARGE = ["capt_large", "capt_base", "mlm_small"]
 

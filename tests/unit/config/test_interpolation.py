@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from pretrain.base.errors import ConfigError
 from pretrain.config import load_mapping
 from pretrain.config.interpolation import interpolate
-from tokenizer.errors import ConfigError
 
 JOB = {"run": {"dir": "runs/x", "seed": 3}, "files": ["a", "b"], "alias": "${run}"}
 

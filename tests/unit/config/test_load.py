@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pretrain.base.errors import ConfigError
 from pretrain.config import load_job, load_mapping, resolve_path
 from pretrain.language.config import LanguageJob
-from tokenizer.errors import ConfigError
 
 
 def _write(folder: Path, name: str, text: str) -> Path:

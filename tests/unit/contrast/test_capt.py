@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from pretrain.base.errors import ConfigError
 from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
 from pretrain.contrast.info_nce import _check_options
 from pretrain.contrast.temperature import Learned
 from tests.unit.contrast.support import TEMPERATURES, Problem, clustered, near, relative, unit
-from tokenizer.errors import ConfigError
 
 N, D, K = 5, 123, 507
 

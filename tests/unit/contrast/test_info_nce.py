@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from pretrain.base.errors import ConfigError
 from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss, info_nce
 from pretrain.contrast.info_nce import _check_rows
 from pretrain.contrast.reference import info_nce_dense
 from tests.unit.contrast.support import relative, unit
-from tokenizer.errors import ConfigError
 
 N, D, TAU = 6, 17, 0.1
 

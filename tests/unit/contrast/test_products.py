@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from pretrain.base.errors import ConfigError
 from pretrain.contrast import ShardedQueue, capt_loss
 from pretrain.contrast.kernels.products import ERROR, Precision, Products, multiply
 from tests.unit.contrast.support import Problem, clustered, near, relative, unit
-from tokenizer.errors import ConfigError
 
 HERE: tuple[Precision, ...] = ("bf16x6", "bf16x3", "bf16")
 """Those that a CPU has; tests/gpu measures tf32."""

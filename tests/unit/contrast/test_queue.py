@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.contrast import ShardedQueue, shards
 from pretrain.contrast.queue import NO_ID
 from pretrain.engine import distributed
 from tests.unit.contrast.support import unit
-from tokenizer.errors import CheckpointError, ConfigError
 
 MakeRanks = Callable[..., list[ShardedQueue]]
 

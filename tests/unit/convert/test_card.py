@@ -5,10 +5,10 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
+from pretrain.base.errors import ConfigError
 from pretrain.convert.about import About
 from pretrain.convert.card import final_metrics, model_card
 from pretrain.language.evaluations import Section
-from tokenizer.errors import ConfigError
 
 JOB = {
     "data": {"source": "files", "files": ["/home/someone/secret/books.txt"], "sequence_length": 128},

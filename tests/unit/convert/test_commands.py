@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pretrain.base.errors import UserError
 from pretrain.config.load import load_job
 from pretrain.convert.commands import convert
 from pretrain.convert.huggingface import export_hf
 from pretrain.language.restore import load_model
 from tests.unit.convert.models import CARD, config, model, tokenizer
-from tokenizer.errors import UserError
 
 
 @pytest.fixture(scope="module")

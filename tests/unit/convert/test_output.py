@@ -4,8 +4,8 @@ import stat
 
 import pytest
 
+from pretrain.base.errors import CheckpointError
 from pretrain.convert.output import new_folder
-from tokenizer.errors import CheckpointError
 
 
 def names(folder):

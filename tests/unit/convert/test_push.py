@@ -12,9 +12,9 @@ from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
 
 from launcher.cli import main
+from pretrain.base.errors import ConfigError
 from pretrain.convert.push import check_push, push
 from tests.unit.convert.models import config, model, tokenizer
-from tokenizer.errors import ConfigError
 
 TOKEN = "hf_CANARYCANARYCANARY"
 

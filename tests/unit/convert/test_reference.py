@@ -1,10 +1,10 @@
 import pytest
 import torch
 
+from pretrain.base.errors import CheckpointError
 from pretrain.convert.reference import embed, pool, probe_batches, require_close, tokenize
 from pretrain.models.build import build_model
 from tests.unit.convert.models import config, model, tokenizer
-from tokenizer.errors import CheckpointError
 
 
 def test_the_same_weights_make_the_same_model():

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from pretrain.base.cache import default_cache
 from pretrain.data.config import CorruptionConfig, DataConfig
-from tokenizer.files import default_cache
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from pretrain.base.errors import ConfigError
+from pretrain.base.randomness import generator_for
 from pretrain.data import config as module
 from pretrain.data.config import CorruptionConfig
 from pretrain.data.corruption import IGNORE, Corrupted, Corruptor, MaskSpans, Replace, Vocabulary, find_corruption
-from pretrain.data.randomness import generator_for
-from tokenizer.errors import ConfigError
 
 VOCABULARY = Vocabulary(size=1000, mask=4, special_ids=(0, 1, 2, 3, 4))
 ALL = ["mask_tokens", "mask_spans", "shuffle", "replace", "mask_tokens+shuffle", "shuffle+mask_spans+replace"]

@@ -11,9 +11,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from pretrain.base.errors import DataError
 from pretrain.data.corpus import documents
 from pretrain.data.files import FileCorpus, resolve
-from tokenizer.errors import DataError
 
 DOCUMENTS = ["One paragraph.\nAnöther, with an ümlaut.", "Second document."]
 TEXT = "\n\n".join(DOCUMENTS) + "\n"

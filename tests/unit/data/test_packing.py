@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pretrain.base.errors import ConfigError
+from pretrain.base.verification import Verifier
 from pretrain.data.packing import PackedDataset
 from pretrain.data.shard_writer import write_shards
 from pretrain.data.summary import summarize
 from tests.unit.data.doubles import ByteTokenizer, ListCorpus
-from tokenizer.errors import ConfigError
-from tokenizer.verification import Verifier
 
 BOS, PAD, EOS = 0, 1, 2
 

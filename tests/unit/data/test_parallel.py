@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from pretrain.base.errors import DataError
 from pretrain.data.parallel import ordered_map
-from tokenizer.errors import DataError
 
 
 def slow_square(x: int) -> tuple[int, int]:

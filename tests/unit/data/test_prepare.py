@@ -9,13 +9,13 @@ import datasets
 import numpy as np
 import pytest
 
+from pretrain.base.errors import DataError
 from pretrain.data import docstrings
 from pretrain.data.config import DataConfig
 from pretrain.data.packing import PackedDataset
 from pretrain.data.prepare import cache_key, open_corpus, prepare, prepare_folder, tokenizer_corpus
 from pretrain.data.shards import ShardSet
 from tests.unit.data.doubles import ByteTokenizer
-from tokenizer.errors import DataError
 
 TEXT = "\n\n".join(f"Document {i} has a line.\nAnd it has another line." for i in range(400))
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pretrain.base.errors import ConfigError
 from pretrain.data.sampler import Sampler, micro_batches, permute
-from tokenizer.errors import ConfigError
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 64, 65, 1000, 4096, 4097])

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from pretrain import __main__ as entry
+from pretrain.base.errors import DataError, UserError
 from pretrain.engine import distributed
 from pretrain.engine.callbacks.agreement import TrainingDivergedError
-from tokenizer.errors import DataError, UserError
 
 
 def _agreed_error(error: Exception) -> Exception:
-    with pytest.raises(UserError) as caught, distributed.agreed():
+    with pytest.raises(UserError) as caught, distributed.synchronize_errors():
         raise error
     return caught.value
 

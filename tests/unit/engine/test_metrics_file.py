@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.base.errors import DataError
 from pretrain.engine import metrics_file
 from pretrain.engine.metrics_file import Row, drop_rows_after, parse_row, read_metrics
-from tokenizer.errors import DataError
 
 
 def test_rows_are_typed_and_null_is_not_finite(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from pretrain.base.errors import ConfigError
 from pretrain.config import load_job
-from pretrain.engine import optimizers
-from pretrain.engine.optimizers import FusedUpdate, Lamb, apex_available, build_optimizer, parameter_groups
+from pretrain.engine.optim import build as optimizers
+from pretrain.engine.optim.build import FusedUpdate, Lamb, apex_available, build_optimizer, parameter_groups
 from pretrain.engine.schedule import learning_rate
-from tokenizer.errors import ConfigError
 
 
 def _lamb_literally(w: list[float], gradients: list[list[float]], lr: float, decay: float) -> list[float]:

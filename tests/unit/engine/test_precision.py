@@ -11,8 +11,8 @@ import torch
 
 from launcher.plan import Options
 from launcher.start import begin
+from pretrain.base.errors import ConfigError
 from pretrain.engine.precision import check_precision
-from tokenizer.errors import ConfigError
 
 
 class _Device:

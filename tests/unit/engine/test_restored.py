@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
+from pretrain.base.errors import CheckpointError
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.checkpoint import restored
 from pretrain.engine.checkpoint.save import write_weights_only
-from pretrain.tasks import TASKS
+from pretrain.registry import TASKS
 from tests.toy.task import ToyModel
-from tokenizer.errors import CheckpointError
 
 TASKS["toy"] = "tests.toy"
 

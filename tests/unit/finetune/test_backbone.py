@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from finetune.backbone import load_backbone
 from finetune.encoders import RobertaSentences
+from pretrain.base.errors import CheckpointError
 from tests.finetune import drop_key, write_encoder
-from tokenizer.errors import CheckpointError
 
 OURS = ("RobertaForMaskedLM", "RobertaForSequenceClassification", "RobertaModel", "XLMRobertaForMaskedLM")
 THEIRS: dict[str, dict[str, Any]] = {

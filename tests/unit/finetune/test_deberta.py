@@ -16,9 +16,9 @@ from transformers import AutoModel, DebertaV2Config, DebertaV2Model
 
 from finetune.backbone import load_backbone
 from finetune.encoding import encode
+from pretrain.base.errors import CheckpointError, DataError
 from tests.finetune import sentence
 from tokenizer.encode import load_tokenizer
-from tokenizer.errors import CheckpointError, DataError
 
 _V3 = {
     "model_type": "deberta-v2", "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,

@@ -12,7 +12,7 @@ import pytest
 
 from finetune.glue.files import read_split
 from finetune.glue.tasks import GLUE, GlueTask, glue_task
-from tokenizer.errors import ConfigError, DataError
+from pretrain.base.errors import ConfigError, DataError
 
 HEADERS = {
     ("cola", "test"): "index\tsentence",

@@ -11,9 +11,9 @@ import pytest
 
 from finetune.glue.config import GlueJob
 from finetune.glue.tasks import GLUE
+from pretrain.base.errors import ConfigError
 from pretrain.config.load import job_from_mapping, load_job
 from tests.finetune import glue_mapping
-from tokenizer.errors import ConfigError
 
 HERE = ["data.path=glue", "model.init=encoder"]
 

@@ -11,8 +11,8 @@ import pytest
 from finetune.glue.files import read_split
 from finetune.glue.hub import read_hub
 from finetune.glue.tasks import GLUE
+from pretrain.base.errors import ConfigError, DataError
 from tests.unit.finetune.test_files import write
-from tokenizer.errors import ConfigError, DataError
 
 
 def save(folder: Path, task: str, names: list[str] | None = None, **splits: dict[str, list[object]]) -> str:

@@ -13,7 +13,7 @@ from sklearn import metrics as sk
 
 from finetune.glue.report import PUBLISHED_DEV, PUBLISHED_TEST
 from finetune.metrics import CAPT_TASKS, METRICS, capt_average, constant, degenerate, leaderboard_average, measure
-from tokenizer.errors import ConfigError
+from pretrain.base.errors import ConfigError
 
 PREDICTED = np.array([1, 0, 1, 1, 0, 1, 0, 0, 1, 1])
 TRUE = np.array([1, 0, 0, 1, 0, 1, 1, 0, 1, 1])
@@ -117,6 +117,6 @@ def test_the_leaderboards_average_averages_a_tasks_metrics_first() -> None:
 
 
 def test_every_metric_has_a_name_that_says_higher_is_better() -> None:
-    from pretrain.engine.report.compare import direction
+    from pretrain.report.compare import direction
 
     assert [direction(name) for name in METRICS] == [1] * len(METRICS)

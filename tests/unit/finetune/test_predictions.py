@@ -21,10 +21,10 @@ from finetune.glue.submission import OUTPUTS, check_submission
 from finetune.glue.tasks import GLUE
 from finetune.metrics import CAPT_TASKS
 from launcher.commands.glue import register
-from pretrain.engine.report.sweeps import read_sweep
+from pretrain.base.errors import CheckpointError, DataError
+from pretrain.report.sweeps import read_sweep
 from tests.sweep_folders import add_trial, write_sweep
 from tests.unit.finetune.test_files import HEADERS
-from tokenizer.errors import CheckpointError, DataError
 
 
 def write_test_files(folder: Path) -> Path:

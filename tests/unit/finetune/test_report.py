@@ -11,8 +11,8 @@ import pytest
 from finetune.glue.report import PUBLISHED_DEV, measured, sections
 from finetune.glue.tasks import GLUE
 from finetune.metrics import CAPT_TASKS
-from pretrain.engine.report import report
-from pretrain.engine.report.sweeps import read_sweep
+from pretrain.report import report
+from pretrain.report.sweeps import read_sweep
 from tests.sweep_folders import add_trial, write_sweep
 
 SEEDS = [1, 2, 3]

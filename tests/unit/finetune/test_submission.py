@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from finetune.glue.submission import OUTPUTS, check_submission, majority_wnli, write_submission
 from launcher.commands.glue import register
-from tokenizer.errors import DataError
+from pretrain.base.errors import DataError
 
 LINES = {
     "AX": 1105,

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from pretrain.base.errors import DataError
 from pretrain.config.load import job_from_mapping
 from pretrain.data.corruption import IGNORE
 from pretrain.engine import interruption
@@ -22,7 +23,6 @@ from pretrain.language.config import LoaderSection
 from pretrain.language.loading import training_batches
 from pretrain.language.prepare import Prepared, prepare
 from tests.language import language_mapping
-from tokenizer.errors import DataError
 
 
 @pytest.fixture(scope="module")

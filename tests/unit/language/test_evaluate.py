@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from pretrain.base.errors import CheckpointError, ConfigError, DataError
 from pretrain.config.load import job_from_mapping
 from pretrain.data.config import CorruptionConfig
 from pretrain.data.corruption import Corruptor
@@ -32,7 +33,6 @@ from pretrain.language.sts import score
 from pretrain.language.sts_files import find_sets
 from tests.support import run_ranks
 from tokenizer.encode import load_tokenizer
-from tokenizer.errors import CheckpointError, ConfigError, DataError
 from tokenizer.train import train
 
 LENGTH = 24

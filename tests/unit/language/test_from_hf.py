@@ -11,12 +11,12 @@ from safetensors.torch import save_file
 from transformers import RobertaConfig as HfConfig
 from transformers import RobertaForMaskedLM
 
+from pretrain.base.errors import CheckpointError
 from pretrain.language.evaluate import evaluate
 from pretrain.language.from_hf import is_hf, load_hf
 from pretrain.language.representations import Representations
 from pretrain.models.hf_map import HEAD_FILE
 from tests.unit.language.test_evaluate import sentences
-from tokenizer.errors import CheckpointError
 from tokenizer.train import train
 
 HIDDEN = 32

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pretrain.base.errors import DataError
 from pretrain.contrast import capt_loss
 from pretrain.contrast.reference import capt_loss_by_terms
 from pretrain.language import metrics
@@ -24,7 +25,6 @@ from pretrain.language.metrics import (
     uniformity,
 )
 from tests.support import run_ranks
-from tokenizer.errors import DataError
 
 N, D = 23, 7
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.base.errors import CheckpointError
 from pretrain.config.load import job_from_mapping
 from pretrain.language.task import LanguageTask
 from tests.language import language_mapping, write_corpus
-from tokenizer.errors import CheckpointError
 
 
 def test_changed_text_is_refused_unless_allowed(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from scipy.stats import rankdata
 
+from pretrain.base.errors import DataError
 from pretrain.language.sts import encode, score
 from pretrain.language.sts_files import SUBSETS, Pairs, find_sets
-from tokenizer.errors import DataError
 
 ROWS = [
     ("A man is  dancing .", "A man dances .", 5.0),

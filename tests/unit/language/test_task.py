@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.task import Progress
 from pretrain.language.task import LanguageTask
 from tests.language import language_mapping
-from tokenizer.errors import CheckpointError, ConfigError
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has TF32")

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.latent.arpa import read_arpa, write_arpa
-from pretrain.latent.kneser_ney import FALLBACK, estimate
-from tokenizer.errors import DataError
+from pretrain.base.errors import DataError
+from pretrain.latent.ngram.arpa import read_arpa, write_arpa
+from pretrain.latent.ngram.kneser_ney import FALLBACK, estimate
 
 LMPLZ = Path(__file__).parent / "lmplz"
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.latent.batches import Batches
-from pretrain.latent.corpus import Sentences
-from pretrain.latent.noise import StepNoise
+from pretrain.latent.data.batches import Batches
+from pretrain.latent.data.corpus import Sentences
+from pretrain.latent.data.noise import StepNoise
 
 
 def _sentences(count: int = 61) -> Sentences:

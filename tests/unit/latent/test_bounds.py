@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.latent import bounds
-from pretrain.latent.bounds import Normal
 from pretrain.latent.config import ModelSection
-from pretrain.latent.posterior import build_head
+from pretrain.latent.evaluation import bounds
+from pretrain.latent.evaluation.bounds import Normal
+from pretrain.latent.models.posterior import build_head
 
 DRAWS = 40_000
 

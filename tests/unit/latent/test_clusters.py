@@ -10,11 +10,11 @@ import torch
 from torch.nn import functional as F
 
 from pretrain.config.load import load_job
-from pretrain.latent.cluster_measure import POINTS, cluster_figures, codes, purity, separation
-from pretrain.latent.clusters import ClusterDecoder, ClusterEncoder, cluster_batches
 from pretrain.latent.config import LatentJob
-from pretrain.latent.inputs import Drawn, drawn_ahead
-from pretrain.latent.modules import build
+from pretrain.latent.data.inputs import Drawn, drawn_ahead
+from pretrain.latent.evaluation.clusters import POINTS, cluster_figures, codes, purity, separation
+from pretrain.latent.models.build import build
+from pretrain.latent.models.clusters import ClusterDecoder, ClusterEncoder, cluster_batches
 from tests.latent import PTB
 
 

@@ -10,19 +10,19 @@ from unittest import mock
 import pytest
 import torch
 
+from pretrain.base.errors import ConfigError
 from pretrain.config.load import load_job
 from pretrain.engine import distributed
-from pretrain.engine.engines import build_engines
+from pretrain.engine.engines.deepspeed import build_engines
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
-from pretrain.latent.compiled import CompiledUpdate
 from pretrain.latent.config import LatentJob
-from pretrain.latent.inputs import Inputs
-from pretrain.latent.steps import Updates
+from pretrain.latent.data.inputs import Inputs
 from pretrain.latent.task import LatentTask
+from pretrain.latent.training.compiled import CompiledUpdate
+from pretrain.latent.training.steps import Updates
 from tests.latent import PTB, plain
 from tests.support import run_ranks
-from tokenizer.errors import ConfigError
 
 compile_ = torch.compile
 SMALL = ("model.hidden=8", "critic.hidden=8", "critic.updates=2")  # each update is traced

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.base.errors import ConfigError
 from pretrain.config.load import load_job
 from pretrain.latent.config import LatentJob, ObjectiveSection
-from pretrain.latent.schedule import beta
+from pretrain.latent.training.schedule import beta
 from tests.latent import PRESETS, PTB
-from tokenizer.errors import ConfigError
 
 CLUSTERS = PTB.parent
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.latent.bounds import perplexity
+from pretrain.base.errors import DataError
 from pretrain.latent.config import DataSection
-from pretrain.latent.corpus import Sentences, build_vocabulary, file_of, load_sentences
-from pretrain.latent.vocabulary import END, START, UNK, Vocabulary
-from tokenizer.errors import DataError
+from pretrain.latent.data.corpus import Sentences, build_vocabulary, file_of, load_sentences
+from pretrain.latent.data.vocabulary import END, START, UNK, Vocabulary
+from pretrain.latent.evaluation.bounds import perplexity
 
 
 def _data(folder: Path, **more: object) -> DataSection:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pretrain.latent.config import CriticSection
-from pretrain.latent.critic_loss import CriticLoss, squared_difference, squared_slopes
-from pretrain.latent.critics import Critics, Values, frozen, rows_of
+from pretrain.latent.models.critics import Critics, Values, frozen, rows_of
+from pretrain.latent.objectives.critic import CriticLoss, squared_difference, squared_slopes
 
 N = 6
 

@@ -11,16 +11,16 @@ from typer.testing import CliRunner
 
 from launcher.cli import app as capt
 from launcher.commands.latent import app
+from pretrain.base.errors import CheckpointError, ConfigError, DataError
 from pretrain.engine.quiet import quiet_libraries
-from pretrain.engine.report import report
 from pretrain.engine.run import run_job
 from pretrain.latent.evaluate import as_text, evaluate
-from pretrain.latent.generate import interpolate, reconstruct, sample
-from pretrain.latent.generated import generated_perplexities
+from pretrain.latent.evaluation.generate import interpolate, reconstruct, sample
+from pretrain.latent.evaluation.generated import generated_perplexities
 from pretrain.latent.restore import load_model
+from pretrain.report import report
 from tests.latent import small_job, write_text
 from tests.support import run_ranks
-from tokenizer.errors import CheckpointError, ConfigError, DataError
 
 
 def _run(preset: str, folder: Path, run_dir: Path, *more: str) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.latent.forward_reverse import (
+from pretrain.base.errors import ConfigError, DataError
+from pretrain.latent.evaluation.forward_reverse import (
     LONGEST,
     SAMPLES,
     Estimator,
@@ -17,10 +18,9 @@ from pretrain.latent.forward_reverse import (
     forward_perplexity,
     reverse_perplexity,
 )
-from pretrain.latent.kenlm import find_programs
-from pretrain.latent.kneser_ney import FALLBACK, estimate
-from pretrain.latent.word_scores import Text, WordScores
-from tokenizer.errors import ConfigError, DataError
+from pretrain.latent.evaluation.word_scores import Text, WordScores
+from pretrain.latent.ngram.kenlm import find_programs
+from pretrain.latent.ngram.kneser_ney import FALLBACK, estimate
 
 TRAIN = [line.split() for line in (Path(__file__).parent / "lmplz" / "text.txt").read_text().splitlines()]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.latent import kenlm, kneser_ney
-from pretrain.latent.arpa import read_arpa
-from pretrain.latent.kenlm import KenLM, Programs, find_programs
-from pretrain.latent.kneser_ney import FALLBACK
-from pretrain.latent.ngram import NGramModel
-from pretrain.latent.word_scores import Text
-from tokenizer.errors import ConfigError, DataError
+from pretrain.base.errors import ConfigError, DataError
+from pretrain.latent.evaluation.word_scores import Text
+from pretrain.latent.ngram import kenlm, kneser_ney
+from pretrain.latent.ngram.arpa import read_arpa
+from pretrain.latent.ngram.kenlm import KenLM, Programs, find_programs
+from pretrain.latent.ngram.kneser_ney import FALLBACK
+from pretrain.latent.ngram.model import NGramModel
 
 LMPLZ = Path(__file__).parent / "lmplz"
 

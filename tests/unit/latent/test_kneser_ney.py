@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.latent.arpa import read_arpa
-from pretrain.latent.kneser_ney import FALLBACK, discounts, estimate
-from pretrain.latent.ngram import END, SPECIAL, START, NGramModel
-from tokenizer.errors import ConfigError, DataError
+from pretrain.base.errors import ConfigError, DataError
+from pretrain.latent.ngram.arpa import read_arpa
+from pretrain.latent.ngram.kneser_ney import FALLBACK, discounts, estimate
+from pretrain.latent.ngram.model import END, SPECIAL, START, NGramModel
 
 LMPLZ = Path(__file__).parent / "lmplz"
 TINY = [["a", "b"], ["a", "c"]]

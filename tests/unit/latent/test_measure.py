@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.latent import measure as module
-from pretrain.latent.batches import Batch, Batches
-from pretrain.latent.bounds import standard_log_prob
 from pretrain.latent.config import LatentJob
-from pretrain.latent.corpus import Sentences, build_vocabulary, load_sentences
-from pretrain.latent.measure import Modules, measure
-from pretrain.latent.modules import build
-from pretrain.latent.noise import StepNoise
+from pretrain.latent.data.batches import Batch, Batches
+from pretrain.latent.data.corpus import Sentences, build_vocabulary, load_sentences
+from pretrain.latent.data.noise import StepNoise
+from pretrain.latent.evaluation import measure as module
+from pretrain.latent.evaluation.bounds import standard_log_prob
+from pretrain.latent.evaluation.measure import Modules, measure
+from pretrain.latent.models.build import build
 from tests.latent import small_job, write_text
 
 S, K = 4, 6

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pretrain.latent.critics import frozen
-from pretrain.latent.mlp import LeakyMLP
+from pretrain.latent.models.critics import frozen
+from pretrain.latent.models.mlp import LeakyMLP
 
 WIDTHS = (5, 7, 6, 2)
 

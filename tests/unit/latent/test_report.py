@@ -10,11 +10,11 @@ import pytest
 
 from pretrain.config import flatten
 from pretrain.config.load import load_job
-from pretrain.engine.report import report
-from pretrain.engine.report.runs import read_run
 from pretrain.latent.report.plots import shown_steps
 from pretrain.latent.report.published import GENERATED, PUBLISHED
 from pretrain.latent.report.rows import cluster_label, dataset_of, row_name, text_rows, variant_of
+from pretrain.report import report
+from pretrain.report.runs import read_run
 from tests.latent import PTB
 
 ROWS = {

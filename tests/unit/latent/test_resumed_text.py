@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.base.errors import CheckpointError
 from pretrain.latent.task import LatentTask
 from tests.latent import small_job, write_text
-from tokenizer.errors import CheckpointError
 
 
 def test_changed_sentences_are_refused_unless_allowed(tmp_path: Path) -> None:

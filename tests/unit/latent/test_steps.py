@@ -12,19 +12,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pretrain.engine import distributed
-from pretrain.engine.engines import Engine, build_engines
+from pretrain.engine.engines.deepspeed import Engine, build_engines
 from pretrain.engine.quiet import quiet_libraries
-from pretrain.engine.task import number
-from pretrain.latent.batches import Batch
-from pretrain.latent.bounds import Normal
+from pretrain.engine.task import to_float
 from pretrain.latent.config import LatentJob
-from pretrain.latent.inputs import drawn, inputs_of
-from pretrain.latent.modules import build
-from pretrain.latent.noise import StepNoise
-from pretrain.latent.steps import train_step
-from pretrain.latent.swap import swapped
-from pretrain.latent.text import TextDecoder
-from pretrain.latent.vocabulary import END, START
+from pretrain.latent.data.batches import Batch
+from pretrain.latent.data.inputs import drawn, inputs_of
+from pretrain.latent.data.noise import StepNoise
+from pretrain.latent.data.swap import swapped
+from pretrain.latent.data.vocabulary import END, START
+from pretrain.latent.evaluation.bounds import Normal
+from pretrain.latent.models.build import build
+from pretrain.latent.models.text import TextDecoder
+from pretrain.latent.training.steps import train_step
 from tests.latent import small_job
 from tests.support import run_ranks
 
@@ -73,7 +73,7 @@ def _both(preset: str, more: tuple[str, ...], folder: Path) -> dict[str, Any]:
     draws = noise()
     report = train_step(job, engines, inputs_of(job, batch, draws), BETA, draws)
     pairs = {f"{part}.{name}": (ours[part][name], theirs[part, name].numpy()) for part, name in parameters}
-    return {"pairs": pairs, "loss": number(report["loss"]), "reference": float(loss.detach())}
+    return {"pairs": pairs, "loss": to_float(report["loss"]), "reference": float(loss.detach())}
 
 
 def _loss(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tensor:
@@ -178,7 +178,7 @@ def _in_bf16(folder: Path) -> list[float]:
         report = train_step(job, engines, drawn(job, batch, ("step", 0), torch.device("cpu")).inputs, BETA)
         encoded = engines["encoder"](batch.tokens, torch.zeros(N, 4), None)
         assert encoded.z.dtype == encoded.h.dtype == encoded.density.mean.dtype == torch.float32
-        losses.append(number(report["loss"]))
+        losses.append(to_float(report["loss"]))
     return losses
 
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pretrain.latent import text
 from pretrain.latent.config import ModelSection
-from pretrain.latent.critics import frozen
-from pretrain.latent.measure import log_likelihoods
-from pretrain.latent.text import TextDecoder, TextEncoder
-from pretrain.latent.vocabulary import END, PAD, START
+from pretrain.latent.data.vocabulary import END, PAD, START
+from pretrain.latent.evaluation.measure import log_likelihoods
+from pretrain.latent.models import text
+from pretrain.latent.models.critics import frozen
+from pretrain.latent.models.text import TextDecoder, TextEncoder
 
 WORDS = 23
 SECTION = ModelSection(embedding=6, hidden=7, latent=3, noise=5, posterior="linear", dropout=0.0)

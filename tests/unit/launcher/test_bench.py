@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from launcher.bench import find_benchmarks, run_benchmarks
-from tokenizer.errors import ConfigError
+from pretrain.base.errors import ConfigError
 
 GOOD = '''"""Speed of nothing.
 

@@ -15,10 +15,10 @@ from launcher.backends import deepspeed
 from launcher.environment import inherited, portable
 from launcher.hostfile import Host
 from launcher.plan import Launch, Options
+from pretrain.base.errors import ConfigError
 from pretrain.config.load import load_job
 from tests.support import free_port
 from tests.unit.tokenizer.test_sensitive import NAMES
-from tokenizer.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 SSH = """#!/bin/sh

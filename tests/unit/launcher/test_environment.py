@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from launcher.environment import portable, travelling, visible_gpus
-from tokenizer.errors import ConfigError
+from pretrain.base.errors import ConfigError
 
 
 def test_only_listed_variables_travel() -> None:

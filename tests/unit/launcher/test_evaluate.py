@@ -11,7 +11,7 @@ import pytest
 from launcher.cli import main
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.checkpoint.save import write_weights_only
-from pretrain.tasks import TASKS, task_module
+from pretrain.registry import TASKS, task_module
 
 Run = Callable[..., tuple[int, str, str]]
 

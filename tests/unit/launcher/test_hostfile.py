@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.hostfile import Host, is_this_host, read_hostfile
-from tokenizer.errors import ConfigError
+from pretrain.base.errors import ConfigError
 
 
 def write(folder: Path, text: str | bytes) -> Path:

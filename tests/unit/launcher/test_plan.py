@@ -9,8 +9,8 @@ import yaml
 
 from launcher.plan import Options
 from launcher.start import begin, resume
+from pretrain.base.errors import ConfigError, DataError
 from pretrain.config.load import load_mapping
-from tokenizer.errors import ConfigError, DataError
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 
 from launcher import runfolder
 from launcher.runfolder import StatusWatch, Traces
+from pretrain.base.errors import ConfigError
 from pretrain.engine.run_folder import Status, read_status
-from tokenizer.errors import ConfigError
 
 
 def write_status(folder: Path, **status: object) -> None:

@@ -14,9 +14,9 @@ from launcher.plan import Launch, Options
 from launcher.requeue import again
 from launcher.requeue import main as requeue
 from launcher.runfolder import write_private
+from pretrain.base.errors import ConfigError
 from pretrain.config.load import load_job
 from pretrain.engine.run_folder import Status, read_status, write_status
-from tokenizer.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")

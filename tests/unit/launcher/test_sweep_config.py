@@ -16,8 +16,8 @@ from launcher import raycluster
 from launcher.sweep.config import Sweep, load_sweep
 from launcher.sweep.run import run_sweep
 from launcher.sweep.trials import check, make_plan, points, put
+from pretrain.base.errors import ConfigError, UserError
 from pretrain.config import flatten
-from tokenizer.errors import ConfigError, UserError
 
 BASE = {"studies": {"capt": {"base": "capt_tiny", "metric": "loss/mlm", "mode": "min"}}}
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from launcher.backends import processes
-from launcher.sweep.records import Book, remove_checkpoints
+from launcher.sweep.records import TrialLog, remove_checkpoints
 from launcher.sweep.run import _refuse_links
 from launcher.sweep.trial import _locked
+from pretrain.base.errors import ConfigError, DataError
 from tests.unit.launcher.test_sweep_records import make_plan, make_run
-from tokenizer.errors import ConfigError, DataError
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_pruning_removes_nothing_through_a_link(home: Path, tmp_path: Path) -> N
 def test_a_book_names_no_run_beyond_a_link(home: Path, tmp_path: Path) -> None:
     plan = make_plan(tmp_path / "sweep")
     (tmp_path / "sweep").mkdir()
-    book = Book(plan, keep=0)
+    book = TrialLog(plan, keep=0)
     line = book.add(make_run(plan, 1, 0.5), "done")
     (tmp_path / "sweep" / "out").symlink_to(home)
     book.lines["out/thesis"] = {**line, "run": "out/thesis"}

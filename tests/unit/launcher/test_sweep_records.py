@@ -11,11 +11,11 @@ import pytest
 
 from launcher.sweep import begun, restart
 from launcher.sweep.bases import keep_bases
-from launcher.sweep.records import Book, Notes, best_row
+from launcher.sweep.records import TrialLog, TrialState, best_row
 from launcher.sweep.rows import Rows
 from launcher.sweep.trials import Plan, Point, StudyPlan
+from pretrain.base.errors import ConfigError, DataError
 from pretrain.engine.metrics_file import Row
-from tokenizer.errors import ConfigError, DataError
 
 
 def row(step: int, **values: Any) -> str:
@@ -108,8 +108,8 @@ def test_what_went_wrong(tmp_path: Path, status: Any, log: str, code: int, said:
 def test_the_score_is_the_best_validation(tmp_path: Path, mode: str, score: float, step: int) -> None:
     plan = make_plan(tmp_path, mode)
     point = make_run(plan, 1, 0.1, 0.9, 0.9, 0.5)
-    Notes(attempts=2, seconds=3.456, node="n").write(plan.run_dir(point))
-    line = Book(plan, 1).add(point, "done")
+    TrialState(attempts=2, seconds=3.456, node="n").write(plan.run_dir(point))
+    line = TrialLog(plan, 1).add(point, "done")
     assert (line["score"], line["best_step"], line["metrics"]) == (score, step, {"accuracy": score})
     assert (line["attempts"], line["seconds"], line["node"]) == (2, 3.46, "n")
     assert json.loads((tmp_path / "trials.jsonl").read_text()) == line
@@ -126,7 +126,7 @@ def test_a_score_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keep", [0, 1, 2])
 def test_the_best_keep_their_checkpoints(tmp_path: Path, keep: int) -> None:
     plan = make_plan(tmp_path)
-    book = Book(plan, keep)
+    book = TrialLog(plan, keep)
     values = {1: 0.3, 2: 0.9, 3: 0.1, 4: 0.5}
     for seed, value in values.items():
         book.add(make_run(plan, seed, value), "done")
@@ -141,18 +141,18 @@ def test_the_best_keep_their_checkpoints(tmp_path: Path, keep: int) -> None:
 def test_a_book_whose_last_line_is_torn(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     points = [make_run(plan, seed, 0.5) for seed in (1, 2, 3)]
-    book = Book(plan, 3)
+    book = TrialLog(plan, 3)
     for point in points:
         book.add(point, "done")
     path = tmp_path / "trials.jsonl"
     path.write_text(path.read_text()[:-9])
-    again = Book(plan, 3)
+    again = TrialLog(plan, 3)
     assert [again.is_done(point) for point in points] == [True, True, False]
     (plan.run_dir(points[2]) / "status.json").write_text('{"state": "done"}')
     assert again.is_done(points[2]), "its run says so, and it is recorded now"
-    assert len(Book(plan, 3).lines) == 3
+    assert len(TrialLog(plan, 3).lines) == 3
     again.add(points[0], "failed", "broken")
-    assert not Book(plan, 3).is_done(points[0]), "the last line of a run counts"
+    assert not TrialLog(plan, 3).is_done(points[0]), "the last line of a run counts"
 
 
 def test_a_resume_with_other_keys_is_refused(tmp_path: Path) -> None:

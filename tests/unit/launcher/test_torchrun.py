@@ -10,9 +10,9 @@ import pytest
 
 from launcher.backends import torchrun
 from launcher.plan import Launch, Options
+from pretrain.base.errors import ConfigError
 from pretrain.config.load import load_job
 from tests.support import free_port
-from tokenizer.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 # A job that says in status.json how it ended, as the real one does, and exits with a code that torchrun turns into 1.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pretrain.base.errors import CheckpointError
 from pretrain.models.build import build_model, load_weights
 from pretrain.models.hf_map import HEAD, from_hf, to_hf
 from tests.unit.models.support import small_config, small_model
-from tokenizer.errors import CheckpointError
 
 WORD = "encoder.embeddings.word.weight"
 

@@ -6,9 +6,9 @@ import sys
 import pytest
 from pydantic import ValidationError
 
+from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
-from tokenizer.errors import CheckpointError, ConfigError
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pretrain.base.errors import CheckpointError
 from pretrain.models.hf_map import HEAD, TIED, from_hf, names, to_hf
 from tests.unit.models.support import small_model
-from tokenizer.errors import CheckpointError
 
 WORD, DECODER = "roberta.embeddings.word_embeddings.weight", "lm_head.decoder.weight"
 

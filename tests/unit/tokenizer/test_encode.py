@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from pretrain.base.errors import DataError
 from tests.unit.tokenizer.corpus import DATA, docstrings, lines, realdata
 from tokenizer import encode
 from tokenizer.check import TRICKY
 from tokenizer.encode import load_tokenizer
-from tokenizer.errors import DataError
 from tokenizer.special import SpecialIds
 from tokenizer.train import train
 
@@ -252,7 +252,7 @@ def test_a_forked_process_encodes(trained: Path, parallelism: dict[str, str]) ->
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("module", ["tokenizer", "tokenizer.errors", "tokenizer.files"])
+@pytest.mark.parametrize("module", ["tokenizer", "pretrain.base.errors", "pretrain.base.text_files"])
 def test_light_imports(module: str) -> None:
     code = f"import sys, {module}; print(*{{'torch', 'numpy', 'tokenizers', 'sentencepiece'}} & set(sys.modules))"
     root = str(Path(__file__).parents[3])

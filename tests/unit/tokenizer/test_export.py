@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
+from pretrain.base.errors import DataError
 from tests.unit.tokenizer.corpus import lines
 from tokenizer.check import LINES, TRICKY
 from tokenizer.encode import TextTokenizer, load_tokenizer
-from tokenizer.errors import DataError
 from tokenizer.export import export
 from tokenizer.special import SpecialIds
 from tokenizer.train import train

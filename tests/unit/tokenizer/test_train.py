@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from sentencepiece import SentencePieceProcessor
 
+from pretrain.base.errors import ConfigError, DataError
 from tests.unit.tokenizer.corpus import docstrings
 from tokenizer import train as module
 from tokenizer.encode import load_tokenizer
-from tokenizer.errors import ConfigError, DataError
 from tokenizer.special import SpecialIds
 from tokenizer.train import _cut, train
 

@@ -1,0 +1,1 @@
+"""What everything stands on: errors, files, verification, records, random numbers. Imports nothing of the project."""

@@ -1,0 +1,96 @@
+"""Errors that a user can cause, at the bottom of the import graph so that every package may raise them.
+
+The command line prints such an error as one line (no stack trace unless ``--debug``) and exits with 2.
+Its text says what was wrong, where (file, key, line), and what would be right.
+"""
+
+import errno
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+
+class UserError(ValueError):
+    """Something the user wrote, passed or pointed at is wrong. Exit code 2."""
+
+    everywhere = False
+    """Raised on every rank of a job alike, so that one of them says it for all."""
+
+
+class ConfigError(UserError):
+    """A configuration key, value or combination of values is not valid."""
+
+
+class DataError(UserError):
+    """A corpus, shard, tokenizer or data file is missing, damaged or does not fit the job."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint is damaged, incomplete, or belongs to another model, tokenizer or run."""
+
+
+def shown(value: object, limit: int = 100) -> str:
+    """A value as an error message quotes it: ``repr``, cut to ``limit`` characters, so that a line stays a line."""
+    if isinstance(value, str | bytes):
+        value = value[: limit + 1]
+    elif isinstance(value, int) and value.bit_length() > 4 * limit:
+        return f"a number of {value.bit_length()} bits"  # Python refuses to print more than 4,300 digits
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 file``, ``2 files``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+class RunFailedError(RuntimeError):
+    """A run has ended for a reason that the text tells in full, on all ranks alike. Exit code 1, no stack trace."""
+
+
+def did_you_mean(name: str, known: Sequence[str], otherwise: str = "known:") -> str:
+    """What to write instead of ``name``: the nearest that is known, or ``otherwise`` and all of them."""
+    near = get_close_matches(name[:100], known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(known)}"
+
+
+_USER_ERRNOS = {
+    errno.EACCES: "",
+    errno.EDQUOT: "free some space, or use another disk",
+    errno.EEXIST: "",
+    errno.EINVAL: "",
+    errno.EIO: "the device is failing: look at dmesg",
+    errno.EISDIR: "",
+    errno.ELOOP: "a link stands where none is followed",
+    errno.EMFILE: "raise the limit: ulimit -n 65536",
+    errno.ENAMETOOLONG: "",
+    errno.ENODEV: "",
+    errno.ENOENT: "",
+    errno.ENOSPC: "free some space, or use another disk",
+    errno.ENOTDIR: "",
+    errno.ENXIO: "",
+    errno.EPERM: "",
+    errno.EROFS: "",
+    errno.ESTALE: "the network file system has lost the file",
+}
+"""Errors of the system that a path, a disk or a limit causes, with a remedy where the system's words give none."""
+
+
+def user_text(error: BaseException) -> str | None:
+    """One line for an error that the user can set right; None for what is a fault of this program.
+
+    The one mapping for the command line and the ranks: a `UserError` speaks for itself, and so does an ``OSError`` of
+    the kinds above.
+    """
+    if isinstance(error, UserError):
+        return _line(error)
+    if isinstance(error, OSError) and error.errno in _USER_ERRNOS:
+        remedy = _USER_ERRNOS[error.errno]
+        where = _line(error.filename) if error.filename is not None else "file"
+        return f"{where}: {error.strerror}" + (f"; {remedy}" if remedy else "")
+    return None
+
+
+def _line(value: object, limit: int = 1000) -> str:
+    """One printable line: terminals act on control characters, and a name of a megabyte hides the message."""
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(str(value).split()))
+    return text if len(text) <= limit else f"{text[: limit // 2]} ... {text[-limit // 2 :]}"

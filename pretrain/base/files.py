@@ -1,0 +1,222 @@
+"""Opening files that somebody else may have put there: regular files only, bounded, and never through a planted link.
+
+A folder that several people can write to, or that came in an archive, may hold a link where we are about to write, a
+FIFO where we are about to read (opening one waits for ever), or a file of a terabyte of zeros. Every small file of a
+run, a checkpoint, a tokenizer or a cache is read and written by these functions.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+from pretrain.base.errors import DataError, UserError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+R = TypeVar("R", bound="BaseModel")
+
+SMALL = 64 << 20
+"""Bytes that a manifest, a status or a configuration may have at most."""
+
+
+@contextmanager
+def open_regular(path: Path, *, error: type[UserError] = DataError) -> Iterator[BufferedReader]:
+    """Open a file for reading if it is a regular file (a link to one counts), without waiting for a FIFO's writer.
+
+    Raises:
+        UserError: of the class ``error``: it is a folder, a FIFO, a socket or a device. ``OSError`` passes.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise error(f"{path}: not a regular file")
+        file = os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    with file:
+        yield file
+
+
+def file_in(folder: Path, name: str, *, error: type[UserError] = DataError) -> Path | None:
+    """The file ``name`` of a folder that may come from somebody else; None where there is none.
+
+    The hub client's cache is made of links, from ``snapshots/<revision>/<file>`` to ``blobs/<hash>``: these are
+    followed, others are not, since they could show any file of this host.
+
+    Raises:
+        UserError: of the class ``error``: it is no regular file, or a link to somewhere else.
+    """
+    path = folder / name
+    try:
+        linked = stat.S_ISLNK(path.lstat().st_mode)
+        if linked and not is_in_hub_cache(path):
+            raise error(f"{path}: a link; only those of the hub's cache are followed, put the file itself there")
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise error(f"{path}: not a regular file")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return path
+
+
+def is_in_hub_cache(path: Path) -> bool:
+    """Whether a link leads from a ``snapshots`` folder of the hub client's cache into the ``blobs`` beside it."""
+    target = Path(os.path.realpath(path))
+    snapshots = (parent for parent in path.absolute().parents if parent.name == "snapshots")
+    return any(target.parent == Path(os.path.realpath(folder.parent / "blobs")) for folder in snapshots)
+
+
+def read_bytes(path: Path, *, limit: int = SMALL, error: type[UserError] = DataError) -> bytes:
+    """The content of a regular file of at most ``limit`` bytes.
+
+    Raises:
+        UserError: of the class ``error``: the file is not regular, or too large. ``OSError`` passes.
+    """
+    with open_regular(path, error=error) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise error(f"{path}: over {limit:,} bytes, which is the most that is read of such a file")
+    return content
+
+
+def read_text(path: Path, *, limit: int = SMALL, error: type[UserError] = DataError) -> str:
+    """``read_bytes`` as UTF-8 text (a byte order mark is dropped). Raises ``error`` naming the first bad byte."""
+    try:
+        return read_bytes(path, limit=limit, error=error).decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise error(f"{path}: not UTF-8 text (byte {problem.start})") from None
+
+
+def read_json(path: Path, *, limit: int = SMALL, error: type[UserError] = DataError) -> Any:
+    """``read_text`` parsed as JSON; ``NaN`` and ``Infinity``, which are no JSON, are refused. Raises ``error``."""
+
+    def refuse(word: str) -> Any:
+        raise ValueError(f"{word} is not JSON")
+
+    text = read_text(path, limit=limit, error=error)
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError) as problem:  # ValueError: a number of thousands of digits, too
+        raise error(f"{path}: not valid JSON: {printable(str(problem))}") from None
+
+
+def read_record(path: Path, kind: type[R], *, limit: int = SMALL, error: type[UserError] = DataError) -> R:
+    """A JSON file as a record of type ``kind``, a pydantic model, strictly. Raises ``error`` naming the first fault."""
+    from pydantic import ValidationError  # not for those who only read text
+
+    content = read_bytes(path, limit=limit, error=error)
+    try:
+        return kind.model_validate_json(content, strict=True)
+    except (ValidationError, RecursionError) as problem:
+        raise error(f"{path} is damaged or of another version: {first_fault(problem)}") from None
+
+
+def first_fault(problem: Exception, whole: str = "JSON: ") -> str:
+    """The first thing that pydantic has found wrong, in one printable line: what stands where.
+
+    ``whole`` stands for the place where it is the content as a whole.
+    """
+    if not hasattr(problem, "errors"):
+        return type(problem).__name__
+    first = problem.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(ascii(part).strip("'")[:80] for part in first["loc"][:8])
+    return printable(f"{where + ': ' if where else whole}{first['msg']}", 600)
+
+
+def printable(text: str, limit: int = 300) -> str:
+    """A text in one line of at most ``limit`` characters, without what cannot be shown."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * limit]).split())[:limit]
+
+
+def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write a whole file: a temporary of random name beside it, fsync, rename. A link at ``path`` is replaced.
+
+    ``private`` files are for their owner alone (0600); others have the permissions that the umask leaves (0644).
+    """
+    with replacing(path, private=private) as (file, _):
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path, *, private: bool = False) -> Iterator[tuple[IO[bytes], Path]]:
+    """Yield an empty file of random name beside ``path`` and that name; the file becomes ``path`` in one rename when
+    the block ends well, and is removed otherwise. A link at ``path`` is replaced. ``private`` as in `write_bytes`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w+b") as file:
+            yield file, Path(name)
+            file.flush()
+            if not private:
+                os.fchmod(file.fileno(), public_mode())
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
+    """``write_bytes`` of UTF-8 text."""
+    write_bytes(path, text.encode("utf-8"), private=private)
+
+
+def write_json(path: Path, value: Any, *, private: bool = False) -> None:
+    """``write_bytes`` of JSON. Raises ``ValueError`` for a number that is not finite, which JSON cannot hold."""
+    write_text(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n", private=private)
+
+
+def open_for_append(path: Path, *, error: type[UserError] = DataError) -> IO[str]:
+    """Open a UTF-8 text file to append to, making it if need be; never through a link.
+
+    Raises:
+        UserError: of the class ``error``: a link, a FIFO or a folder is in its place.
+    """
+    return os.fdopen(_own(path, os.O_WRONLY | os.O_APPEND, error), "a", encoding="utf-8")
+
+
+def open_lock(path: Path, *, error: type[UserError] = DataError) -> IO[str]:
+    """Open a file to lock it, making it if need be; its content stays as it is. Raises as ``open_for_append``."""
+    return os.fdopen(_own(path, os.O_RDWR, error), "r+", encoding="utf-8")
+
+
+def _own(path: Path, flags: int, error: type[UserError]) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as problem:
+        if problem.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise error(f"{path}: a link, FIFO or folder stands where a file of our own belongs; remove it") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise error(f"{path}: not a regular file; remove it")
+    return descriptor
+
+
+def require_own_folder(path: Path, *, error: type[UserError] = DataError) -> None:
+    """Refuse a link where a folder of our own belongs: what is written or removed below it would be somebody else's.
+
+    A path at which nothing is, is fine. Raises ``error``.
+    """
+    if path.is_symlink():
+        raise error(f"{path}: a link stands where a folder of our own belongs; remove it")
+
+
+def public_mode() -> int:
+    """The permissions that the umask leaves to a new file."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return 0o666 & ~mask

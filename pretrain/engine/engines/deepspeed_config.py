@@ -1,0 +1,161 @@
+"""The DeepSpeed configuration that a job means, as a pure function of the job. Imports no torch.
+
+DeepSpeed accepts misspelt top-level keys in silence and then trains with something else; so the configuration is
+generated, ``engine.deepspeed_extra`` is checked against the keys DeepSpeed reads, and batch identities are computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pretrain.base.errors import ConfigError, did_you_mean, shown
+from pretrain.config.schema import Job
+
+_EXTRA_KEYS = {
+    "activation_checkpointing",
+    "aio",
+    "comms_logger",
+    "communication_data_type",
+    "compile",
+    "data_types",
+    "dump_state",
+    "flops_profiler",
+    "fp16",
+    "gradient_predivide_factor",
+    "memory_breakdown",
+    "prescale_gradients",
+    "seq_parallel_communication_data_type",
+    "timers",
+    "torch_autocast",
+    "wall_clock_breakdown",
+    "zero_optimization",
+}
+_SECTIONS = {
+    "activation_checkpointing",
+    "aio",
+    "comms_logger",
+    "compile",
+    "data_types",
+    "flops_profiler",
+    "fp16",
+    "timers",
+    "torch_autocast",
+    "zero_optimization",
+}
+_OURS = {
+    "train_batch_size": "batch.global",
+    "train_micro_batch_size_per_gpu": "batch.micro",
+    "gradient_accumulation_steps": "batch.global and batch.micro",
+    "gradient_clipping": "optimizer.clip",
+    "optimizer": "optimizer.*",
+    "scheduler": "schedule.*",
+    "bf16": "engine.precision",
+    "amp": "engine.precision",
+}
+
+_PRECISION = (("torch_autocast", "enabled"), ("torch_autocast", "dtype"), ("fp16", "enabled"))
+"""Whether a loss is scaled decides who clips and what a norm that is not finite means: one key says so."""
+
+WIRE_TYPES = ("fp32", "bf16", "fp16")
+"""What ``communication_data_type`` may be: the type in which gradients are reduced."""
+
+_BUCKET = 25_000_000
+"""Elements of a gradient bucket (100 MB in fp32; DeepSpeed holds two). Its default, 500 million, is more than a large
+encoder has: one bucket, reduced when the backward pass is over, with nothing left to overlap with."""
+
+
+def offloads_optimizer(job: Job) -> bool:
+    """Whether the optimizer's state lies in host memory."""
+    extra = job.engine.deepspeed_extra.get("zero_optimization", {})
+    # the second is DeepSpeed's older name, which it still takes
+    return job.engine.offload_optimizer or "offload_optimizer" in extra or bool(extra.get("cpu_offload"))
+
+
+def clips_here(job: Job) -> bool:
+    """Whether the gradient norm is measured, and clipped by, in ``pretrain.engine.engines.deepspeed``.
+
+    DeepSpeed would read the norm on the host in every step. It must where the step hangs on it (fp16's loss scale),
+    and where gradients are not on the device (offloading), or not in one place (ZeRO 3).
+    """
+    stage = job.engine.zero_stage
+    scaled = job.engine.precision == "fp16" or "fp16" in job.engine.deepspeed_extra
+    return stage == 0 or (stage in (1, 2) and not scaled and not offloads_optimizer(job))
+
+
+def deepspeed_config(job: Job, world: int) -> dict[str, Any]:
+    """The configuration passed to ``deepspeed.initialize`` for ``job`` on ``world`` ranks.
+
+    Precision: parameters and optimizer state stay fp32; ``bf16`` runs the forward pass under autocast; ``fp16`` keeps
+    fp16 parameters with an fp32 master copy and dynamic loss scaling (autocast with a gradient scaler at ZeRO 0).
+    Gradients travel in the type of the parameters unless ``communication_data_type`` names another. At ZeRO 1 and 2
+    they are reduced while the backward pass still runs.
+
+    Raises:
+        ConfigError: the batch sizes do not fit ``world``, or ``engine.deepspeed_extra`` has an unknown key or one
+            that another section owns.
+    """
+    _check(job.engine.deepspeed_extra)
+    try:
+        accumulation = job.accumulation(world)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    engine = job.engine
+    zero: dict[str, Any] = {"stage": engine.zero_stage}
+    if engine.zero_stage in (1, 2):
+        zero |= {"overlap_comm": True, "reduce_bucket_size": _BUCKET}
+        if clips_here(job):
+            zero["compute_grad_norm"] = False
+    if engine.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if engine.offload_param:
+        zero["offload_param"] = {"device": "cpu"}
+    config: dict[str, Any] = {
+        "train_batch_size": job.batch.global_,
+        "train_micro_batch_size_per_gpu": job.batch.micro,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": 0.0 if clips_here(job) else job.optimizer.clip,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 1_000_000_000,
+    }
+    if engine.precision == "bf16":
+        config["torch_autocast"] = _autocast("bfloat16")
+    elif engine.precision == "fp16" and engine.zero_stage == 0:
+        config["torch_autocast"] = _autocast("float16")
+    elif engine.precision == "fp16":
+        config["fp16"] = {"enabled": True, "initial_scale_power": 16, "loss_scale_window": 1000}
+    return _merge(config, engine.deepspeed_extra)
+
+
+def _autocast(dtype: str) -> dict[str, Any]:
+    # "lower precision safe modules" are those whose gradients DeepSpeed would reduce in that type: sums over a thousand
+    # ranks in bf16 are off by several percent. The operators that run in it are torch's choice, whatever stands here.
+    return {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": []}
+
+
+def _check(extra: dict[str, Any]) -> None:
+    for key in extra:
+        if key in _OURS:
+            raise ConfigError(f"engine.deepspeed_extra.{key}: set {_OURS[key]} instead; there is one source for it")
+        if key not in _EXTRA_KEYS:
+            hint = did_you_mean(key, sorted(_EXTRA_KEYS), "valid:")
+            raise ConfigError(f"engine.deepspeed_extra.{key}: DeepSpeed has no such key and would ignore it; {hint}")
+        if key in _SECTIONS and not isinstance(extra[key], dict):
+            raise ConfigError(f"engine.deepspeed_extra.{key}: {shown(extra[key])}: it is a section, {key}: {{...}}")
+        if key not in _SECTIONS and not isinstance(extra[key], bool | int | float | str):
+            raise ConfigError(f"engine.deepspeed_extra.{key}: {shown(extra[key])}: it is one value")
+    for section, key in _PRECISION:
+        if key in extra.get(section, {}):
+            raise ConfigError(f"engine.deepspeed_extra.{section}.{key}: set engine.precision instead")
+    if "stage" in extra.get("zero_optimization", {}):
+        raise ConfigError("engine.deepspeed_extra.zero_optimization.stage: set engine.zero_stage instead")
+    if extra.get("communication_data_type", "fp32") not in WIRE_TYPES:
+        raise ConfigError(f"engine.deepspeed_extra.communication_data_type must be one of {', '.join(WIRE_TYPES)}")
+
+
+def _merge(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(config)
+    for key, value in extra.items():
+        merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value
+    return merged

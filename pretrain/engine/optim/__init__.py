@@ -1,0 +1,1 @@
+"""Optimizers by name, and what each of them keeps."""

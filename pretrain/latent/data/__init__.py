@@ -1,0 +1,1 @@
+"""Sentences and clusters: vocabulary, batches of one length, and what a step draws."""

@@ -1,0 +1,1 @@
+"""Bounds, divergences, generated text and clusters."""

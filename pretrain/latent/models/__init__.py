@@ -1,0 +1,1 @@
+"""Encoders, decoders, posteriors and critics."""

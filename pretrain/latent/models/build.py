@@ -1,0 +1,30 @@
+"""The modules of a job, freshly made."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from pretrain.latent.config import LatentJob
+from pretrain.latent.models.clusters import ClusterDecoder, ClusterEncoder
+from pretrain.latent.models.critics import Critics
+from pretrain.latent.models.text import TextDecoder, TextEncoder
+
+
+def build(job: LatentJob, words: int) -> dict[str, nn.Module]:
+    """``decoder``; ``encoder`` unless it is a language model; ``critics`` for an implicit posterior.
+
+    Args:
+        job: its sections ``model`` and ``critic`` give the sizes.
+        words: of the vocabulary; not looked at for clusters.
+    """
+    model, classes = job.model, job.data.clusters
+    modules: dict[str, nn.Module] = {}
+    if classes is not None:
+        modules = {"encoder": ClusterEncoder(classes, model), "decoder": ClusterDecoder(classes, model)}
+    else:
+        if model.posterior != "none":
+            modules["encoder"] = TextEncoder(words, model)
+        modules["decoder"] = TextDecoder(words, model)
+    if job.has_critics:
+        modules["critics"] = Critics(model.latent, model.hidden if classes is None else classes, job.critic)
+    return modules

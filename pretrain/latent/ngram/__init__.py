@@ -1,0 +1,1 @@
+"""n-gram language models, for forward and reverse perplexity."""

@@ -1,0 +1,185 @@
+"""Interpolated modified Kneser-Ney estimation (Chen and Goodman 1998), with the conventions of KenLM's ``lmplz``.
+
+The conventions (Heafield et al. 2013, and the program): contexts reach back to one ``<s>``; adjusted counts of n-grams
+that begin with ``<s>`` are their plain counts; ``<s>`` itself has probability 1 and no count; ``<unk>`` has count 0 and
+gets its share of the uniform distribution that unigrams are interpolated with, over all words, ``</s>`` and ``<unk>``;
+the words ``<unk>``, ``<s>`` and ``</s>`` in the text are read as white space (``--skip_symbols``); nothing is pruned.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from pretrain.base.errors import ConfigError, DataError
+from pretrain.latent.evaluation.word_scores import Text, check_words
+from pretrain.latent.ngram.model import END, SPECIAL, START, Level, NGramModel
+
+logger = logging.getLogger(__name__)
+
+FALLBACK = (0.5, 1.0, 1.5)
+"""What ``lmplz --discount_fallback`` subtracts from counts 1, 2 and 3 or more where the estimate fails."""
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """The n-grams of one order in the rows of :class:`Level`; ``prefix`` and ``suffix`` are rows one order below.
+
+    ``last`` is the row of the n-gram that ends at :func:`_last_place`, -1 if that would reach over a ``<s>``.
+    """
+
+    keys: Int64[np.ndarray, " m"]
+    prefix: Int64[np.ndarray, " m"]
+    suffix: Int64[np.ndarray, " m"]
+    count: Int64[np.ndarray, " m"]
+    from_start: Bool[np.ndarray, " m"]
+    last: int
+
+
+def estimate(text: Text, order: int = 5, fallback: tuple[float, float, float] | None = None) -> NGramModel:
+    """Estimate a language model from ``text``.
+
+    With a(g) the adjusted count of an n-gram g (its count at the highest order and after ``<s>``, else the number of
+    different words seen before it) and D of :func:`discounts`,
+
+        p(w | c) = (a(cw) - D(a(cw))) / sum_v a(cv) + gamma(c) p(w | c without its first word)
+        gamma(c) = sum_v D(a(cv)) / sum_v a(cv)
+
+    down to the uniform distribution below the unigrams.
+
+    Args:
+        text: sentences of words.
+        order: the longest n-gram.
+        fallback: the discounts D1, D2, D3+ for an order whose own cannot be estimated (few or artificial sentences;
+            :data:`FALLBACK` is what ``lmplz --discount_fallback`` takes). None: such a text is an error.
+
+    Raises:
+        ConfigError: ``order`` is below 2, or a fallback discount is not in 0..1, 0..2, 0..3.
+        DataError: no sentence; a word with white space; discounts that cannot be estimated, without ``fallback``.
+    """
+    check_estimate(text, order, fallback)
+    words, tokens = _numbered(text)
+    orders = _count(tokens, order, len(words))
+
+    levels: list[Level] = []
+    uniform = np.full(1, 1.0 / (len(words) - 1))  # <s> is never predicted
+    lower, contexts = uniform, 1
+    for n, grams in enumerate(orders, start=1):
+        adjusted = _adjusted(grams, orders[n] if n < order else None)
+        discount = _discounts_of(n, grams, adjusted, fallback)[np.minimum(adjusted, 3)]
+        total = np.bincount(grams.prefix, adjusted, minlength=contexts)
+        left = np.bincount(grams.prefix, discount, minlength=contexts)
+        gamma = np.divide(left, total, out=np.ones(contexts), where=total > 0)
+        p = (adjusted - discount) / total[grams.prefix] + gamma[grams.prefix] * lower[grams.suffix]
+        if n == 1:
+            p[START] = 1.0
+        else:
+            levels[-1].backoff[:] = np.log10(gamma)
+        levels.append(Level(grams.keys, np.minimum(np.log10(p), 0.0), np.zeros(len(p))))
+        lower, contexts = p, len(p)
+    return NGramModel(words, levels)
+
+
+def check_estimate(text: Text, order: int, fallback: tuple[float, float, float] | None) -> None:
+    """What every estimator refuses.
+
+    Raises:
+        ConfigError: ``order`` is below 2, or a fallback discount is not in 0..1, 0..2, 0..3.
+        DataError: no sentence.
+    """
+    if order < 2:
+        raise ConfigError(f"language model: order {order}; an n-gram model needs 2 or more")
+    if fallback is not None and not all(0 <= d <= k for k, d in enumerate(fallback, start=1)):
+        raise ConfigError(f"language model: fallback discounts {fallback}; they must be in 0..1, 0..2 and 0..3")
+    if not text:
+        raise DataError("language model: no sentence to estimate from")
+
+
+def discounts(adjusted: Int64[np.ndarray, " m"]) -> Float64[np.ndarray, " 4"] | None:
+    """D(0) = 0, D1, D2 and D3+ of the n-grams of one order (Chen and Goodman 1998, Eq. 26); None if not defined.
+
+    With n_k the number of n-grams whose adjusted count is k and Y = n_1 / (n_1 + 2 n_2):
+    D_k = k - (k + 1) Y n_{k+1} / n_k. Not defined, as in ``lmplz``: n_1, n_2 or n_3 is 0, or a discount is negative.
+    """
+    n = np.bincount(np.minimum(adjusted, 5), minlength=6).astype(np.float64)
+    if (n[1:4] == 0).any():
+        return None
+    k = np.arange(1, 4)
+    d = k - (k + 1) * n[1] / (n[1] + 2 * n[2]) * n[2:5] / n[1:4]
+    return None if (d < 0).any() else np.concatenate(([0.0], d))
+
+
+def _discounts_of(
+    n: int, grams: _Counts, adjusted: Int64[np.ndarray, " m"], fallback: tuple[float, float, float] | None
+) -> Float64[np.ndarray, " 4"]:
+    observed = adjusted.copy()
+    if grams.last >= 0:
+        # lmplz takes the last n-gram of its sort by its plain count. On PTB that alone moves log10 p(<unk>) by 0.001.
+        observed[grams.last] = grams.count[grams.last]
+    own = discounts(observed)
+    if own is not None:
+        return own
+    if fallback is None:
+        raise DataError(
+            f"language model: {n}-gram discounts cannot be estimated: too little, or artificial text; "
+            f"use more text, or the fallback discounts {FALLBACK} (lmplz --discount_fallback)"
+        )
+    logger.info("language model: %d-gram discounts cannot be estimated; D1 D2 D3+ = %s instead", n, fallback)
+    return np.array([0.0, *fallback])
+
+
+def _numbered(text: Text) -> tuple[list[str], Int64[np.ndarray, " t"]]:
+    """The words in order of appearance, and the text as ``<s> .. </s> <s> .. </s>`` in their numbers."""
+    numbers = {word: number for number, word in enumerate(SPECIAL)}
+    tokens: list[int] = []
+    for sentence in text:
+        tokens.append(START)
+        tokens.extend([n for word in sentence if (n := numbers.setdefault(word, len(numbers))) > END])
+        tokens.append(END)
+    check_words(numbers)
+    return list(numbers), np.array(tokens, dtype=np.int64)
+
+
+def _count(tokens: Int64[np.ndarray, " t"], order: int, vocabulary: int) -> list[_Counts]:
+    """Count the n-grams of every order; those that reach over a ``<s>`` are none."""
+    ids = np.arange(vocabulary)
+    nothing = np.zeros(vocabulary, dtype=np.int64)
+    count = np.bincount(tokens, minlength=vocabulary)
+    count[START] = 0  # a context, never predicted
+    last = _last_place(tokens, order)
+    orders = [_Counts(ids, nothing, nothing, count, ids == START, int(tokens[last]))]
+    rows = tokens  # of the n-gram that ends at each place
+    for _ in range(2, order + 1):
+        before = np.concatenate(([-1], rows[:-1]))
+        here = (before >= 0) & (tokens != START)
+        keys, first, inverse, count = np.unique(
+            before[here] * vocabulary + tokens[here], return_index=True, return_inverse=True, return_counts=True
+        )
+        prefix = keys // vocabulary
+        suffix = rows[here][first]
+        rows = np.full(len(tokens), -1)
+        rows[here] = inverse
+        orders.append(_Counts(keys, prefix, suffix, count, orders[-1].from_start[prefix], int(rows[last])))
+    return orders
+
+
+def _last_place(tokens: Int64[np.ndarray, " t"], order: int) -> int:
+    """Where the n-gram ends that sorts last, by its last word, then the one before it, and so on back to ``<s>``."""
+    places = np.arange(len(tokens))
+    for back in range(order):
+        words = tokens[places - back]
+        places = places[words == words.max()]
+        if words.max() == START:
+            break
+    return int(places[0])
+
+
+def _adjusted(grams: _Counts, above: _Counts | None) -> Int64[np.ndarray, " m"]:
+    """Counts at the highest order (no ``above``) and after ``<s>``; elsewhere the number of different left words."""
+    if above is None:
+        return grams.count
+    different = np.bincount(above.suffix, minlength=len(grams.keys))
+    return np.where(grams.from_start, grams.count, different)

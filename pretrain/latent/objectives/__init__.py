@@ -1,0 +1,1 @@
+"""The objectives of the tables: one function a row."""

@@ -1,0 +1,54 @@
+"""``capt report``: what one run did, how several compare, or what a sweep found: an offline page, curves and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pretrain.base.errors import DataError
+from pretrain.base.files import write_text
+from pretrain.report.additions import task_sections
+from pretrain.report.compare import compare
+from pretrain.report.document import write_figures, write_html, write_markdown
+from pretrain.report.page import as_json, run_sections, title
+from pretrain.report.plots import draw
+from pretrain.report.runs import read_run
+from pretrain.report.sweep_page import sweep_json, sweep_sections, sweep_title
+from pretrain.report.sweeps import is_sweep, read_sweep
+
+__all__ = ["report"]
+
+
+def report(folders: Sequence[Path], out: Path) -> Path:
+    """Write ``report.html``, ``report.md``, ``report.json`` and the curves (PNG) of runs or of sweeps into ``out``.
+
+    One run shows every curve it logged. Several are overlaid, named by the configuration keys in which they differ, and
+    runs that differ only in ``run.seed`` are summed up as mean and standard deviation. A sweep shows for each study the
+    configuration with the best median over the seeds, all seeds, hyperparameters and learning curves; several are
+    compared. Tasks may add sections. The page holds its images and styles and needs no network. Returns its path.
+
+    Raises:
+        DataError: no folder is given, runs are mixed with sweeps, or a folder lacks its files or holds nothing usable.
+    """
+    if not folders:
+        raise DataError("no run is given; name at least one run folder")
+    sweeps = [folder for folder in folders if is_sweep(folder)]
+    if sweeps and len(sweeps) < len(folders):
+        other = next(folder for folder in folders if folder not in sweeps)
+        raise DataError(f"{sweeps[0]} is a sweep and {other} is not; give runs or sweeps")
+    if sweeps:
+        read = [read_sweep(folder) for folder in sweeps]
+        name, sections = sweep_title(read), sweep_sections(read)
+        data = sweep_json(read, sections)
+    else:
+        comparison = compare([read_run(folder) for folder in folders])
+        light, dark = (draw(comparison, theme) for theme in ("light", "dark"))
+        types = (str(run.config.get("task.type")) for run in comparison.runs)
+        added = task_sections(types, "run_sections", comparison.runs)
+        name, sections = title(comparison), run_sections(comparison, light, dark, added)
+        data = as_json(comparison) | {section.title: section.data for section in added if section.data}
+    write_text(out / "report.json", json.dumps(data, indent=2, default=str) + "\n")
+    write_figures(sections, out)
+    write_markdown(name, sections, out / "report.md")
+    return write_html(name, sections, out / "report.html")

@@ -1,0 +1,208 @@
+"""The curves of a report: a figure per section, a panel per metric, a colour per configuration."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import textwrap
+import warnings
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Literal
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from pretrain.report.compare import Comparison, Group
+from pretrain.report.runs import RunRecord
+
+Theme = Literal["light", "dark"]
+
+_COLOURS = {
+    # Okabe and Ito's palette: told apart with any colour vision; its black and yellow fit one background each
+    "light": ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
+    "dark": ("#56B4E9", "#E69F00", "#00C493", "#CC79A7", "#D55E00", "#F0E442", "#FFFFFF"),
+}
+_PAPER = {"light": "#ffffff", "dark": "#16181d"}
+_INK = {"light": "#24292f", "dark": "#d5d9e0"}
+_LINE = {"light": "#d8dee4", "dark": "#353a44"}
+
+_UNITS = {
+    "loss": "nats",
+    "loss/mlm": "nats a masked token",
+    "loss/capt": "nats a pair",
+    "loss/capt_fixed": "nats a pair",
+    "accuracy/mlm": "share of masked tokens",
+    "retrieval/to_corrupted": "share of queries",
+    "retrieval/to_original": "share of queries",
+    "alignment": "mean squared distance",
+    "uniformity": "log mean exp(-2 distance²)",
+    "temperature": "τ",
+    "lr": "learning rate",
+    "grad_norm": "L2 norm",
+    "samples_per_second": "samples / s",
+    "tokens_per_second": "tokens / s",
+    "seconds_per_step": "s / step",
+    "mfu": "share of peak FLOP/s",
+    "cosine_gap": "cosine",
+    "centred_gap": "cosine",
+    "drift": "share of the distance between texts",
+    "top1": "share of queries",
+}
+_COLUMNS = 3
+_DASHES = (0, (4, 2))
+_SMOOTH_FROM = 40  # points; with fewer the raw curve is readable
+_SCHEDULES = frozenset({"lr", "temperature"})  # free of noise: an average would only blunt their corners
+
+
+def draw(comparison: Comparison, theme: Theme) -> dict[str, bytes]:
+    """PNG files by name: ``losses``, ``optimisation``, ``throughput``, ``validation``, ...; only those with curves."""
+    return {name: _figure(comparison, keys, theme) for name, keys in sections(comparison).items()}
+
+
+def sections(comparison: Comparison) -> dict[str, list[str]]:
+    """The curves of each figure. Validation metrics with a common prefix of four or more have a figure of their own."""
+    training, validation = (comparison.keys(validation=flag) for flag in (False, True))
+    losses = sorted(key for key in {*training, *validation} if key.split("/")[0] == "loss")
+    rates = [key for key in training if key.endswith("_per_second") or key in ("seconds_per_step", "mfu")]
+    found = {
+        "losses": losses,
+        "optimisation": [key for key in training if key not in (*losses, *rates, *validation)],
+        "throughput": rates,
+    }
+    for key in validation:
+        if key not in losses:
+            prefix = re.sub(r"[^\w.-]", "-", key.split("/")[0])
+            family = sum(other.split("/")[0] == key.split("/")[0] for other in validation)
+            found.setdefault(f"validation-{prefix}" if family >= 4 else "validation", []).append(key)
+    return {name: keys for name, keys in found.items() if keys}
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Centred moving average over a twentieth of the curve, so that it does not lag; cut off at both ends.
+
+    Values that are not finite are passed over.
+    """
+    sums = [0.0, *accumulate(value if math.isfinite(value) else 0.0 for value in values)]
+    counts = [0, *accumulate(int(math.isfinite(value)) for value in values)]
+    reach = len(values) // 40
+    out: list[float] = []
+    for middle in range(len(values)):
+        low, high = max(0, middle - reach), min(len(values), middle + reach + 1)
+        count = counts[high] - counts[low]
+        out.append((sums[high] - sums[low]) / count if count else math.nan)
+    return out
+
+
+def _figure(comparison: Comparison, keys: Sequence[str], theme: Theme) -> bytes:
+    handles = _legend(comparison, keys, theme)
+    figure, axes = canvas(len(keys), len(handles), theme)
+    for axis, key in zip(axes, keys, strict=True):
+        _panel(axis, comparison, key, theme)
+    return png(figure, handles, theme)
+
+
+def canvas(panels: int, legend_lines: int, theme: Theme) -> tuple[Figure, list[Axes]]:
+    """An empty figure with ``panels`` axes in rows of three, and room for a legend."""
+    columns = min(_COLUMNS, panels)
+    rows = math.ceil(panels / columns)
+    size = (max(4.3 * columns, 8.6), 2.8 * rows + 0.25 * legend_lines)
+    figure = Figure(figsize=size, dpi=110, facecolor=_PAPER[theme], layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis in axes[panels:]:
+        axis.set_visible(False)
+    return figure, axes[:panels]
+
+
+def png(figure: Figure, handles: Sequence[Line2D], theme: Theme) -> bytes:
+    """Draw the legend and the figure."""
+    figure.legend(handles=handles, loc="outside upper left", frameon=False, labelcolor=_INK[theme], fontsize=9)
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a letter that the font lacks is drawn as a box
+        figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def dress(axis: Axes, title: str, x: str, y: str, theme: Theme) -> None:
+    """Title, labels, grid and colours of a panel."""
+    ink = _INK[theme]
+    axis.set_facecolor(_PAPER[theme])
+    axis.set_title(title, color=ink, fontsize=10, loc="left", fontweight="bold")
+    axis.set_xlabel(x, color=ink, fontsize=9)
+    axis.set_ylabel(y, color=ink, fontsize=9)
+    axis.grid(color=_LINE[theme], linewidth=0.7)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.spines[["left", "bottom"]].set_color(_LINE[theme])
+    axis.tick_params(which="both", colors=ink, labelsize=8, length=0)
+
+
+def count_steps(axis: Axes, last: int) -> None:
+    """Let the x axis count optimizer steps from 0 to ``last``."""
+    axis.set_xlim(0, 1.02 * max(last, 1))
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    if last >= 10_000:
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def _panel(axis: Axes, comparison: Comparison, key: str, theme: Theme) -> None:
+    for number, group in enumerate(comparison.groups):
+        for run in group.runs:
+            _curve(axis, run, key, colour(number, theme), faint=0.4 / math.sqrt(len(comparison.runs)))
+    dress(axis, key, "optimizer step", _UNITS.get(key, _UNITS.get(key.split("/")[-1], "value")), theme)
+    count_steps(axis, max(run.last_step for run in comparison.runs))
+    if axis.dataLim.ymax >= 10_000:
+        axis.yaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def _curve(axis: Axes, run: RunRecord, key: str, shade: str, faint: float) -> None:
+    steps, values = run.series(key, validation=False)
+    if _is_smoothed(key, values):
+        axis.plot(steps, values, color=shade, linewidth=0.7, alpha=faint)
+        axis.plot(steps, smooth(values), color=shade, linewidth=1.6)
+    elif values:
+        axis.plot(steps, values, color=shade, linewidth=1.6, marker="." if len(values) == 1 else None)
+    steps, values = run.series(key, validation=True)
+    if values:
+        axis.plot(steps, values, color=shade, linewidth=1.4, linestyle=_DASHES, marker="o", markersize=3.5)
+
+
+def _legend(comparison: Comparison, keys: Sequence[str], theme: Theme) -> list[Line2D]:
+    """A line for each configuration, where there are several, and for each way of drawing in the figure."""
+    ink = _INK[theme]
+    colours = [Line2D([], [], color=colour(i, theme), linewidth=3) for i in range(len(comparison.groups))]
+    for handle, group in zip(colours, comparison.groups, strict=True):
+        handle.set_label(_name(group))
+    handles = colours if len(colours) > 1 or len(comparison.runs) > 1 else []
+    training = [(key, run.series(key, validation=False)[1]) for run in comparison.runs for key in keys]
+    if any(_is_smoothed(key, values) for key, values in training):
+        handles.append(Line2D([], [], color=ink, linewidth=0.7, alpha=0.5, label="training, as logged"))
+        handles.append(Line2D([], [], color=ink, linewidth=1.6, label="training, moving average"))
+    elif any(values for _, values in training):
+        handles.append(Line2D([], [], color=ink, linewidth=1.6, label="training"))
+    if any(run.series(key, validation=True)[1] for run in comparison.runs for key in keys):
+        line = Line2D([], [], color=ink, linewidth=1.4, linestyle=_DASHES, marker="o", markersize=3.5)
+        line.set_label("validation")
+        handles.append(line)
+    return handles
+
+
+def _is_smoothed(key: str, values: Sequence[float]) -> bool:
+    return len(values) >= _SMOOTH_FROM and key not in _SCHEDULES
+
+
+def _name(group: Group) -> str:
+    runs = f" ({len(group.runs)} runs)" if len(group.runs) > 1 else ""
+    return textwrap.shorten(group.label, 110, placeholder=" ...") + runs
+
+
+def colour(number: int, theme: Theme) -> str:
+    """The colour of the configuration or sweep with that number."""
+    return _COLOURS[theme][number % len(_COLOURS[theme])]

@@ -1,0 +1,250 @@
+"""Read what a sweep left behind: ``trials.jsonl``, a line a finished trial, and ``sweep.yaml``; group it by study.
+
+A configuration is what the trials of a study have in common but the seed. The best configuration is the one with the
+best MEDIAN over its seeds, as in RoBERTa (Liu et al. 2019, 5.1): a single lucky seed must not choose it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from pretrain.base.errors import ConfigError, DataError
+from pretrain.config import flatten, load_mapping
+from pretrain.report.trials_file import TRIALS, TrialLine, read_trials
+
+SWEEP = "sweep.yaml"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A finished trial. ``score`` is the best validation value of the study's metric, ``metrics`` the row it is in."""
+
+    study: str
+    params: dict[str, Any]
+    seed: int
+    state: str
+    score: float | None
+    best_step: int | None
+    metrics: dict[str, float]
+    run: Path
+    seconds: float
+    attempts: int
+    error: str
+
+    @property
+    def done(self) -> bool:
+        """Whether it ran to its end and has a score."""
+        return self.state == "done" and self.score is not None
+
+    @property
+    def flag(self) -> str | None:
+        """Why its score is no result, if so: it failed, predicted a constant, or is no better than one that does."""
+        if not self.done:
+            return self.state
+        if self.metrics.get("degenerate"):
+            return "constant prediction"
+        baseline = self.metrics.get("baseline")
+        if baseline is not None and self.score is not None and self.score <= baseline:
+            return "no better than a constant prediction"
+        return None
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The trials of one point of the search space, by seed."""
+
+    params: dict[str, Any]
+    trials: list[Trial]
+
+    @cached_property
+    def scores(self) -> list[float]:
+        """Scores of the trials that ran to their end."""
+        return [trial.score for trial in self.trials if trial.done and trial.score is not None]
+
+    @property
+    def pruned(self) -> int:
+        """How many trials the scheduler stopped early."""
+        return sum(trial.state == "pruned" for trial in self.trials)
+
+    @property
+    def median(self) -> float:
+        """Median over the seeds; nan without a score."""
+        return statistics.median(self.scores) if self.scores else math.nan
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds; nan without a score."""
+        return statistics.fmean(self.scores) if self.scores else math.nan
+
+    @property
+    def std(self) -> float | None:
+        """Sample standard deviation over the seeds (n - 1); None for fewer than two."""
+        return statistics.stdev(self.scores) if len(self.scores) > 1 else None
+
+    def metric_median(self, name: str) -> float | None:
+        """Median over the seeds of another metric of the best validation rows; None where a trial lacks it."""
+        values = [trial.metrics.get(name) for trial in self.trials if trial.done]
+        found = [value for value in values if value is not None]
+        return statistics.median(found) if found and len(found) == len(values) else None
+
+    @property
+    def label(self) -> str:
+        """``batch.global=16, optimizer.lr=1e-05``."""
+        return ", ".join(f"{key}={value}" for key, value in sorted(self.params.items())) or "as in the base"
+
+
+@dataclass(frozen=True)
+class Study:
+    """All trials on one base configuration. ``config`` is that of one of its runs, flat; empty where none has begun."""
+
+    name: str
+    metric: str
+    mode: str
+    seeds: list[int]
+    configurations: list[Configuration]
+    config: dict[str, Any]
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All trials, configuration by configuration."""
+        return [trial for configuration in self.configurations for trial in configuration.trials]
+
+    @cached_property
+    def best(self) -> Configuration | None:
+        """The configuration with the best median; those that lack seeds count only where every one does."""
+        scored = [c for c in self.configurations if c.scores]
+        if not scored:
+            return None
+        whole = min(len(self.seeds), max(len(c.scores) for c in scored))
+        return max((c for c in scored if len(c.scores) >= whole), key=lambda c: self.sign * c.median)
+
+    @property
+    def sign(self) -> int:
+        """1 where higher is better, -1 where lower is."""
+        return -1 if self.mode == "min" else 1
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep folder. ``notes`` say what was odd in its files."""
+
+    folder: Path
+    studies: list[Study]
+    notes: list[str]
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.resolve().name
+
+
+def comparable(studies: Sequence[Study | None]) -> list[Configuration | None]:
+    """The configurations whose learning curves are drawn together, one a study.
+
+    It is the same one in all, that with the best sum of medians, so that a step holds as many examples everywhere; each
+    study's own best where they have none in common.
+    """
+    present = [study for study in studies if study is not None]
+    first = present[0]
+    by_label = [{c.label: c for c in study.configurations if c.scores} for study in present]
+    common = [label for label in by_label[0] if all(label in found for found in by_label)]
+    if len(present) == 1 or not common:
+        return [study.best if study else None for study in studies]
+    label = max(common, key=lambda label: first.sign * sum(found[label].median for found in by_label))
+    chosen = iter(by_label)
+    return [next(chosen)[label] if study else None for study in studies]
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether ``folder`` is a sweep's rather than a run's."""
+    return (folder / TRIALS).is_file() or (folder / SWEEP).is_file()
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """Read a sweep folder; of several lines about a run the last counts, and torn lines are left out and noted.
+
+    Raises:
+        DataError: trials.jsonl is missing, no regular file, or holds no trial.
+    """
+    path = folder / TRIALS
+    if not path.exists():
+        raise DataError(f"{path}: no such file; a sweep folder holds {TRIALS} once its first trial has ended")
+    lines, notes = read_trials(path)
+    if not lines:
+        raise DataError(f"{path}: no line is a finished trial's" + (f" ({notes[0]})" if notes else ""))
+    seeds = _seeds(folder)
+    by_study: dict[str, list[TrialLine]] = {}
+    for line in lines.values():
+        by_study.setdefault(line.study, []).append(line)
+    studies = [_study(name, found, folder, seeds) for name, found in sorted(by_study.items())]
+    for study in studies:
+        lacking = [c for c in study.configurations if len(c.scores) + c.pruned < len(study.seeds)]
+        if lacking:
+            total = len(study.configurations)
+            notes.append(f"{study.name}: {len(lacking)} of {total} configurations lack the score of a seed")
+    return Sweep(folder, studies, notes)
+
+
+def _study(name: str, lines: list[TrialLine], folder: Path, seeds: list[int]) -> Study:
+    trials = [_trial(line, folder) for line in lines]
+    groups: dict[str, list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(json.dumps(trial.params, sort_keys=True, default=str), []).append(trial)
+    configurations = [
+        Configuration(group[0].params, sorted(group, key=lambda trial: trial.seed)) for group in groups.values()
+    ]
+    configurations.sort(key=_order)
+    evolved = any(
+        line.history is not None for line in lines
+    )  # population based training: a setting has no seeds of its own
+    own = [trials[0].seed] if evolved else seeds or sorted({trial.seed for trial in trials})
+    first = lines[0]
+    return Study(name, first.metric, first.mode, own, configurations, _config(trials))
+
+
+def _trial(line: TrialLine, folder: Path) -> Trial:
+    return Trial(
+        study=line.study,
+        params=line.params,
+        seed=line.seed,
+        state=line.state,
+        score=line.score,
+        best_step=line.best_step,
+        metrics={name: value for name, value in line.metrics.items() if value is not None},
+        run=folder / line.run,
+        seconds=line.seconds,
+        attempts=line.attempts,
+        error=line.error,
+    )
+
+
+def _config(trials: list[Trial]) -> dict[str, Any]:
+    for trial in trials:
+        if (trial.run / "config.yaml").is_file():
+            return flatten(load_mapping(trial.run / "config.yaml", resolved=True))
+    return {}
+
+
+def _seeds(folder: Path) -> list[int]:
+    try:
+        section = load_mapping(folder / SWEEP, resolved=True).get("sweep") if (folder / SWEEP).is_file() else None
+    except ConfigError:
+        return []
+    found = section.get("seeds") if isinstance(section, Mapping) else None
+    return [seed for seed in found if type(seed) is int] if isinstance(found, list) else []
+
+
+def _order(configuration: Configuration) -> list[tuple[int, Any]]:
+    values = [configuration.params[key] for key in sorted(configuration.params)]
+    return [(0, value) if _is_number(value) else (1, str(value)) for value in values]
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

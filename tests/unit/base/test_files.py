@@ -1,0 +1,108 @@
+"""Files at the border: what is no regular file is refused, links are not followed, nothing half-written stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from pretrain.base import files as safe_files
+from pretrain.base.errors import CheckpointError, DataError, user_text
+from pretrain.base.text_files import new_file
+
+
+def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for read in (safe_files.read_bytes, safe_files.read_text, safe_files.read_json):
+        with pytest.raises(DataError, match="not a regular file"):
+            read(tmp_path / "fifo")
+    for opened in (safe_files.open_for_append, safe_files.open_lock):
+        with pytest.raises(DataError, match=r"FIFO|regular"):
+            opened(tmp_path / "fifo")
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        safe_files.read_bytes(tmp_path, error=CheckpointError)
+
+
+def test_a_large_file_is_not_read_whole(tmp_path: Path) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(DataError, match="over 1,000 bytes"):
+        safe_files.read_bytes(tmp_path / "sparse", limit=1000)
+
+
+@pytest.mark.parametrize("text", ["{", "NaN", '{"a": Infinity}', "[" * 100_000, "1" * 5000, ""])
+def test_what_is_no_json_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(DataError, match=r"x\.json: not valid JSON"):
+        safe_files.read_json(tmp_path / "x.json")
+
+
+def test_a_planted_link_is_replaced_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "status.json").symlink_to(tmp_path / "victim")
+    safe_files.write_json(tmp_path / "status.json", {"a": 1})
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert not (tmp_path / "status.json").is_symlink()
+    assert json.loads((tmp_path / "status.json").read_text()) == {"a": 1}
+    (tmp_path / "log").symlink_to(tmp_path / "victim")
+    for opened in (safe_files.open_for_append, safe_files.open_lock):
+        with pytest.raises(DataError, match="a link"):
+            opened(tmp_path / "log")
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_permissions_follow_the_umask_unless_private(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        safe_files.write_text(tmp_path / "public", "x")
+        safe_files.write_text(tmp_path / "private", "x", private=True)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "public").stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "private").stat().st_mode) == 0o600
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    safe_files.write_text(tmp_path / "x", "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        safe_files.write_text(tmp_path / "x", "new")
+    assert (tmp_path / "x").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_number_that_json_cannot_hold_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        safe_files.write_json(tmp_path / "x", {"a": float("nan")})
+
+
+def test_errors_of_the_system_have_one_text() -> None:
+    assert user_text(PermissionError(13, "Permission denied", "/a/b")) == "/a/b: Permission denied"
+    assert user_text(OSError(28, "x", "/a")) == "/a: x; free some space, or use another disk"
+    assert user_text(DataError("two\nlines")) == "two lines"
+    assert user_text(ValueError("ours")) is None
+    assert user_text(OSError(9, "bad descriptor")) is None
+
+
+def test_a_file_of_text_follows_no_link_that_was_put_where_it_is_written_first(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    (tmp_path / f".x.txt.{os.getpid()}.partial").symlink_to(precious)
+    with new_file(tmp_path / "x.txt") as file:
+        file.write("ä\n")
+    assert (tmp_path / "x.txt").read_text(encoding="utf-8") == "ä\n"
+    with pytest.raises(KeyError), new_file(tmp_path / "y.txt") as file:
+        raise KeyError
+    assert precious.read_text() == "precious"
+    assert not (tmp_path / "y.txt").exists()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".tmp") == []

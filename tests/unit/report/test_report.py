@@ -1,0 +1,300 @@
+"""Reports: what is read from a run folder, how runs are named and summed up, and that the page stands alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pretrain.base.errors import ConfigError, DataError
+from pretrain.config import flatten
+from pretrain.report import report
+from pretrain.report.compare import compare, direction
+from pretrain.report.plots import sections, smooth
+from pretrain.report.runs import read_run
+
+
+def row(step: int, **values: Any) -> dict[str, Any]:
+    return {"step": step, "samples": 8 * step, "tokens": 64 * step, **values}
+
+
+def rows(steps: int = 60, every: int = 20, shift: float = 0.0) -> list[dict[str, Any]]:
+    out = []
+    for step in range(1, steps + 1):
+        loss = 5 / step + shift
+        out.append(row(step, **{"loss": loss, "loss/mlm": loss, "lr": 1e-3, "tokens_per_second": 9e4 + step}))
+        if step % every == 0:
+            values = {"loss/mlm": loss + 0.1, "accuracy/mlm": 0.5 - loss / 20, "retrieval/to_corrupted": 0.9}
+            out.append(row(step, split="validation", **values))
+    return out
+
+
+def write_run(
+    folder: Path,
+    lines: list[dict[str, Any]] | None = None,
+    *,
+    seed: int = 1,
+    weight: float = 1.0,
+    status: dict[str, Any] | None = None,
+) -> Path:
+    folder.mkdir(parents=True)
+    config = {
+        "task": {"type": "capt_language"},
+        "run": {"dir": str(folder), "seed": seed},
+        "contrast": {"weight": weight, "temperature": {"type": "constant"}},
+        "optimizer": {"betas": [0.9, 0.98]},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "status.json").write_text(json.dumps(status or {"state": "done"}))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines or rows()))
+    return folder
+
+
+class Page(HTMLParser):
+    """Collects what a page would load, its text, and checks that every tag is closed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.text = ""
+        self.open: list[str] = []
+        self.feed(path.read_text())
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag not in ("script", "link", "iframe")
+        self.loads += [value or "" for name, value in attrs if name in ("src", "srcset", "href")]
+        if tag not in ("meta", "img", "source"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_one_run(tmp_path: Path) -> None:
+    page_path = report([write_run(tmp_path / "run")], tmp_path / "out")
+    assert page_path == tmp_path / "out/report.html"
+    page = Page(page_path)
+    assert len(page.loads) == 2 * 4
+    assert all(load.startswith("data:image/png;base64,iVBOR") for load in page.loads)
+    plain = re.sub("data:image/png;base64,[A-Za-z0-9+/=]+", "", page_path.read_text())
+    assert not re.search(r"http|url\(|@import", plain)
+    assert "accuracy/mlm ↑" in page.text
+    assert "contrast.temperature.type" in page.text
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    figures = ["losses.png", "optimisation.png", "throughput.png", "validation.png"]
+    assert names == sorted([*figures, "report.html", "report.json", "report.md"])
+    for name in figures:
+        png = (tmp_path / "out" / name).read_bytes()
+        width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
+        assert width > 600
+        assert height > 200
+    markdown = (tmp_path / "out/report.md").read_text()
+    assert "![losses](losses.png)" in markdown
+    found = json.loads((tmp_path / "out/report.json").read_text())
+    (group,) = found["groups"]
+    assert group["runs"][0]["status"] == {"state": "done"}
+    assert group["validation"]["loss/mlm"]["final"]["mean"] == pytest.approx(5 / 60 + 0.1)
+    assert group["validation"]["loss/mlm"]["best"]["steps"] == [60]
+
+
+def test_several_runs_are_named_by_what_differs_and_summed_over_seeds(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / f"w{weight}-s{seed}", rows(shift=0.1 * seed - weight), seed=seed, weight=weight)
+        for weight in (1.0, 0.0)
+        for seed in (1, 2, 4)
+    ]
+    found = compare([read_run(folder) for folder in folders])
+    assert [group.label for group in found.groups] == ["A: contrast.weight=1.0", "B: contrast.weight=0.0"]
+    assert [group.seeds for group in found.groups] == [["1", "2", "4"]] * 2
+    final = found.groups[0].final("loss/mlm")
+    expected = [5 / 60 + 0.1 * seed - 1.0 + 0.1 for seed in (1, 2, 4)]
+    assert final is not None
+    assert final.values == pytest.approx(expected)
+    assert (final.mean, final.std) == pytest.approx((statistics.fmean(expected), statistics.stdev(expected)))
+    report(folders, tmp_path / "out")
+    markdown = (tmp_path / "out/report.md").read_text()
+    assert "| contrast.weight | 1.0 | 0.0 |" in markdown
+    assert f"{statistics.fmean(expected):.2f} ± {statistics.stdev(expected):.2f}" in markdown
+
+
+def test_a_seed_that_was_stopped_and_resumed_is_one_more_seed(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / f"s{seed}", seed=seed) for seed in (1, 2, 3)]
+    config = yaml.safe_load((folders[1] / "config.yaml").read_text())
+    config |= {"schedule": {"stop_after": 30}, "checkpoint": {"every": 10, "keep": 9}}
+    config["run"] |= {"log_every": 7, "threads": 4}
+    (folders[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    (group,) = compare([read_run(folder) for folder in folders]).groups
+    assert group.seeds == ["1", "2", "3"]
+    config["optimizer"]["lr"] = 0.1
+    (folders[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    assert compare([read_run(folder) for folder in folders]).differing == ["optimizer.lr"]
+
+
+def test_best_follows_the_direction_of_the_metric(tmp_path: Path) -> None:
+    lines = [
+        row(step, split="validation", **{"loss/mlm": loss, "accuracy/mlm": accuracy, "odd": 1.0})
+        for step, loss, accuracy in ((10, 3.0, 0.2), (20, 1.0, 0.7), (30, 2.0, 0.6), (40, math.nan, math.nan))
+    ]
+    (group,) = compare([read_run(write_run(tmp_path / "run", lines))]).groups
+    for metric, best in (("loss/mlm", 1.0), ("accuracy/mlm", 0.7)):
+        summary = group.best(metric)
+        assert summary is not None
+        assert (summary.values, summary.steps) == ([best], [20])
+    final = group.final("loss/mlm")
+    assert final is not None
+    assert (final.values, final.steps, final.std) == ([2.0], [30], None)
+    assert group.best("odd") is None
+    assert group.final("absent") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("loss/capt_fixed", -1),
+        ("uniformity", -1),
+        ("noise/cls/0.15/drift", -1),
+        ("noise/cls/0.15/centred_gap", 1),
+        ("noise/mean/0.3/top1", 1),
+        ("retrieval/to_original", 1),
+        ("sts/dev/spearman", 1),
+        ("temperature", 0),
+        ("glossary", 0),
+    ],
+)
+def test_direction(name: str, way: int) -> None:
+    assert direction(name) == way
+
+
+def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rows(6))
+    whole = read_run(folder)
+    assert whole.notes == []
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "loss": 0.')
+    torn = read_run(folder)
+    assert torn.training == whole.training
+    assert torn.notes == ["the last line of metrics.jsonl (line 7) is torn and was left out: killed while writing?"]
+    assert "is torn" in Page(report([folder], tmp_path / "out")).text
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write("\n" + json.dumps(row(7, loss=0.5)) + "\n")
+    damaged = read_run(folder)
+    assert damaged.series("loss", validation=False)[0] == [1, 2, 3, 4, 5, 6, 7]
+    assert damaged.notes == ["damaged lines of metrics.jsonl were left out: 7"]
+
+
+def test_the_last_of_several_resumes_wins(tmp_path: Path) -> None:
+    lines = [row(step, loss=1.0) for step in (1, 2, 3, 4)]
+    lines += [row(4, split="validation", accuracy=0.1), row(5, loss=1.0)]
+    assert read_run(write_run(tmp_path / "straight", lines)).notes == []
+    resumed = [row(step, loss=2.0) for step in (3, 4)] + [row(4, split="validation", accuracy=0.2)]
+    again = [row(4, loss=3.0), row(4, split="validation", accuracy=0.3)]
+    run = read_run(write_run(tmp_path / "run", lines + resumed + again))
+    assert run.series("loss", validation=False) == ([1, 2, 3, 4], [1.0, 1.0, 2.0, 3.0])
+    assert run.series("accuracy", validation=True) == ([4], [0.3])
+    assert run.last_step == 4
+    (note,) = run.notes
+    assert note.startswith("6 rows were logged again")
+
+
+def test_missing_and_malformed_files(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no run is given"):
+        report([], tmp_path / "out")
+    with pytest.raises(DataError, match="nowhere: no such run folder"):
+        report([tmp_path / "nowhere"], tmp_path / "out")
+    folder = write_run(tmp_path / "run")
+    (folder / "config.yaml").write_text("run: [")
+    with pytest.raises(ConfigError, match=r"config\.yaml: not valid YAML"):
+        read_run(folder)
+    (folder / "config.yaml").unlink()
+    with pytest.raises(DataError, match=r"config\.yaml: no such file"):
+        read_run(folder)
+    folder = write_run(tmp_path / "other")
+    for content in ("", "\n", "not json\n", "[1]\n", '{"loss": 1}\n'):
+        (folder / "metrics.jsonl").write_text(content)
+        with pytest.raises(DataError, match=r"metrics\.jsonl: no line is a JSON object with a step"):
+            report([folder], tmp_path / "out")
+    (folder / "metrics.jsonl").unlink()
+    with pytest.raises(DataError, match=r"metrics\.jsonl: no such file"):
+        read_run(folder)
+    assert not (tmp_path / "out").exists()
+
+
+def test_status_is_optional_but_missed(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "status.json").write_text('{"state": ')
+    assert read_run(folder).notes == ["status.json is damaged and was left out"]
+    (folder / "status.json").unlink()
+    assert read_run(folder).notes == ["no status.json: the run does not say how it ended"]
+
+
+def test_values_that_are_not_finite_are_drawn_around_and_said(tmp_path: Path) -> None:
+    lines = rows(50)
+    lines[30]["loss"] = math.nan
+    lines[31]["loss"] = math.inf
+    folder = write_run(tmp_path / "run", lines)
+    assert read_run(folder).notes == ["values that are not finite were logged for loss"]
+    report([folder], tmp_path / "out")
+
+
+def test_text_from_outside_is_escaped(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+    lines = [row(step, **{hostile: 1.0, "$\\frac{": 2.0, "'\" onload='x": 1.0}) for step in (1, 2)]
+    lines += [row(2, split="validation", **{f"{hostile}/{name}": 1.0 for name in "abcd"})]
+    folder = write_run(tmp_path / "a&b <script>", lines, status={"state": "<b>done"})
+    config = yaml.safe_load((folder / "config.yaml").read_text()) | {hostile: hostile}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    page = Page(report([folder], tmp_path / "out"))  # it asserts that no such tag is there
+    assert "a&b <script>" in page.text
+    assert hostile in page.text
+    assert "<b>done" not in page.text, "no state of a run"
+    assert "<" not in (tmp_path / "out" / "report.md").read_text(), "Markdown takes HTML as it stands"
+
+
+def test_runs_of_different_length_and_metrics_are_compared_with_a_warning(tmp_path: Path) -> None:
+    long, short = write_run(tmp_path / "long", rows(60)), write_run(tmp_path / "short", rows(20), weight=0.0)
+    page = Page(report([long, short], tmp_path / "out"))
+    assert "the runs end at different steps (20, 60)" in page.text
+
+
+def test_metrics_without_validation_and_with_one_point(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [row(1, loss=2.0)])
+    report([folder], tmp_path / "out")
+    assert (tmp_path / "out/losses.png").exists()
+    assert not (tmp_path / "out/validation.png").exists()
+
+
+def test_sections_give_families_of_metrics_their_own_figure(tmp_path: Path) -> None:
+    lines = [line | {"accuracy/mlm": 0.1, "validation_samples": 64} for line in rows(20)]
+    lines[-1] |= {f"noise/cls/0.15/{name}": 0.5 for name in ("cosine_gap", "centred_gap", "drift", "top1")}
+    found = sections(compare([read_run(write_run(tmp_path / "run", lines))]))
+    assert found == {
+        "losses": ["loss", "loss/mlm"],
+        "optimisation": ["lr"],
+        "throughput": ["tokens_per_second"],
+        "validation": ["accuracy/mlm", "retrieval/to_corrupted"],
+        "validation-noise": [f"noise/cls/0.15/{name}" for name in ("cosine_gap", "centred_gap", "drift", "top1")],
+    }
+
+
+def test_smoothing_keeps_lines_and_does_not_lag() -> None:
+    line = [2.0 * i for i in range(200)]
+    assert smooth(line)[5:-5] == pytest.approx(line[5:-5])
+    noisy = [1.0 if i % 2 else -1.0 for i in range(400)]
+    assert max(abs(value) for value in smooth(noisy)) <= 1 / 11
+    with_gap = [1.0] * 60 + [math.nan] * 10 + [1.0] * 60
+    assert smooth(with_gap)[:64] == pytest.approx([1.0] * 63 + [math.nan], nan_ok=True)
+
+
+def test_flatten() -> None:
+    assert flatten({"a": {"b": 1, "c": {"d": [1, 2]}}, "e": {}}) == {"a.b": 1, "a.c.d": [1, 2], "e": {}}
