@@ -7,7 +7,7 @@ import pytest
 
 from launcher.plan import Options
 from launcher.start import begin
-from tests.unit.tokenizer.test_sensitive import NAMES, VALUES
+from tests.unit.base.test_sensitive import NAMES, VALUES
 
 CANARY = "canary-7c1e"
 # A job that needs no torch, and leaves the command lines of itself and of what started it.

@@ -18,7 +18,7 @@ from launcher.plan import Launch, Options
 from pretrain.base.errors import ConfigError
 from pretrain.config.load import load_job
 from tests.support import free_port
-from tests.unit.tokenizer.test_sensitive import NAMES
+from tests.unit.base.test_sensitive import NAMES
 
 ROOT = Path(__file__).parents[3]
 SSH = """#!/bin/sh

@@ -15,7 +15,7 @@ from pretrain.report.sweep_page import number
 from pretrain.report.sweep_plots import Curves, read_curves
 from pretrain.report.sweeps import TRIALS, Study, comparable, is_sweep, read_sweep
 from tests.sweep_folders import add_trial, write_sweep
-from tests.unit.engine.test_report import Page, write_run
+from tests.unit.report.test_report import Page, write_run
 
 SEEDS = [1, 2, 3]
 LOW, HIGH = {"optimizer.lr": 1e-5, "batch.global": 16}, {"optimizer.lr": 3e-4, "batch.global": 16}
