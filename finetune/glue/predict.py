@@ -40,7 +40,7 @@ def predict(
     if restored.task.pair != (examples.second is not None):
         kind = "pairs of texts" if restored.task.pair else "single texts"
         raise ConfigError(f"{examples.source}: {restored.task.folder} is a task of {kind}")
-    section, types = restored.job.data, restored.model.encoder.reads_types
+    section, types = restored.job.data, restored.model.reads_types
     assert section.sequence_length is not None, "GlueJob.completed fills it in"
     rows = row_set(examples, section, restored.tokenizer, section.sequence_length, types=types)
     return predictions_of(restored.task, all_logits(restored.model, rows, batch, device(), progress))
@@ -71,7 +71,7 @@ def evaluate(
         DataError: the files cannot be read.
     """
     restored = _load(checkpoint)
-    data, types = restored.job.data, restored.model.encoder.reads_types
+    data, types = restored.job.data, restored.model.reads_types
     if path is not None:
         data = data.model_copy(update={"path": path, "source": "files"})
     assert data.sequence_length is not None, "GlueJob.completed fills it in"

@@ -58,7 +58,7 @@ class GlueFineTuning:
         self.train = train_rows(job.data, self.task, self.tokenizer, length, **options)
         self.dev = dev_rows(job.data, self.task, self.tokenizer, length, **options)
         self.status = ""
-        self.job = job.completed(len(self.train), self._backbone.described, encoder.max_positions)
+        self.job = job.completed(len(self.train), self._backbone.hf_config, encoder.max_positions)
         schedule = self.job.schedule
         logger.info(
             "%s: %d rows of %.1f tokens, %d steps (%d of warmup)", self.task.folder, len(self.train),
@@ -129,7 +129,7 @@ class GlueFineTuning:
     def flops_per_step(self) -> float:
         """Forward and backward FLOP of a global batch of average length."""
         length = float(self.train.lengths.mean())
-        return 3.0 * self.job.batch.global_ * self._backbone.encoder.flops(length)
+        return 3.0 * self.job.batch.global_ * self._backbone.encoder.flops(length, read=1.0)
 
     def next_steps(self, run_dir: Path) -> Sequence[str]:
         """Look at the dev metric, and compare runs."""

@@ -18,8 +18,8 @@ from pretrain.data.prepare import open_corpus, tokenizer_corpus, verifier_of
 from pretrain.data.prepare import prepare as prepare_shards
 from pretrain.data.shard_writer import locked
 from pretrain.language.config import LanguageJob
-from pretrain.language.from_hf import HFModel, read_hf
 from pretrain.models.config import RobertaConfig
+from pretrain.models.hf_model import HFModel, read_hf
 from pretrain.models.hub import TOKENIZER_FILES, local_folder
 from tokenizer.encode import TextTokenizer, load_tokenizer
 

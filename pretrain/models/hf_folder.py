@@ -26,6 +26,9 @@ _MAX_JSON_BYTES = 4_000_000
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 """Endings of files that could run code when they are opened."""
 
+TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
+"""Files beside a tokenizer that could name code, and are read with `read_json` before the tokenizer is."""
+
 _DTYPES = ("F64", "F32", "F16", "BF16")
 """Of weights; quantized ones are not numbers that could be copied into a model."""
 
@@ -61,6 +64,11 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "pruned_heads": ({}, None),
 }
 """Values that decide the architecture. Any other value is another model, which our encoder would compute wrongly."""
+
+
+def is_hf_folder(folder: Path) -> bool:
+    """True for a folder with a ``config.json``, which our checkpoints and runs do not have."""
+    return (folder / "config.json").is_file()
 
 
 def read_config(folder: Path) -> dict[str, Any]:

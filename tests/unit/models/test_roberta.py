@@ -9,7 +9,7 @@ from torch import Tensor
 from pretrain.base.errors import DataError
 from pretrain.models import attention, roberta
 from pretrain.models.capt import CaptModel
-from pretrain.models.roberta import take_rows
+from pretrain.models.pooling import take_rows
 from tests.unit.models.support import LENGTH, assert_same, batch, gradients, small_model, train_step
 
 DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5 + [2] * 4] * 5)
