@@ -18,7 +18,7 @@ from pretrain.language.restore import load_model
 from pretrain.models.encoder import Encoder
 from pretrain.models.foreign.build import load_encoder
 from pretrain.models.foreign.read import PretrainedEncoder, encoder_keys, read_encoder, read_tokenizer
-from pretrain.models.hf_folder import is_hf_folder
+from pretrain.models.hf_folder import is_hf
 from pretrain.models.hub import local_folder
 from tokenizer.encode import TextTokenizer
 
@@ -48,7 +48,7 @@ def load_backbone(
         CheckpointError: nothing usable there, no tokenizer, or weights are missing, unknown or of another shape.
     """
     source, folder = str(path), local_folder(path)
-    pretrained = read_encoder(folder) if is_hf_folder(folder) else _read_checkpoint(folder)
+    pretrained = read_encoder(folder) if is_hf(folder) else _read_checkpoint(folder)
     encoder = load_encoder(
         pretrained, source, dropout=dropout, attention_dropout=attention_dropout, allow_missing=allow_missing
     )

@@ -26,7 +26,7 @@ from pretrain.language.representations import POOLERS, Representations
 from pretrain.language.restore import Restored, load_hf, load_model
 from pretrain.language.sts import encode, score_rows
 from pretrain.language.sts_files import Pairs, find_sets
-from pretrain.models.hf_folder import is_hf_folder
+from pretrain.models.hf_folder import is_hf
 
 RATES = (0.15, 0.3)
 TEMPERATURE = 0.05
@@ -121,7 +121,7 @@ def command(
     that were measured anew under the same name.
     """
     poolers = pooler or tuple(POOLERS)
-    source = load_hf(checkpoint) if is_hf_folder(checkpoint) else checkpoint
+    source = load_hf(checkpoint) if is_hf(checkpoint) else checkpoint
     result = evaluate(
         source, text=text, sts=sts, out=out, batch=batch, seed=seed, poolers=poolers, samples=samples, length=length
     )

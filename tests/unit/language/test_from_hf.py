@@ -15,7 +15,7 @@ from pretrain.base.errors import CheckpointError
 from pretrain.language.evaluate import evaluate
 from pretrain.language.representations import Representations
 from pretrain.language.restore import load_hf
-from pretrain.models.hf_folder import is_hf_folder
+from pretrain.models.hf_folder import is_hf
 from pretrain.models.hf_map import HEAD_FILE
 from tests.unit.language.test_evaluate import sentences
 from tokenizer.train import train
@@ -84,7 +84,7 @@ def test_a_head_beside_the_model_is_used(folder: Path) -> None:
 
 
 def test_what_is_one(folder: Path, tmp_path: Path) -> None:
-    assert is_hf_folder(folder)
-    assert not is_hf_folder(tmp_path)
+    assert is_hf(folder)
+    assert not is_hf(tmp_path)
     with pytest.raises(CheckpointError, match=r"config\.json: no such file"):
         load_hf(tmp_path)
