@@ -31,7 +31,7 @@ from pretrain.language.sts_files import MAX_SCORE
 from pretrain.models.encoder import Encoder
 from pretrain.models.foreign.encoder import TransformersEncoder
 from pretrain.models.foreign.families import Family, family_of
-from pretrain.models.hf_map import names
+from pretrain.models.hf_map import parameter_names
 from pretrain.models.roberta import RobertaEncoder
 from tokenizer.check import check_with_transformers
 
@@ -121,7 +121,7 @@ def _encoder_tensors(encoder: Encoder) -> dict[str, Tensor]:
         return {f"{encoder.model.base_model_prefix}.{name}": tensor for name, tensor in state.items()}
     assert isinstance(encoder, RobertaEncoder)
     tensors: dict[str, Tensor] = {}
-    for ours, theirs in names(encoder.config.layers):
+    for ours, theirs in parameter_names(encoder.config.layers):
         if ours.startswith("encoder."):
             parts = state[ours.removeprefix("encoder.")].chunk(len(theirs))
             tensors |= dict(zip(theirs, parts, strict=True))

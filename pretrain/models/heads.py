@@ -48,12 +48,12 @@ class MLMHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(rows))
 
     def forward(self, hidden: Float[Tensor, "*rows h"], labels: Int[Tensor, "*rows"]) -> MLMOutput:
-        """Cross entropy at the given positions only; a label of -100 marks a row that counts for nothing."""
+        """Cross entropy at the given positions only; a label of -100 marks a row that is not predicted."""
         x = self._transform(hidden).flatten(0, -2)
         return MLMOutput(*masked_cross_entropy(x, self.weight, self.bias, labels.flatten(), self.vocab_size))
 
     def logits(self, hidden: Float[Tensor, "*rows h"]) -> Float[Tensor, "*rows V"]:
-        """Scores over the vocabulary, for whole (not ZeRO-3 partitioned) models."""
+        """Scores over the vocabulary, for models that ZeRO-3 does not partition."""
         return F.linear(self._transform(hidden), self.weight[: self.vocab_size], self.bias[: self.vocab_size])
 
     def _transform(self, hidden: Tensor) -> Tensor:

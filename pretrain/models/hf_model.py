@@ -22,7 +22,7 @@ from pretrain.models.hf_folder import (
     read_tensor_file,
     read_tensors,
 )
-from pretrain.models.hf_map import HEAD, HEAD_FILE, MLM, TIED, from_hf, prefixed
+from pretrain.models.hf_map import HEAD, HEAD_FILE, MLM, TIED, from_hf, with_roberta_prefix
 from pretrain.models.hub import local_folder
 from pretrain.models.vocabulary import with_rows
 from tokenizer.encode import TextTokenizer, load_tokenizer
@@ -74,7 +74,7 @@ def read_hf(folder: Path) -> HFModel:
             read_json(folder / name)
     tokenizer = load_tokenizer(folder)
     config = claimed.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-    tensors = prefixed(read_tensors(folder))
+    tensors = with_roberta_prefix(read_tensors(folder))
     layers = {match[1] for name in tensors if (match := _LAYER.match(name))}
     claims = claimed.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos)
     _require_sizes(claims, {"num_hidden_layers": len(layers)}, path)

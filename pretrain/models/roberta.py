@@ -121,7 +121,7 @@ class RobertaEncoder(Encoder):
         """
         x = self.embeddings(tokens, padded)
         within: Runs | None = None
-        if documents is not None and runs is not None and attention.takes_runs(x) and not self.config.compile:
+        if documents is not None and runs is not None and attention.prefers_runs(x) and not self.config.compile:
             within = attention.document_runs(documents, runs)
         mask = self._mask(tokens, padded, documents) if within is None else within
         autocast = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None

@@ -15,7 +15,7 @@ from pretrain.models.encoder import Encoder
 from pretrain.models.foreign.encoder import TransformersEncoder
 from pretrain.models.foreign.families import ROBERTA_TYPES, family_of
 from pretrain.models.foreign.read import PretrainedEncoder
-from pretrain.models.hf_config import listed
+from pretrain.models.hf_config import list_names
 from pretrain.models.roberta import RobertaEncoder, initialise_weights
 
 logger = logging.getLogger(__name__)
@@ -93,14 +93,14 @@ def _compare(shapes: Mapping[str, torch.Size], state: Mapping[str, Tensor], sour
         if name in state and state[name].shape != shape
     ]
     if unequal:
-        raise CheckpointError(f"{source}: config.json and tensors disagree: {listed(unequal)}")
+        raise CheckpointError(f"{source}: config.json and tensors disagree: {list_names(unequal)}")
     differences = {
         "missing": sorted(shapes.keys() - state.keys()),
         "unexpected": sorted(state.keys() - shapes.keys()),
     }
     if not any(differences.values()):
         return
-    problem = "; ".join(f"{kind}: {listed(names)}" for kind, names in differences.items() if names)
+    problem = "; ".join(f"{kind}: {list_names(names)}" for kind, names in differences.items() if names)
     if not allow_missing:
         raise CheckpointError(f"{source}: not the weights of its encoder ({problem}); model.allow_missing=true goes on")
     logger.warning("%s: missing weights stay as initialised, unexpected ones are left out: %s", source, problem)

@@ -17,7 +17,7 @@ from torch import Tensor
 from pretrain.base.errors import CheckpointError, DataError, shown
 from pretrain.models.foreign.families import ROBERTA_TYPES, family_of
 from pretrain.models.hf_folder import TOKENIZER_CONFIGS, read_config, read_json, read_tensors
-from pretrain.models.hf_map import joined, names
+from pretrain.models.hf_map import concatenate, parameter_names
 from tokenizer.encode import TextTokenizer, load_tokenizer
 
 _HEADS = re.compile(
@@ -113,10 +113,10 @@ def _encoder_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _rename_roberta(tensors: Mapping[str, Tensor], layers: int, source: str) -> dict[str, Tensor]:
     """Tensors of RoBERTa under the names of `RobertaEncoder`; what is not in the table keeps its own name."""
     rest, state = dict(tensors), {}
-    for ours, theirs in names(layers):
+    for ours, theirs in parameter_names(layers):
         parts = [name.removeprefix("roberta.") for name in theirs]
         if ours.startswith("encoder.") and all(part in rest for part in parts):
-            state[ours.removeprefix("encoder.")] = joined(rest, parts, source)
+            state[ours.removeprefix("encoder.")] = concatenate(rest, parts, source)
             for part in parts:
                 del rest[part]
     return state | rest

@@ -89,7 +89,7 @@ def test_attention_by_runs_equals_the_mask(
     within = attention.attend_within
     monkeypatch.setattr(attention, "attend_within", lambda *args: taken.append(1) or within(*args))
     for by_runs in (False, True):
-        monkeypatch.setattr(attention, "takes_runs", lambda x, by_runs=by_runs: by_runs)
+        monkeypatch.setattr(attention, "prefers_runs", lambda x, by_runs=by_runs: by_runs)
         dtype = torch.float32 if autocast else torch.float64
         model = small_model(dtype=dtype, dropout=0.0, attention_dropout=0.0, **fields).train()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
