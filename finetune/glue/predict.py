@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,14 @@ from finetune.glue.files import Examples
 from finetune.glue.outputs import all_logits, metrics_of, predictions_of
 from finetune.glue.restore import Restored, load_classifier
 from pretrain.base.errors import ConfigError
+from pretrain.base.progress import ProgressCallback
 from pretrain.engine.artifacts import write_result
 from pretrain.engine.distributed import device
 from pretrain.engine.provenance import provenance
 
-Progress = Callable[[int, int], None]
-
 
 def predict(
-    checkpoint: Path | Restored, examples: Examples, *, batch: int = 32, progress: Progress | None = None
+    checkpoint: Path | Restored, examples: Examples, *, batch: int = 32, progress: ProgressCallback | None = None
 ) -> Num[np.ndarray, " n"]:
     """What a checkpoint predicts for each of ``examples``: class numbers (int64), or scores from 0 to 5 (float32).
 
@@ -52,7 +50,7 @@ def evaluate(
     path: Path | None = None,
     out: Path | None = None,
     batch: int = 32,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """The task's metrics of a checkpoint on its dev set, or both of MNLI's.
 

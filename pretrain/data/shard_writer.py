@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from pretrain.base.errors import DataError
+from pretrain.base.progress import ProgressCallback
 from pretrain.base.text_files import new_folder
 from pretrain.base.verification import Verifier
 from pretrain.data.corpus import Corpus, Passage
@@ -53,7 +54,7 @@ def write_shards(
     shard_tokens: int = SHARD_TOKENS,
     verifier: Verifier,
     verify: bool = True,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ProgressCallback | None = None,
 ) -> ShardSet:
     """Tokenize ``corpus`` into the shard set ``folder`` with ``workers`` processes, and open it.
 
@@ -96,7 +97,7 @@ def _write(
     options: Options,
     workers: int,
     shard_tokens: int,
-    progress: Callable[[int, int], None] | None,
+    progress: ProgressCallback | None,
 ) -> None:
     for abandoned in folder.parent.glob(f".{folder.name}.*.partial"):
         if abandoned.is_symlink():

@@ -6,11 +6,11 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pretrain.base.errors import ConfigError
+from pretrain.base.progress import ProgressCallback
 from pretrain.base.verification import ALONE, Ranks, Verifier
 from pretrain.data.corruption import Corruptor, Vocabulary
 from pretrain.data.packing import PackedDataset
@@ -24,7 +24,6 @@ from pretrain.models.hub import TOKENIZER_FILES, local_folder
 from tokenizer.encode import TextTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,9 @@ def _given_tokenizer(job: LanguageJob) -> Path | None:
     return None if job.model.init is None else local_folder(job.model.init)
 
 
-def tokenizer_folder(job: LanguageJob, progress: Progress | None = None, verifier: Verifier | None = None) -> Path:
+def tokenizer_folder(
+    job: LanguageJob, progress: ProgressCallback | None = None, verifier: Verifier | None = None
+) -> Path:
     """The folder of the job's tokenizer: ``tokenizer.path``, that of ``model.init``, or one trained on ``data.*``.
 
     A trained one is cached by content. All ranks of ``verifier`` call this: one trains, the others wait.
@@ -105,7 +106,7 @@ def kept_tokenizer(job: LanguageJob, run_dir: Path, ranks: Ranks = ALONE) -> Pat
     return kept
 
 
-def _train(job: LanguageJob, folder: Path, progress: Progress | None) -> None:
+def _train(job: LanguageJob, folder: Path, progress: ProgressCallback | None) -> None:
     from tokenizer.train import train
 
     section = job.tokenizer
@@ -122,7 +123,7 @@ def _train(job: LanguageJob, folder: Path, progress: Progress | None) -> None:
 
 
 def prepare(
-    job: LanguageJob, progress: Progress | None = None, ranks: Ranks = ALONE, run_dir: Path | None = None
+    job: LanguageJob, progress: ProgressCallback | None = None, ranks: Ranks = ALONE, run_dir: Path | None = None
 ) -> Prepared:
     """Everything a rank needs before it can build the model. All ``ranks`` call this; what fails on one fails on all.
 

@@ -19,7 +19,7 @@ from pretrain.base.randomness import EPOCHS
 from pretrain.base.records import Count, Record, parse
 from pretrain.config.schema import Job
 from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
-from pretrain.contrast.kernels.products import require
+from pretrain.contrast.kernels.products import check_precision
 from pretrain.data.corruption import IGNORE
 from pretrain.engine import distributed
 from pretrain.engine.engines.deepspeed import Engine
@@ -55,7 +55,7 @@ class LanguageTask:
         self.status = ""
         self.contrasts = job.contrast.weight > 0
         if self.contrasts:
-            require(job.contrast.precision, distributed.device())
+            check_precision(job.contrast.precision, distributed.device())
         self.prepared: Prepared = prepare(job, ranks=all_ranks(), run_dir=run_dir)
         self.job = self.prepared.job
         self.model_config = self.prepared.model_config
@@ -76,7 +76,7 @@ class LanguageTask:
                 dtype=_DTYPES[self.job.contrast.queue_dtype],
                 device=distributed.device(),
             )
-            self.queue.expect(2 * self.job.batch.global_)
+            self.queue.warn_if_smaller_than(2 * self.job.batch.global_)
         return {"model": self._module}
 
     def _require_memory(self) -> None:

@@ -123,7 +123,7 @@ class LatentTask:
         if section.weight > 0 and section.queue:
             width = self.job.model.latent if section.over == "z" else self.job.model.hidden
             self.queue = ShardedQueue(section.queue, width, device=distributed.device())
-            self.queue.expect(self.job.batch.global_)
+            self.queue.warn_if_smaller_than(self.job.batch.global_)
         return build(self.job, len(self.vocabulary) if self.vocabulary is not None else 0)
 
     def build_batches(self, progress: Progress) -> Iterator[Drawn]:

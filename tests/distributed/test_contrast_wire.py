@@ -83,7 +83,7 @@ def test_rows_known_to_be_equal_are_not_counted() -> None:
         ({}, True, [8, 2 * N * D * 4, 2 * N * 4]),
         ({"precision": "bf16"}, False, [8, 2 * N * D * 2, 2 * N * (D + 1) * 4, 2 * N * 4]),
     ],
-    ids=["queue only", "running reference", "ids", "validation", "bf16"],
+    ids=["queue only", "running maximum", "ids", "validation", "bf16"],
 )
 def test_what_each_option_adds(options: dict[str, Any], frozen: bool, expected: list[int]) -> None:
     for result in run_ranks(_traffic, 2, 507, options, frozen):
