@@ -23,9 +23,8 @@ from finetune.glue.config import GlueJob
 from pretrain.base.errors import CheckpointError, DataError, shown
 from pretrain.engine.checkpoint import find_best, read_job, read_weights, verify
 from pretrain.language.config import LanguageJob
-from pretrain.language.from_hf import is_hf
 from pretrain.language.restore import load_model
-from pretrain.models.hf_folder import read_config, read_json, read_tensors
+from pretrain.models.hf_folder import is_hf, read_config, read_json, read_tensors
 from pretrain.models.hf_map import joined, names
 from pretrain.models.hub import local_folder
 from tokenizer.encode import TextTokenizer, load_tokenizer

@@ -54,11 +54,6 @@ class HFModel:
         return any(name.startswith(MLM) and name not in TIED for name in self.state)
 
 
-def is_hf(folder: Path) -> bool:
-    """True for a folder with a ``config.json``, which our checkpoints and runs do not have."""
-    return (folder / "config.json").is_file()
-
-
 def read_hf(folder: Path) -> HFModel:
     """Read ``folder``, or the hub model it names, running and following nothing in it and believing no size it claims.
 

@@ -63,6 +63,11 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 """Values that decide the architecture. Any other value is another model, which our encoder would compute wrongly."""
 
 
+def is_hf(folder: Path) -> bool:
+    """True for a folder with a ``config.json``, which our checkpoints and runs do not have."""
+    return (folder / "config.json").is_file()
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """The keys of ``folder/config.json``, of a RoBERTa or XLM-R encoder and nothing else.
 

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from finetune.backbone import load_backbone
 from finetune.encoders import FAMILIES
 from pretrain.base.errors import CheckpointError
-from pretrain.convert.import_hf import import_hf
 from pretrain.language.from_hf import read_hf
+from pretrain.language.import_hf import command as import_hf
 from pretrain.models.config import RobertaConfig
 from tests.fuzz.harness import HOSTILE, check, command, inputs, library, mutated, snapshot
 from tests.unit.convert.models import config, model, tokenizer
