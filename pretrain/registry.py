@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from pretrain.base.errors import ConfigError, did_you_mean
+from pretrain.base.sensitive import has_secret
 
 TASKS = {
     "capt_language": "pretrain.language",
@@ -75,9 +76,16 @@ def task_class(type_: str) -> Any:
     return importlib.import_module(f"{_package(type_)}.task").TASK
 
 
-def check_callback(name: str) -> None:
-    """Raise ``ConfigError`` unless ``run.callbacks`` may hold the key ``name``. Imports nothing of the callback."""
-    _callback_path(name)
+def check_callbacks(callbacks: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ``ConfigError`` for an unknown key of ``run.callbacks``, or a secret in it. Imports no callback."""
+    for name, settings in callbacks.items():
+        _callback_path(name)
+        for key, value in settings.items():
+            if has_secret(str(value)):
+                raise ConfigError(
+                    f"run.callbacks.{name}.{key} looks like a secret, and configurations are written into run folders: "
+                    f"use the environment variables or the login of {name}"
+                )
 
 
 def callback_class(name: str) -> Any:
