@@ -19,6 +19,7 @@ from pretrain.config.base import NO_TEXT
 from pretrain.config.load import load_job
 from pretrain.engine.engines.deepspeed_config import deepspeed_config
 from pretrain.engine.run_folder import holds_run
+from pretrain.registry import check_callbacks
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None) -> int:
     chosen = backend(name)
     plan = chosen.plan(launch)
     deepspeed_config(launch.job, plan.world)  # refuses batch sizes that do not fit before anything starts
+    check_callbacks(launch.job.run.callbacks)
     if name == "local":
         _check_precision_here(launch.job.engine.precision)
     if show is not None:

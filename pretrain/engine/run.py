@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.allocator import keep_freed_memory
-from pretrain.engine.callbacks import default_callbacks
+from pretrain.engine.callbacks import default_callbacks, user_callbacks
 from pretrain.engine.checkpoint import (
     checkpoints_of,
     find_checkpoint,
@@ -52,6 +53,7 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None, wa
     distributed.initialize(job.engine.timeout_minutes)
     with distributed.synchronize_errors():
         check_precision(job.engine.precision)
+        callbacks = user_callbacks(job)
     with claimed(job, resume=resume, wait=wait) as claim:
         source = _choose_checkpoint(job.run.dir, checkpoint) if resume else None
         with distributed.synchronize_errors(
@@ -70,7 +72,7 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None, wa
             logger.info("%s is done: all %d steps; raise schedule.max_steps to go on", run.dir, run.progress.step)
             claim.end("done", DONE)
             return DONE
-        return _train(run, claim)
+        return _train(run, claim, callbacks)
 
 
 def _build(job: Job, task: Task, source: Path | None) -> Run:
@@ -112,8 +114,8 @@ class _Status(Callback):
         self._claim.note_failed_saves(run.failed_saves)
 
 
-def _train(run: Run, claim: Claim) -> int:
-    train(run, [*default_callbacks(run.job), _Status(claim)])
+def _train(run: Run, claim: Claim, callbacks: Sequence[Callback]) -> int:
+    train(run, [*default_callbacks(run.job, callbacks), _Status(claim)])
     if run.finished:
         claim.end("done", DONE)
         return DONE

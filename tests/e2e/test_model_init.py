@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from finetune.backbone import load_backbone
 from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.config.load import job_from_mapping
-from pretrain.convert.commands import convert
+from pretrain.convert.dispatch import convert
 from pretrain.engine.checkpoint.save import config_text
 from pretrain.language.config import LanguageJob
 from pretrain.language.task import LanguageTask

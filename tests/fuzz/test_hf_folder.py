@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from finetune.backbone import load_backbone
 from pretrain.base.errors import CheckpointError
-from pretrain.convert.import_hf import import_hf
+from pretrain.language.import_hf import command as import_hf
 from pretrain.models.config import RobertaConfig
 from pretrain.models.foreign.families import FAMILIES
 from pretrain.models.hf_model import read_hf

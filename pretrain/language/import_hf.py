@@ -8,6 +8,7 @@ import torch
 
 from pretrain.base.files import write_json
 from pretrain.config.load import job_from_mapping, load_mapping
+from pretrain.convert.about import IMPORTED
 from pretrain.convert.output import new_folder
 from pretrain.engine.checkpoint.layout import step_folder
 from pretrain.engine.checkpoint.manifest import CONFIG
@@ -23,11 +24,8 @@ from tokenizer.encode import TextTokenizer
 RECIPE = "capt_continue"
 """The shipped job whose hyper-parameters an imported model gets: those of continued pretraining."""
 
-IMPORTED = "imported.json"
-"""Of an imported run: ``source``, the hub id (with its revision) or the folder's name that the model came from."""
 
-
-def import_hf(source: Path, out: Path, *, overwrite: bool = False) -> None:
+def command(source: Path, out: Path, *, overwrite: bool = False) -> None:
     """Make the run ``out`` of a RoBERTa: its weights at step 0, and its tokenizer.
 
     The aggregation head is that of ``capt_head.safetensors`` (our own exports have it), else freshly initialised; so is
@@ -39,14 +37,14 @@ def import_hf(source: Path, out: Path, *, overwrite: bool = False) -> None:
         UserError: as :func:`pretrain.models.hf_model.read_hf` does, a tensor has the wrong shape, or ``out`` is taken.
     """
     folder = local_folder(source)
-    found = read_hf(folder)
-    job = _job(found.config, out.absolute())
+    imported = read_hf(folder)
+    job = _job(imported.config, out.absolute())
     torch.manual_seed(derive(job.run.seed, "init"))
-    module = LanguageModule(job, found.config)
-    start_from(module.capt, found, str(source))
+    module = LanguageModule(job, imported.config)
+    start_from(module.capt, imported, str(source))
     with new_folder(out, overwrite=overwrite) as run:
         write_json(run / IMPORTED, {"source": origin(source, folder)})
-        _write_run(run, job, module, found.tokenizer)
+        _write_run(run, job, module, imported.tokenizer)
 
 
 def _job(config: RobertaConfig, out: Path) -> LanguageJob:
