@@ -25,7 +25,7 @@ def _traffic(capacity: int, options: dict[str, Any], frozen: bool) -> dict[str, 
     rank = distributed.rank()
     s, s_hat = (unit(N, D, seed=2 * rank + i, dtype=torch.float32).requires_grad_(not frozen) for i in (0, 1))
     queue = ShardedQueue(capacity, D)
-    queue.enqueue(unit(queue.share, D, seed=9 + rank, dtype=torch.float32))
+    queue.enqueue(unit(queue.shard_size, D, seed=9 + rank, dtype=torch.float32))
     stats = ContrastStats() if options.pop("stats", False) else None
     ids = torch.arange(N) if options.pop("ids", False) else None
     with Wire() as wire, _LargestTensor() as largest:
