@@ -18,8 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from launcher import environment, machine, runfolder
+from launcher import environment, machine
 from pretrain.base.errors import ConfigError, counted
+from pretrain.base.files import write_text
 from pretrain.base.sensitive import is_secret
 
 log = logging.getLogger(__name__)
@@ -124,9 +125,9 @@ def _room(node: Mapping[str, float], need: Mapping[str, float]) -> float:
     return min(math.inf if math.isinf(node.get(k, 0)) else (node.get(k, 0) + 1e-5) // need[k] for k in need)
 
 
-def travelling(address: str | None) -> dict[str, str]:
-    """What of this process's environment goes to the ranks: they inherit all of it on a cluster of our own."""
-    return environment.portable(environment.inherited()) if address is not None else {}
+def forwarded_env(address: str | None) -> dict[str, str]:
+    """The variables of this process that the ranks get; on a cluster of our own they inherit all of them anyway."""
+    return environment.forwarded_env(environment.inherited()) if address is not None else {}
 
 
 def has_gpus(address: str | None) -> bool:
@@ -173,7 +174,7 @@ def cluster(address: str | None, *, chatty: bool = False) -> Iterator[None]:
     private: Path | None = None
     if address is None and "RAY_AUTH_MODE" not in environment.inherited():
         private = Path(tempfile.mkdtemp(prefix="capt-ray-"))
-        runfolder.write_private(private / "token", secrets.token_hex(32))
+        write_text(private / "token", secrets.token_hex(32), private=True)
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(private / "token"))
     import ray
     from ray._raylet import Config  # type: ignore[attr-defined]
