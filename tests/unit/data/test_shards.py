@@ -63,7 +63,7 @@ def test_a_text_of_many_files_has_a_manifest_that_can_be_read(tmp_path: Path, mo
 def test_a_lock_that_another_host_has_removed_is_taken_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    module: Any = {"flock": locks.fcntl, "samestat": locks.os}[where]
+    module: Any = {"flock": locks.fcntl, "samestat": locks.os.path}[where]
     real, calls = getattr(module, where), []
 
     def stale(*args: Any) -> Any:

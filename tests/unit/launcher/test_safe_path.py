@@ -46,3 +46,38 @@ def test_every_launcher_sets_it(folder: Path) -> None:
     for plan in (deepspeed.plan(over_hosts), slurm.plan(launch)):
         (text,) = plan.files.values()
         assert "PYTHONSAFEPATH=1\n" in text
+
+
+def test_what_capt_starts_ignores_the_users_folder(folder: Path) -> None:
+    """``capt`` itself is a script, which has no modules of the working folder (``-P``); its children get the variable."""
+    child = "import subprocess, sys; raise SystemExit(subprocess.run([sys.executable, '-m', 'pretrain', '--help']).returncode)"
+    code = f"import launcher.cli as c\ndef app(*a, **k):\n    {child}\nc.app = app\nc.main()"
+    for path in (str(ROOT), f":{ROOT}", f"{ROOT}::"):
+        argv = [sys.executable, "-P", "-c", code, "doctor"]
+        env = {**os.environ, "PYTHONPATH": path}
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+        assert "Run one rank of a job" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", ["tokenizer.py", "yaml.py", "configs/__init__.py"])
+def test_a_rank_that_was_started_without_the_variable_ignores_what_it_can(folder: Path, name: str) -> None:
+    """As by the raw ``deepspeed --module pretrain``: only a ``pretrain`` in the folder is found before we can act."""
+    (folder / "pretrain.py").unlink()
+    for other in ("tokenizer.py", "yaml.py", "configs/__init__.py"):
+        if other != name:
+            (folder / other).unlink()
+    argv = [sys.executable, "-m", "pretrain", "nowhere.yaml"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no configuration file 'nowhere.yaml'" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_source_checkout_needs_no_installation(folder: Path) -> None:
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    code = (
+        "import sys, pretrain.base.safe_path as s, pretrain; s.drop_working_folder(pretrain.__file__); import tokenizer"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
