@@ -166,7 +166,7 @@ def cluster(address: str | None, *, chatty: bool = False) -> Iterator[None]:
 
     Meanwhile this process's environment holds no secrets: Tune hands those of AWS to its workers in a form that stands
     in Ray's logs and command lines. A cluster of our own has inherited them before, as every process of this machine.
-    Ray puts the folder in which it is joined on the module path of all workers, so this process joins it in an empty one.
+    Ray puts the folder in which it is joined on the module path of all workers: this process joins it in an empty one.
 
     Raises:
         ConfigError: there is no cluster at the address, or it does not let us in.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from pretrain.base.errors import ConfigError, DataError, UserError
-from pretrain.base.files import open_lock
+from pretrain.base.files import open_lock, open_regular
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def is_locked(path: Path) -> bool:
     """Whether another process holds the lock on ``path``."""
     if not path.is_file() or path.is_symlink():
         return False
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

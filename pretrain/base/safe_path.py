@@ -10,8 +10,8 @@ from pathlib import Path
 def drop_working_folder(package: str) -> None:
     """Do what ``PYTHONSAFEPATH`` does, after the start: Python put the working folder first on the module path.
 
-    ``package`` is the ``__file__`` of a package of ours. A working folder that holds it, a source checkout, stays on the
-    path. Processes that this one starts get ``PYTHONSAFEPATH`` itself.
+    ``package`` is the ``__file__`` of a package of ours. A working folder that holds it, a source checkout, stays on
+    the path. Processes that this one starts get ``PYTHONSAFEPATH`` itself.
     """
     if not sys.flags.safe_path and sys.path and Path(sys.path[0]).resolve() != Path(package).resolve().parents[1]:
         del sys.path[0]

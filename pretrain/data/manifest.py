@@ -11,8 +11,8 @@ from jaxtyping import Int32
 from pydantic import Field, model_validator
 
 from pretrain.base.errors import DataError
+from pretrain.base.hashing import ExpectedFile, Inspection
 from pretrain.base.records import Record, read_record
-from pretrain.base.verification import Inspection, Recorded
 from tokenizer.special import SpecialIds
 
 MANIFEST = "manifest.json"
@@ -143,9 +143,9 @@ class Manifest(Record, extra="forbid"):
         """Names of the shards in the order of the stream."""
         return [f"shard-{i:05}.bin" for i in range(len(self.files) - 1)]
 
-    def records(self) -> dict[str, Recorded]:
+    def records(self) -> dict[str, ExpectedFile]:
         """The files by name, for verification."""
-        return {file.name: Recorded(file.bytes, file.sha256) for file in self.files}
+        return {file.name: ExpectedFile(file.bytes, file.sha256) for file in self.files}
 
     def inspections(self) -> dict[str, Inspection]:
         """What is looked at when the files are read: every id is of the vocabulary, documents lie end to end."""

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Shaped
 
+from pretrain.base.atomic import new_folder
 from pretrain.base.errors import DataError
 from pretrain.base.locks import cache_lock
-from pretrain.base.text_files import new_folder
 from pretrain.base.verification import Verifier
 from pretrain.data.corpus import Corpus, Passage
 from pretrain.data.manifest import (

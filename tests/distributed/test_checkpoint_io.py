@@ -204,7 +204,7 @@ def _reading(mapping: dict[str, Any]) -> tuple[Any, int, int]:
 
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
     hashed = read = 0
-    real_hash, real_open = verification._hash, index.safe_open
+    real_hash, real_open = verification.hash_file, index.safe_open
 
     def noted_hash(path: Path, *others: Any) -> str:
         nonlocal hashed
@@ -237,7 +237,7 @@ def _reading(mapping: dict[str, Any]) -> tuple[Any, int, int]:
         def get_slice(self, key: str) -> Part:
             return Part(self._inner.get_slice(key))
 
-    verification._hash, index.safe_open = noted_hash, Opened
+    verification.hash_file, index.safe_open = noted_hash, Opened
     return _run(mapping, True), hashed, read
 
 

@@ -10,6 +10,7 @@ import pytest
 from launcher.backends import deepspeed, local, slurm, torchrun
 from launcher.environment import SAFE_PATH
 from launcher.plan import Launch, Options
+from pretrain.base.safe_path import protect_children
 from pretrain.config.load import load_job
 
 ROOT = Path(__file__).parents[3]
@@ -48,15 +49,29 @@ def test_every_launcher_sets_it(folder: Path) -> None:
         assert "PYTHONSAFEPATH=1\n" in text
 
 
+_CAPT = """
+import subprocess, sys
+from launcher import cli
+cli.app = lambda *a, **k: subprocess.run([sys.executable, "-m", "pretrain", "--help"]).returncode
+cli.main()
+"""
+
+
 def test_what_capt_starts_ignores_the_users_folder(folder: Path) -> None:
-    """``capt`` itself is a script, which has no modules of the working folder (``-P``); its children get the variable."""
-    child = "import subprocess, sys; raise SystemExit(subprocess.run([sys.executable, '-m', 'pretrain', '--help']).returncode)"
-    code = f"import launcher.cli as c\ndef app(*a, **k):\n    {child}\nc.app = app\nc.main()"
-    for path in (str(ROOT), f":{ROOT}", f"{ROOT}::"):
-        argv = [sys.executable, "-P", "-c", code, "doctor"]
-        env = {**os.environ, "PYTHONPATH": path}
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
-        assert "Run one rank of a job" in done.stdout, done.stderr
+    """``capt`` is a script, which sees no modules of the working folder (as with ``-P``); its children inherit that."""
+    argv = [sys.executable, "-P", "-c", _CAPT, "doctor"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Run one rank of a job" in done.stdout
+
+
+def test_an_empty_entry_of_the_module_path_is_the_working_folder_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    for given, kept in ((":/a", "/a"), ("/a::/b", "/a:/b"), ("/a:", "/a"), ("", ""), ("/a", "/a")):
+        monkeypatch.setenv("PYTHONPATH", given)
+        protect_children()
+        assert (os.environ["PYTHONPATH"], os.environ["PYTHONSAFEPATH"]) == (kept, "1")
 
 
 @pytest.mark.parametrize("name", ["tokenizer.py", "yaml.py", "configs/__init__.py"])
