@@ -20,7 +20,7 @@ from finetune.glue.restore import classifier_on
 from finetune.glue.tasks import GlueTask, glue_task
 from finetune.order import Order
 from pretrain.base.errors import CheckpointError
-from pretrain.base.records import Record, parse
+from pretrain.base.records import Record, parse_record
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.engines.deepspeed import Engine
@@ -120,7 +120,7 @@ class GlueFineTuning:
         Raises:
             CheckpointError: it is one of these.
         """
-        stored = parse(_State, state, folder / "state.json", error=CheckpointError)
+        stored = parse_record(_State, state, folder / "state.json", error=CheckpointError)
         if stored.task != self.task.name:
             raise CheckpointError(f"{folder}: trained on {stored.task}, this job's data.task is {self.task.name}")
         if stored.tokenizer != self.tokenizer.fingerprint:

@@ -18,9 +18,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pretrain.base.atomic import new_file
 from pretrain.base.errors import DataError
 from pretrain.base.progress import ProgressCallback
-from pretrain.base.text_files import new_file
 from pretrain.data.parallel import ordered_map
 
 _FORMAT = 2

@@ -114,11 +114,11 @@ def _next(arriving: Iterator[Any], number: int, loader: LoaderSection) -> Any:
             if not str(error).startswith("DataLoader timed out"):
                 raise _dead_worker(error) from error
         now = time.monotonic()
-        if heard := interruption.heard():
+        if heard := interruption.recorded_signal():
             stop_heard = stop_heard or now
             if now - stop_heard > _GRACE:
                 _end(arriving)
-                interruption.give_up(heard, f"while no data came for {now - begin:.0f} s (loader worker {worker})")
+                interruption.interrupt(heard, f"while no data came for {now - begin:.0f} s (loader worker {worker})")
         if now - begin > 60 * loader.timeout_minutes:
             _end(arriving)
             raise DataError(

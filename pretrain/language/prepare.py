@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pretrain.base.errors import ConfigError
+from pretrain.base.locks import cache_lock
 from pretrain.base.progress import ProgressCallback
 from pretrain.base.verification import ALONE, Ranks, Verifier
 from pretrain.data.corruption import Corruptor, Vocabulary
 from pretrain.data.packing import PackedDataset
 from pretrain.data.prepare import open_corpus, tokenizer_corpus, verifier_of
 from pretrain.data.prepare import prepare as prepare_shards
-from pretrain.data.shard_writer import locked
 from pretrain.language.config import LanguageJob
 from pretrain.models.config import RobertaConfig
 from pretrain.models.hf_model import HFModel, read_hf
@@ -76,7 +76,7 @@ def tokenizer_folder(
     folder = job.data.cache / "tokenizers" / name
     with verifier.ranks.synchronize_errors():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_suffix(".lock")):
+        with cache_lock(folder.with_suffix(".lock")):
             if not folder.exists():
                 _train(job, folder, progress)
     return folder

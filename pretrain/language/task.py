@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.base.randomness import EPOCHS
-from pretrain.base.records import Count, Record, parse
+from pretrain.base.records import Count, Record, parse_record
 from pretrain.config.schema import Job
 from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
 from pretrain.contrast.kernels.products import check_precision
@@ -205,7 +205,7 @@ class LanguageTask:
             CheckpointError: the checkpoint was trained with another tokenizer, or on other text (a checkpoint of an
                 earlier version does not say on which).
         """
-        stored = parse(_State, state, folder / "state.json", error=CheckpointError)
+        stored = parse_record(_State, state, folder / "state.json", error=CheckpointError)
         if stored.tokenizer != self.prepared.tokenizer.fingerprint:
             raise CheckpointError(
                 f"{folder}: trained with tokenizer {stored.tokenizer[:12]}, this job has "

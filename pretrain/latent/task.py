@@ -13,7 +13,7 @@ from pydantic import Field, FiniteFloat
 from torch import nn
 
 from pretrain.base.errors import CheckpointError, ConfigError, DataError
-from pretrain.base.records import Count, Record, parse
+from pretrain.base.records import Count, Record, parse_record
 from pretrain.config.schema import Job
 from pretrain.contrast import ShardedQueue
 from pretrain.engine import distributed
@@ -217,7 +217,7 @@ class LatentTask:
             CheckpointError: the checkpoint was trained with other words, or on other sentences.
         """
         own = self.vocabulary.fingerprint if self.vocabulary is not None else None
-        stored = parse(_State, state, folder / "state.json", error=CheckpointError)
+        stored = parse_record(_State, state, folder / "state.json", error=CheckpointError)
         if stored.vocabulary != own:
             raise _other_vocabulary(folder, folder / VOCABULARY)
         if stored.text not in (None, self._text) and not self.job.data.allow_change:

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from pretrain.base.errors import ConfigError
 from pretrain.base.files import read_json, write_json
-from pretrain.base.records import Record, parse
+from pretrain.base.records import Record, parse_record
 from pretrain.base.sensitive import is_secret
 from pretrain.config import flatten
 from pretrain.engine import distributed
@@ -48,7 +48,7 @@ class Tracker(Callback):
         with distributed.synchronize_errors():
             if distributed.rank() == 0:
                 path = run.dir / f"{self.key}.json"
-                known = parse(_Identity, read_json(path), path).id if path.exists() else None
+                known = parse_record(_Identity, read_json(path), path).id if path.exists() else None
                 identity = self.start(run, _shown(run), known)
                 self._open = True
                 write_json(path, {"id": identity})

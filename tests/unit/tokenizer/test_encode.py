@@ -252,7 +252,9 @@ def test_a_forked_process_encodes(trained: Path, parallelism: dict[str, str]) ->
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("module", ["tokenizer", "pretrain.base.errors", "pretrain.base.text_files"])
+@pytest.mark.parametrize(
+    "module", ["tokenizer", "pretrain.base.errors", "pretrain.base.atomic", "pretrain.base.text_lines"]
+)
 def test_light_imports(module: str) -> None:
     code = f"import sys, {module}; print(*{{'torch', 'numpy', 'tokenizers', 'sentencepiece'}} & set(sys.modules))"
     root = str(Path(__file__).parents[3])
