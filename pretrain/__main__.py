@@ -7,10 +7,9 @@ its ranks read the merged job (``--merged``). Exit codes: 0 done, 1 failed, 2 ba
 from __future__ import annotations
 
 if __name__ == "__main__":  # before anything else is imported
-    import pretrain
     from pretrain.base.safe_path import drop_working_folder
 
-    drop_working_folder(pretrain.__file__)
+    drop_working_folder()
 
 import argparse
 import logging

@@ -56,4 +56,5 @@ def _first_fault(problem: Exception) -> str:
         return type(problem).__name__
     first = problem.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(ascii(part).strip("'")[:80] for part in first["loc"][:8])
-    return printable(f"{where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}", 600)
+    wrong = "Input should be an object" if first["type"] == "model_type" else first["msg"].removeprefix("Value error, ")
+    return printable(f"{where + ': ' if where else ''}{wrong}", 600)

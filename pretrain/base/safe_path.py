@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 
 
-def drop_working_folder(package: str) -> None:
+def drop_working_folder() -> None:
     """Do what ``PYTHONSAFEPATH`` does, after the start: Python put the working folder first on the module path.
 
-    ``package`` is the ``__file__`` of a package of ours. A working folder that holds it, a source checkout, stays on
-    the path. Processes that this one starts get ``PYTHONSAFEPATH`` itself.
+    A working folder that holds this program (a source checkout) stays on the path. Child processes get the variable.
     """
-    if not sys.flags.safe_path and sys.path and Path(sys.path[0]).resolve() != Path(package).resolve().parents[1]:
+    if not sys.flags.safe_path and sys.path and Path(sys.path[0]).resolve() != Path(__file__).resolve().parents[2]:
         del sys.path[0]
     protect_children()
 

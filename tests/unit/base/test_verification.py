@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pretrain.base import verification
+from pretrain.base import verification, verified_files
 from pretrain.base.errors import CheckpointError, DataError
 from pretrain.base.hashing import ExpectedFile, Inspection
 from pretrain.base.verification import Verifier
@@ -32,7 +32,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         opened.append(path.name)
         return original(path, *rest)
 
-    monkeypatch.setattr(verification, "_hash", counted)
+    monkeypatch.setattr(verification, "hash_file", counted)
     monkeypatch.setattr(verification, "_SETTLED", -1e9)
     return opened
 
@@ -154,7 +154,7 @@ def test_a_memory_that_others_may_write_is_not_believed(
 def test_the_memory_keeps_the_newest(
     tmp_path: Path, files: dict[str, ExpectedFile], read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verification, "REMEMBERED", 2)
+    monkeypatch.setattr(verified_files, "REMEMBERED", 2)
     for name in files:
         verify(tmp_path, {name: files[name]})
     (memory,) = (tmp_path / "cache").iterdir()
