@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from pretrain.base.errors import CheckpointError, ConfigError, did_you_mean
-from pretrain.base.files import first_fault
+from pretrain.base.records import first_fault
 from pretrain.config.reader import read_yaml
 from pretrain.registry import task_module
 
@@ -78,5 +78,5 @@ def accepted_options(
         try:
             accepted[name] = kind.validate_python(value)
         except ValidationError as error:
-            raise ConfigError(f"--option {assignment}: {first_fault(error, whole='')}") from None
+            raise ConfigError(f"--option {assignment}: {first_fault(error)}") from None
     return accepted

@@ -47,11 +47,11 @@ def parse_record(
     try:
         return kind.model_validate(content)
     except (ValidationError, RecursionError) as problem:
-        raise error(f"{source}: damaged or of another version: {_first_fault(problem)}{hint}") from None
+        raise error(f"{source}: damaged or of another version: {first_fault(problem)}{hint}") from None
 
 
-def _first_fault(problem: Exception) -> str:
-    """The first thing that pydantic found wrong, in one printable line: the key, and what is wrong with its value."""
+def first_fault(problem: Exception) -> str:
+    """The first thing that pydantic found wrong, in one printable line: the key, if any, and what is wrong with it."""
     if not isinstance(problem, ValidationError):
         return type(problem).__name__
     first = problem.errors(include_url=False, include_input=False, include_context=False)[0]
