@@ -125,7 +125,7 @@ def _room(node: Mapping[str, float], need: Mapping[str, float]) -> float:
     return min(math.inf if math.isinf(node.get(k, 0)) else (node.get(k, 0) + 1e-5) // need[k] for k in need)
 
 
-def forwarded_env(address: str | None) -> dict[str, str]:
+def rank_environment(address: str | None) -> dict[str, str]:
     """The variables of this process that the ranks get; on a cluster of our own they inherit all of them anyway."""
     return environment.forwarded_env(environment.inherited()) if address is not None else {}
 
@@ -145,7 +145,7 @@ def own_address() -> str:
     return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == own)
 
 
-def check_address(address: str) -> None:
+def check_reachable(address: str) -> None:
     """Refuse an address that nobody listens on. Raises ``ConfigError``."""
     if address == "auto":
         return
@@ -212,7 +212,7 @@ def _is_withheld(name: str, value: str) -> bool:
 def _join(address: str, common: Mapping[str, Any]) -> None:
     import ray
 
-    check_address(address)
+    check_reachable(address)
     try:
         ray.init(address, **common)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:

@@ -80,7 +80,7 @@ class Rank:
             processes.send(self._process, signal.Signals(number))
 
 
-class Ranks:
+class RankGroup:
     """The ranks of a job: ``Rank`` objects of this process, and handles of Ray actors that are one."""
 
     def __init__(self, ranks: Sequence[Any]) -> None:
@@ -187,9 +187,9 @@ def start(launch: Launch, plan: Plan) -> End:
         group = ray.util.placement_group([need] * plan.world)
         log.info("waiting for room on the cluster")
         ray.get(group.ready())
-        ranks = Ranks(remote_ranks(group, range(plan.world), need))
+        ranks = RankGroup(remote_ranks(group, range(plan.world), need))
         with processes.stop_signals(ranks.send, lambda: ranks.send(signal.SIGKILL)):
-            ranks.start(plan.commands[0].argv, Path.cwd(), None, raycluster.forwarded_env(address))
+            ranks.start(plan.commands[0].argv, Path.cwd(), None, raycluster.rank_environment(address))
             try:
                 while (code := ranks.poll()) is None:
                     time.sleep(_POLL)

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Group:
+class TrialGroup:
     """Trials that are given to Tune together: listed ones, or as many as ``number`` that a searcher draws."""
 
     searcher: Any
@@ -52,7 +52,7 @@ class Driver(tune.Callback, tune.Stopper):
         self.stopping = True
         self._plan.stop_file.touch()
 
-    def run(self, group: Group) -> None:
+    def run(self, group: TrialGroup) -> None:
         """Run a group to its end, or until the sweep stops."""
         if not group.number:
             return

@@ -27,7 +27,7 @@ def is_complete(path: Path) -> bool:
     return (path / "manifest.json").is_file()
 
 
-def prepare(run_dir: Path, source: Mapping[str, Any] | None) -> tuple[tuple[str, ...], int]:
+def prepare_restart(run_dir: Path, source: Mapping[str, Any] | None) -> tuple[tuple[str, ...], int]:
     """Make a run folder ready to start.
 
     Args:

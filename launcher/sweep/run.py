@@ -51,11 +51,11 @@ def run_sweep(
     """
     address = raycluster.chosen_address(address)
     sweep = load_sweep(config, overrides)
-    plan = make_plan(sweep, module, raycluster.forwarded_env(address))
+    plan = make_plan(sweep, module, raycluster.rank_environment(address))
     specs = check_jobs(sweep, plan)
     check_inputs(plan, specs)
     if show is not None:
-        show(describe(sweep, plan, specs))
+        show(describe_sweep(sweep, plan, specs))
         return DONE
     if address is None:
         raycluster.check_here(
@@ -64,7 +64,7 @@ def run_sweep(
             "lower trial.workers, trial.cpus or trial.gpus, or join a cluster with --address",
         )
     else:
-        raycluster.check_address(address)
+        raycluster.check_reachable(address)
     with _locked_folder(plan.folder, resume):
         _refuse_links(plan.folder)
         check_base_jobs(plan)
@@ -76,7 +76,7 @@ def run_sweep(
             return _run(sweep, plan, specs, trial_log, need)
 
 
-def describe(sweep: Sweep, plan: SweepPlan, specs: Mapping[str, Sequence[TrialSpec]]) -> str:
+def describe_sweep(sweep: Sweep, plan: SweepPlan, specs: Mapping[str, Sequence[TrialSpec]]) -> str:
     """The text of ``--dry-run``: the sweep with its defaults, and its trials."""
     blocks = [sweep.to_yaml().rstrip()]
     for study, found in specs.items():
@@ -98,7 +98,7 @@ def _run(
     trial_log: TrialLog,
     need: Mapping[str, float],
 ) -> int:
-    from launcher.sweep.driver import Driver, Group
+    from launcher.sweep.driver import Driver, TrialGroup
     from launcher.sweep.table import ProgressTable
 
     plan.stop_file.unlink(missing_ok=True)
@@ -113,7 +113,7 @@ def _run(
             try:
                 for group in _groups(sweep, plan, specs, trial_log):
                     if not driver.stopping:
-                        driver.run(Group(*group))
+                        driver.run(TrialGroup(*group))
             except KeyboardInterrupt:  # the second one: no trial saves any more
                 driver.stopping = True
     for study in specs:

@@ -21,7 +21,7 @@ import ray
 from ray import tune
 
 from launcher import raycluster
-from launcher.backends.ray import Rank, Ranks, remote_ranks
+from launcher.backends.ray import Rank, RankGroup, remote_ranks
 from launcher.sweep import restart
 from launcher.sweep.trial_log import run_state
 from launcher.sweep.trial_state import TrialState, write_spec
@@ -55,7 +55,7 @@ class SweepTrial(tune.Trainable):
     and in the last one ``ended``: done, failed, stopped (resumable) or unreported (the metric has another name).
     """
 
-    _group: Ranks | None = None
+    _group: RankGroup | None = None
 
     def setup(self, config: dict[str, Any]) -> None:
         """Take the run folder; nothing is started yet."""
@@ -112,7 +112,9 @@ class SweepTrial(tune.Trainable):
         self.cleanup(keep_lock=True)
         if not restart.is_complete(checkpoint):
             raise RuntimeError(f"{checkpoint}: the validation of this step left no checkpoint, which pbt copies")
-        restart.prepare(self._run, {"checkpoint": checkpoint, "step": self._step})  # the ranks went on meanwhile
+        restart.prepare_restart(
+            self._run, {"checkpoint": checkpoint, "step": self._step}
+        )  # the ranks went on meanwhile
         return {"checkpoint": str(checkpoint), "step": self._step, "run": self._run.name}
 
     def load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -132,16 +134,16 @@ class SweepTrial(tune.Trainable):
             self._lock.close()
 
     @property
-    def _ranks(self) -> Ranks:
+    def _ranks(self) -> RankGroup:
         if self._group is None:  # kept for the next trial of this process: it has the same placement group
             others = range(1, self._plan.workers)
             group = ray.util.get_current_placement_group()
             remote = remote_ranks(group, others, group.bundle_specs[1]) if others else []
-            self._group = Ranks([Rank(), *remote])
+            self._group = RankGroup([Rank(), *remote])
         return self._group
 
     def _start(self) -> None:
-        arguments, self._step = restart.prepare(self._run, self._copy_from)
+        arguments, self._step = restart.prepare_restart(self._run, self._copy_from)
         if self._plan.population:
             self._rows.skip(self._step)
             self._add_change()

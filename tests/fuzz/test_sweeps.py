@@ -16,7 +16,7 @@ from finetune.glue.files import read_split
 from finetune.glue.submission import HEADER, OUTPUTS, check_submission
 from finetune.glue.tasks import GLUE
 from launcher.sweep.base_jobs import check_base_jobs
-from launcher.sweep.restart import prepare, what_went_wrong
+from launcher.sweep.restart import prepare_restart, what_went_wrong
 from launcher.sweep.trial_log import TrialLog, TrialState, best_row, validations
 from launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec
 from pretrain.engine.metrics_file import read_metrics
@@ -124,7 +124,7 @@ def test_sweep_folders(tmp_path: Path) -> None:
             lambda run=run, study=study: best_row(validations(run), study),
             lambda run=run: what_went_wrong(run, 1),
             lambda plan=plan, spec=spec: TrialLog(plan, 0).add(spec, "done"),
-            lambda run=run: prepare(run, None),
+            lambda run=run: prepare_restart(run, None),
         ):
             check(library(step), f"sweep:{number}")
         assert victim.is_dir()

@@ -66,21 +66,21 @@ def test_a_run_begins_anew_continues_or_adopts(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     run, other = (plan.run_dir(make_run(plan, seed, 0.1, 0.2, 0.3)) for seed in (1, 2))
     (restart.checkpoint(run, 3) / "manifest.json").unlink()
-    assert restart.prepare(run, None) == (("--resume", "--checkpoint", "step-00000002"), 2)
+    assert restart.prepare_restart(run, None) == (("--resume", "--checkpoint", "step-00000002"), 2)
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2]
 
     source = restart.checkpoint(other, 2)
     (source / "weights").write_text("theirs")
     (run / "checkpoints" / "best").symlink_to("step-00000003")
     (run / "best.json").write_text("{}")
-    assert restart.prepare(run, {"checkpoint": str(source), "step": 2})[1] == 2
+    assert restart.prepare_restart(run, {"checkpoint": str(source), "step": 2})[1] == 2
     assert (restart.checkpoint(run, 2) / "weights").read_text() == "theirs"
     assert not (run / "best.json").exists(), "the best checkpoint was of a future that is gone"
     assert not restart.checkpoint(run, 3).exists()
 
     for step in (1, 2):
         (restart.checkpoint(run, step) / "manifest.json").unlink()
-    assert restart.prepare(run, None) == ((), 0)
+    assert restart.prepare_restart(run, None) == ((), 0)
     assert not (run / "metrics.jsonl").exists()
 
 
