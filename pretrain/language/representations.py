@@ -1,4 +1,4 @@
-"""What an encoder makes of a sequence: one vector by each of several poolers."""
+"""Vectors that an encoder gives for whole sequences, one by each of several poolers."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Representations:
         self.poolers = tuple(poolers)
 
     @torch.no_grad()
-    def of_views(self, batch: LanguageBatch) -> tuple[dict[str, tuple[Tensor, Tensor]], MLMOutput]:
-        """By pooler, the (n, h) rows of the originals and of the corrupted; and the MLM loss sums of the latter."""
+    def encode_views(self, batch: LanguageBatch) -> tuple[dict[str, tuple[Tensor, Tensor]], MLMOutput]:
+        """The (n, h) rows of the originals and of the corrupted for each pooler, and the MLM sums of the corrupted."""
         batch = batch.to(device())
         n = len(batch.tokens)
         views = torch.cat([batch.tokens, batch.corrupted])
@@ -45,10 +45,10 @@ class Representations:
         return pairs, self.model.mlm(take_rows(hidden[n:], batch.positions), batch.labels)
 
     @torch.no_grad()
-    def of_texts(self, texts: Sequence[str]) -> Float[np.ndarray, "n w"]:
-        """``<s> text </s>``, cut to the position table: the rows of all p poolers side by side, each h wide."""
+    def encode_texts(self, texts: Sequence[str]) -> Float[np.ndarray, "n w"]:
+        """Vectors of ``<s> text </s>``, cut to the position table: h columns for each pooler, side by side."""
         special = self.tokenizer.special
-        room = self.model.config.max_positions - 2
+        room = self.model.encoder.max_positions - 2
         ids = [
             [special.bos, *encoded[:room].tolist(), special.eos] for encoded in self.tokenizer.encode_batch(list(texts))
         ]

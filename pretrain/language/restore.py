@@ -18,7 +18,7 @@ from tokenizer.encode import TextTokenizer, load_tokenizer
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint's model in evaluation mode (without rows that padded the vocabulary), its tokenizer and its job."""
+    """A model in evaluation mode (without rows that padded the vocabulary), its tokenizer and its job."""
 
     checkpoint: Path
     model: CaptModel

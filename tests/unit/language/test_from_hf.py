@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_representations_are_those_of_transformers(folder: Path) -> None:
     restored = load_hf(folder)
     texts = ["a bird", *sentences(3, 7)]
-    rows = Representations(restored, ("cls", "mean")).of_texts(texts)
+    rows = Representations(restored, ("cls", "mean")).encode_texts(texts)
     model = RobertaForMaskedLM.from_pretrained(folder).eval()
     for text, row in zip(texts, rows, strict=True):
         special = restored.tokenizer.special
@@ -77,7 +77,7 @@ def test_a_head_beside_the_model_is_used(folder: Path) -> None:
     finally:
         (folder / HEAD_FILE).unlink()
     assert restored.model.config.pooling == "mean"
-    mean, head = np.split(Representations(restored, ("mean", "head")).of_texts(["a bird"]), 2, axis=1)
+    mean, head = np.split(Representations(restored, ("mean", "head")).encode_texts(["a bird"]), 2, axis=1)
     inner = torch.nn.functional.gelu(torch.tensor(mean) @ tensors["inner.weight"].T + tensors["inner.bias"])
     outer = inner @ tensors["outer.weight"].T + tensors["outer.bias"]
     np.testing.assert_allclose(head, (outer / outer.norm()).numpy(), atol=1e-5)
