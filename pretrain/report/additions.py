@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pretrain.registry import task_packages
-from pretrain.report.document import Section
+from pretrain.report.document import ReportSection
 
 
-def task_sections(types: Iterable[str], function: str, found: Sequence[Any]) -> list[Section]:
+def task_sections(types: Iterable[str], function: str, found: Sequence[Any]) -> list[ReportSection]:
     """``function(found)`` of each task of ``types`` that has one, in the order of their names."""
     wanted = set(types)
-    sections: list[Section] = []
+    sections: list[ReportSection] = []
     for type_, package in sorted(task_packages().items()):
         if type_ in wanted and importlib.util.find_spec(f"{package}.report"):
             add = getattr(importlib.import_module(f"{package}.report"), function, None)
