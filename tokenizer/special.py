@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """The ids of the special tokens; BERT calls ``bos`` and ``eos``, which surround every text, ``[CLS]`` and ``[SEP]``."""
+    """The ids of the special tokens; BERT calls ``bos`` and ``eos``, which surround a text, ``[CLS]`` and ``[SEP]``."""
 
     bos: int
     pad: int
