@@ -18,6 +18,7 @@ from pretrain.config.schema import Job
 from pretrain.contrast import ShardedQueue
 from pretrain.engine import distributed
 from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, StepMetrics, to_float
 from pretrain.latent.config import LatentJob
@@ -27,7 +28,7 @@ from pretrain.latent.data.inputs import Drawn, drawn, drawn_ahead
 from pretrain.latent.data.vocabulary import Vocabulary
 from pretrain.latent.evaluation.clusters import cluster_figures, save_codes
 from pretrain.latent.evaluation.measure import Modules, measure
-from pretrain.latent.models.build import build
+from pretrain.latent.models.build import build, optimizers
 from pretrain.latent.models.clusters import cluster_batches
 from pretrain.latent.training.aggressive import catch_up
 from pretrain.latent.training.compiled import CompiledUpdate
@@ -86,8 +87,6 @@ class LatentTask:
                 f"{job.data.clusters} x {job.data.repeats} = {job.data.clusters * job.data.repeats}"
             )
         self.job = job.completed(self._batches_an_epoch)
-        unclipped = {"optimizer": self.job.optimizer.model_copy(update={"clip": 0.0})}
-        self._unclipped = self.job.model_copy(update=unclipped)  # f and g: an engine clips as its job says
         self._aggressive = job.objective.aggressive_updates > 0
         self._last_information = -1.0
         self._compiled: CompiledUpdate | None = None
@@ -126,6 +125,10 @@ class LatentTask:
             self.queue.expect(self.job.batch.global_)
         return build(self.job, len(self.vocabulary) if self.vocabulary is not None else 0)
 
+    def optimizers(self) -> Mapping[str, ModuleOptimizer]:
+        """The critics have settings of their own."""
+        return optimizers(self.job)
+
     def build_batches(self, progress: Progress) -> Iterator[Drawn]:
         """This rank's rows of each coming batch, with all that its step draws."""
         rank, world = distributed.rank(), distributed.world_size()
@@ -137,8 +140,6 @@ class LatentTask:
 
     def step(self, engines: Mapping[str, Engine], batch: Drawn, progress: Progress) -> StepMetrics:
         """One update of each module (``critic.updates`` of the critics)."""
-        if "critics" in engines:
-            engines["critics"].job = self._unclipped
         weight = beta(progress.step, self._batches_an_epoch, self.job.objective)
         inner: StepMetrics = {}
         if self._aggressive:

@@ -65,7 +65,7 @@ def _train(preset: str, more: tuple[str, ...], folder: Path, micro: int, steps: 
         accelerator = get_accelerator()
         types = [*accelerator.supported_dtypes(), torch.float64]
         accelerator.supported_dtypes = lambda: types  # DeepSpeed refuses to average float64 on CPU
-    engines = build_engines(modules, task.job)
+    engines = build_engines(modules, task.job, task.optimizers())
     progress, figures = Progress(), []
     batches = task.build_batches(progress)
     gradients: dict[str, np.ndarray] = {}
@@ -188,7 +188,7 @@ def _diverge(folder: Path) -> str:
     distributed.initialize(1)
     job = small_job("clvae_plus", folder, folder / "run", "critic.lr=1e30", batch=8, micro=4)
     task = LatentTask(job, folder / "run")
-    engines = build_engines(task.build_modules(), task.job)
+    engines = build_engines(task.build_modules(), task.job, task.optimizers())
     try:
         for batch in task.build_batches(Progress()):
             task.step(engines, batch, Progress())

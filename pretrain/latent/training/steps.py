@@ -128,7 +128,6 @@ def _update_decoder(decoder: Trainable, z: Tensor, inputs: Inputs) -> tuple[Tens
 def _update_critics(job: LatentJob, critics: Trainable, encoded: Encoded, inputs: Inputs) -> CriticUpdates:
     """``critic.updates`` updates of f and g on the same posterior draws and fresh prior draws."""
     assert inputs.priors is not None
-    critics.set_learning_rate(job.critic.lr)
     of_f, of_g = _critic_losses(job, inputs)
     values: list[Tensor] = []
     for read in rows_of(encoded.z.detach(), encoded.h.detach(), inputs.priors):

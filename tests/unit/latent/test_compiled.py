@@ -39,7 +39,7 @@ def _train(preset: str, folder: Path, steps: int, *more: str) -> tuple[list[dict
     job = load_job(PTB.parent / f"{preset}.yaml", ["optimizer.lr=1e-3", "critic.lr=1e-3", f"run.dir={folder}", *more])
     task = LatentTask(job, folder)
     assert isinstance(task.job, LatentJob)
-    engines = build_engines(task.build_modules(), task.job)
+    engines = build_engines(task.build_modules(), task.job, task.optimizers())
     progress = Progress()
     batches, reports = task.build_batches(progress), []
     for step in range(steps):

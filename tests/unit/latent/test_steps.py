@@ -22,7 +22,7 @@ from pretrain.latent.data.noise import StepNoise
 from pretrain.latent.data.swap import swapped
 from pretrain.latent.data.vocabulary import END, START
 from pretrain.latent.evaluation.bounds import Normal
-from pretrain.latent.models.build import build
+from pretrain.latent.models.build import build, optimizers
 from pretrain.latent.models.text import TextDecoder
 from pretrain.latent.training.steps import train_step
 from tests.latent import small_job
@@ -57,7 +57,7 @@ def _both(preset: str, more: tuple[str, ...], folder: Path) -> dict[str, Any]:
     job = small_job(preset, folder, folder / "run", "optimizer.clip=0", "critic.lr=1e-30", *more, batch=N, micro=N)
     torch.manual_seed(0)
     modules = build(job.model_copy(update={"model": job.model.model_copy(update={"init_range": 0.5})}), WORDS)
-    engines = build_engines(modules, job)
+    engines = build_engines(modules, job, optimizers(job))
     ours: dict[str, dict[str, Any]] = {"encoder": {}, "decoder": {}}
     for name, found in ours.items():
         _gradients(engines[name], found)
@@ -173,7 +173,7 @@ def _in_bf16(folder: Path) -> list[float]:
             micro=N,
         )  # fmt: skip
         torch.manual_seed(0)
-        engines = build_engines(build(job, WORDS), job)
+        engines = build_engines(build(job, WORDS), job, optimizers(job))
         batch = Batch(_tokens(), torch.arange(N), N, N)
         report = train_step(job, engines, drawn(job, batch, ("step", 0), torch.device("cpu")).inputs, BETA)
         encoded = engines["encoder"](batch.tokens, torch.zeros(N, 4), None)
