@@ -118,7 +118,7 @@ def traffic(job: Job) -> Traffic:
     quiet_libraries(debug=False)
     distributed.initialize(1)
     task = task_class(job.task.type)(job, job.run.dir)
-    engines = build_engines(task.build_modules(), task.job)
+    engines = build_engines(task.build_modules(), task.job, task.optimizers())
     progress = Progress()
     batch = next(task.build_batches(progress))
     found = Traffic([], 0, task.job.accumulation(distributed.world_size()))

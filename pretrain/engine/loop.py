@@ -85,7 +85,7 @@ def train(run: Run, callbacks: Sequence[Callback]) -> None:
             batch: Any = next(batches)
             rate = learning_rate(run.progress.step, schedule, run.job.optimizer)
             for engine in run.engines.values():
-                engine.set_learning_rate(rate)
+                engine.set_learning_rate(engine.optimizer_settings.learning_rate(run.progress.step, schedule))
             seed_step(run.job.run.seed, run.progress.step)
             report = run.task.step(run.engines, batch, run.progress)
             run.progress.step += 1

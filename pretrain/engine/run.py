@@ -80,7 +80,7 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
     if source is not None:
         for name, module in modules.items():
             restore_weights_together(source, name, module)
-    engines = build_engines(modules, job)
+    engines = build_engines(modules, job, task.optimizers())
     progress = Progress()
     if source is not None:
         with distributed.synchronize_errors():

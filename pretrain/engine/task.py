@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pretrain.config.schema import Job
 from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.optim.settings import ModuleOptimizer
 
 Metric = Tensor | float | Callable[[], Tensor | float]
 """A scalar; or, where it costs something, how to find it: called in steps that are logged, on all ranks alike.
@@ -64,6 +65,10 @@ class Task(Protocol):
 
     def build_modules(self) -> Mapping[str, nn.Module]:
         """One module per engine, freshly initialised from ``job.run.seed`` (the same on every rank)."""
+        ...
+
+    def optimizers(self) -> Mapping[str, ModuleOptimizer]:
+        """The optimizer of each module that has one of its own; the others are updated as ``job.optimizer`` says."""
         ...
 
     def build_batches(self, progress: Progress) -> Iterator[Any]:

@@ -18,6 +18,7 @@ from pretrain.config.schema import Job
 from pretrain.contrast import ShardedQueue
 from pretrain.engine import distributed
 from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, StepMetrics, to_float
 from pretrain.latent.config import LatentJob
@@ -29,7 +30,7 @@ from pretrain.latent.data.sampled_batch import SampledBatch, sample_batch
 from pretrain.latent.data.vocabulary import Vocabulary
 from pretrain.latent.evaluation.clusters import cluster_figures, save_codes
 from pretrain.latent.evaluation.measure import Modules, measure
-from pretrain.latent.models.build import build
+from pretrain.latent.models.build import build, optimizers
 from pretrain.latent.training.aggressive import train_encoder_aggressively
 from pretrain.latent.training.schedule import beta_at
 from pretrain.latent.training.steps import train_step
@@ -88,8 +89,6 @@ class LatentTask:
         if job.model.compile:
             logger.warning("model.compile=true is no longer used: every step runs without torch.compile")
         self.job = job.completed(self._batches_per_epoch)
-        unclipped = {"optimizer": self.job.optimizer.model_copy(update={"clip": 0.0})}
-        self._unclipped = self.job.model_copy(update=unclipped)  # f and g: an engine clips as its job says
         self._aggressive = job.objective.aggressive_updates > 0
         self._last_information = -1.0
         self._clamped = 0.0
@@ -125,6 +124,10 @@ class LatentTask:
             self.queue.expect(self.job.batch.global_)
         return build(self.job, len(self.vocabulary) if self.vocabulary is not None else 0)
 
+    def optimizers(self) -> Mapping[str, ModuleOptimizer]:
+        """The critics have settings of their own."""
+        return optimizers(self.job)
+
     def build_batches(self, progress: Progress) -> Iterator[SampledBatch]:
         """Yield this rank's rows of each coming batch with all random numbers of its step."""
         rank, world = distributed.rank(), distributed.world_size()
@@ -148,8 +151,6 @@ class LatentTask:
 
     def step(self, engines: Mapping[str, Engine], batch: SampledBatch, progress: Progress) -> StepMetrics:
         """Update each module once, the critics ``critic.updates`` times."""
-        if "critics" in engines:
-            engines["critics"].job = self._unclipped
         beta = beta_at(progress.step, self._batches_per_epoch, self.job.objective)
         report: StepMetrics = {}
         aggressive = self._aggressive

@@ -65,7 +65,7 @@ def ours(pipe: Connection, task: str, model: Path, data: Path) -> None:
 
     tuning = GlueFineTuning(load_job(task, settings), Path(tempfile.gettempdir()) / "unused")
     distributed.initialize(timeout_minutes=10)
-    engines, progress = build_engines(tuning.build_modules(), tuning.job), Progress()
+    engines, progress = build_engines(tuning.build_modules(), tuning.job, tuning.optimizers()), Progress()
     steps = tuning.build_batches(progress)
 
     def turn(number: int) -> None:

@@ -110,7 +110,7 @@ def _task(overrides: list[str]) -> tuple[LanguageTask, Any, list[list[LanguageBa
     )
     with mock.patch("pretrain.language.task.prepare", return_value=data):
         task = LanguageTask(job, Path())
-    engines = build_engines(task.build_modules(), job)
+    engines = build_engines(task.build_modules(), job, task.optimizers())
     generator = torch.Generator().manual_seed(0)
 
     def batch(first: int) -> LanguageBatch:

@@ -46,7 +46,7 @@ def ours(pipe: Connection, threads: int, precision: str) -> None:
     from pretrain.latent.data.batches import Batch
     from pretrain.latent.data.noise import StepNoise
     from pretrain.latent.data.sampled_batch import sample_batch
-    from pretrain.latent.models.build import build
+    from pretrain.latent.models.build import build, optimizers
     from pretrain.latent.training.steps import train_step
 
     keep_freed_memory()
@@ -54,7 +54,7 @@ def ours(pipe: Connection, threads: int, precision: str) -> None:
     distributed.initialize(timeout_minutes=10)
     job = load_job(PRESET, ["data.path=unread", f"engine.precision={precision}"])
     assert isinstance(job, LatentJob)
-    engines = build_engines(build(job, VOCABULARY), job)
+    engines = build_engines(build(job, VOCABULARY), job, optimizers(job))
 
     def step(turn: int) -> None:
         batch = Batch(sentences(turn), torch.arange(BATCH), BATCH, BATCH)

@@ -31,7 +31,7 @@ def _gradients(mapping: dict[str, Any]) -> dict[str, Any]:
     quiet_libraries(debug=False)
     job = job_from_mapping(mapping, "test")
     task = LanguageTask(job, Path(mapping["run"]["dir"]))
-    engines = build_engines(task.build_modules(), job)
+    engines = build_engines(task.build_modules(), job, task.optimizers())
     engine, taken = engines["model"], []
     update = engine.step
 

@@ -64,15 +64,16 @@ def _train(preset: str, more: tuple[str, ...], folder: Path, micro: int, steps: 
         accelerator = get_accelerator()
         types = [*accelerator.supported_dtypes(), torch.float64]
         accelerator.supported_dtypes = lambda: types  # DeepSpeed refuses to average float64 on CPU
-    engines = build_engines(modules, task.job)
+    engines = build_engines(modules, task.job, task.optimizers())
     progress, figures = Progress(), []
     batches = task.build_batches(progress)
     gradients: dict[str, np.ndarray] = {}
     for name, engine in engines.items():
         engine.base_optimizer.register_step_pre_hook(_keeper(name, engine, gradients))
     for _ in range(steps):
-        for engine in engines.values():
-            engine.set_learning_rate(1e-3)
+        for name, engine in engines.items():
+            if name != "critics":  # they keep their own
+                engine.set_learning_rate(1e-3)
         report = plain(task.step(engines, next(batches), progress))
         values = distributed.gather_objects(report)
         figures.append({name: float(np.mean([row[name] for row in values])) for name in report})
@@ -188,7 +189,7 @@ def _diverge(folder: Path) -> str:
     distributed.initialize(1)
     job = small_job("clvae_plus", folder, folder / "run", "critic.lr=1e30", batch=8, micro=4)
     task = LatentTask(job, folder / "run")
-    engines = build_engines(task.build_modules(), task.job)
+    engines = build_engines(task.build_modules(), task.job, task.optimizers())
     try:
         for batch in task.build_batches(Progress()):
             task.step(engines, batch, Progress())

@@ -116,7 +116,7 @@ def _waits(mapping: dict[str, Any]) -> dict[int, list[str]]:
     job = job_from_mapping(mapping, "test")
     task = task_class(job.task.type)(job, job.run.dir)
     job.run.dir.mkdir(parents=True, exist_ok=True)
-    engines = build_engines(task.build_modules(), task.job)
+    engines = build_engines(task.build_modules(), task.job, task.optimizers())
     watcher, make = _Watcher(), task.build_batches
     task.build_batches = lambda progress: _unwatched(make(progress))  # type: ignore[method-assign]
     train(Run(task.job, job.run.dir, task, engines, Progress()), [watcher, *default_callbacks(task.job)])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pretrain.engine import distributed
 from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.task import Progress, StepMetrics
 from tests.toy.config import ToyJob
 
@@ -46,6 +47,10 @@ class ToyTask:
     def build_modules(self) -> Mapping[str, nn.Module]:
         torch.manual_seed(self.job.run.seed)
         return {"model": ToyModel(self.job.width)}
+
+    def optimizers(self) -> Mapping[str, ModuleOptimizer]:
+        """None of its own."""
+        return {}
 
     def build_batches(self, progress: Progress) -> Iterator[list[list[int]]]:
         rank, world = distributed.rank(), distributed.world_size()

@@ -15,6 +15,7 @@ from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.engines.deepspeed_config import clips_here, deepspeed_config
 from pretrain.engine.optim.build import FusedUpdate, Moments, build_optimizer
+from pretrain.engine.optim.settings import ModuleOptimizer
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +36,20 @@ class Engine:
     saves a millisecond an update (half of the time, where modules are as small as a critic).
     """
 
-    def __init__(self, name: str, module: nn.Module, job: Job) -> None:
+    def __init__(
+        self, name: str, module: nn.Module, job: Job, optimizer_settings: ModuleOptimizer | None = None
+    ) -> None:
         self.name = name
         self.job = job
+        self.optimizer_settings = optimizer_settings or ModuleOptimizer(job.optimizer)
+        section = self.optimizer_settings.section
         self.zero_stage = job.engine.zero_stage
         self._parameters = list(module.parameters())
         self._norm: Tensor | None = None
         self._updated = True
-        self._clips = clips_here(job)
+        self._clips = clips_here(job.engine)
         _name_wire_type(module, job)
-        optimizer = build_optimizer(job, module)
+        optimizer = build_optimizer(section, job.engine, module)
         alone = self.zero_stage == 0 and distributed.world_size() == 1
         self._plain = alone and job.engine.precision != "fp16" and not job.engine.deepspeed_extra
         if self.zero_stage == 0 and not self._plain:
@@ -52,7 +57,7 @@ class Engine:
         self.deepspeed, *_ = deepspeed.initialize(
             model=module,
             optimizer=optimizer,
-            config=deepspeed_config(job, distributed.world_size()),
+            config=deepspeed_config(job, distributed.world_size(), section),
             dist_init_required=False,
         )
         if alone:
@@ -205,7 +210,7 @@ class Engine:
 
     def _measure_and_clip(self) -> None:
         self._updated = True
-        clip = self.job.optimizer.clip
+        clip = self.optimizer_settings.section.clip
         self._norm = self._measure() if clip or not self._measures_late else None
         if clip and self._norm is not None:
             nn.utils.clip_grads_with_norm_(self._parameters, clip, self._norm)
@@ -225,7 +230,7 @@ class Engine:
             squares.append(torch.stack(norms).square().sum().float() if own else torch.zeros((), device=self.device))
         of_groups = distributed.all_reduce_sum(torch.stack(squares)).sqrt()
         self._norm = torch.linalg.vector_norm(of_groups)
-        clip = self.job.optimizer.clip
+        clip = self.optimizer_settings.section.clip
         if clip:
             factor = 1.0 / ((self._norm + 1e-6) / clip).clamp(min=1.0)
             for gradients in groups:
@@ -241,6 +246,16 @@ def _name_wire_type(module: nn.Module, job: Job) -> None:
             setattr(parameter, PARAM_COMM_DTYPE_ATTR_NAME, _WIRE_TYPES[name])
 
 
-def build_engines(modules: Mapping[str, nn.Module], job: Job) -> dict[str, Engine]:
-    """One engine per module, in the mapping's order (the same on every rank)."""
-    return {name: Engine(name, module, job) for name, module in modules.items()}
+def build_engines(
+    modules: Mapping[str, nn.Module], job: Job, optimizers: Mapping[str, ModuleOptimizer] | None = None
+) -> dict[str, Engine]:
+    """One engine per module, in the mapping's order (the same on every rank).
+
+    Args:
+        modules: what the task's ``build_modules`` returned.
+        job: the job; its ``optimizer`` section is that of modules which ``optimizers`` does not name.
+        optimizers: what the task's ``optimizers`` returned.
+    """
+    optimizers = optimizers or {}
+    assert not (unknown := optimizers.keys() - modules.keys()), f"optimizers() names no module: {unknown}"
+    return {name: Engine(name, module, job, optimizers.get(name)) for name, module in modules.items()}

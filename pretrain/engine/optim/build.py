@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.base.errors import ConfigError
-from pretrain.config.schema import Job
+from pretrain.config.schema import EngineSection, OptimizerSection
 from pretrain.engine.engines.deepspeed_config import offloads_optimizer
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ def apex_available() -> bool:
     return torch.cuda.is_available() and importlib.util.find_spec("amp_C") is not None
 
 
-def build_optimizer(job: Job, module: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of ``job.optimizer`` over ``module``'s parameters.
+def build_optimizer(section: OptimizerSection, engine: EngineSection, module: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer that ``section`` describes, over ``module``'s parameters.
 
     ``backend: auto`` takes apex's fused kernels when importable and the state lies on the GPU, else torch's fused AdamW
     (which runs where the state lies) or the LAMB below.
@@ -48,7 +48,6 @@ def build_optimizer(job: Job, module: nn.Module) -> torch.optim.Optimizer:
     Raises:
         ConfigError: the backend asked for by name is not available here, or cannot update an offloaded state.
     """
-    section = job.optimizer
     groups = parameter_groups(module, section.weight_decay)
     common: dict[str, Any] = {"lr": section.lr, "betas": section.betas, "eps": section.eps}
     backend = section.backend
@@ -57,7 +56,7 @@ def build_optimizer(job: Job, module: nn.Module) -> torch.optim.Optimizer:
             "optimizer.backend apex: NVIDIA's apex with compiled kernels (amp_C) and a GPU are not here; use a GPU "
             "image that carries it (docker/Dockerfile.gpu) or backend auto (never `pip install apex`: unrelated)"
         )
-    offloaded = offloads_optimizer(job)
+    offloaded = offloads_optimizer(engine)
     if backend == "apex" and offloaded:
         raise ConfigError(
             "optimizer.backend apex: its kernels run on a GPU, and engine.offload_optimizer keeps the state in host "
@@ -75,12 +74,12 @@ def build_optimizer(job: Job, module: nn.Module) -> torch.optim.Optimizer:
             common["max_grad_norm"] = float("inf")
         choice = (f"apex {name}", lambda: cls(groups, **common))
     elif backend == "deepspeed":
-        choice = _deepspeed_choice(job, groups, common)
+        choice = _deepspeed_choice(section, engine, groups, common)
     elif section.type == "lamb":
         choice = ("LAMB (torch foreach)", lambda: Lamb(groups, **common))
     else:
         # The gradient scaler of fp16 at ZeRO 0 would hand scaled gradients to a fused optimizer, past the clipping.
-        fused = not (job.engine.precision == "fp16" and job.engine.zero_stage == 0)
+        fused = not (engine.precision == "fp16" and engine.zero_stage == 0)
         name = "torch AdamW (fused)" if fused else "torch AdamW"
         choice = (name, lambda: torch.optim.AdamW(groups, fused=fused, **common))
     logger.info("optimizer: %s", choice[0])
@@ -88,15 +87,15 @@ def build_optimizer(job: Job, module: nn.Module) -> torch.optim.Optimizer:
 
 
 def _deepspeed_choice(
-    job: Job, groups: list[dict[str, Any]], common: dict[str, Any]
+    section: OptimizerSection, engine: EngineSection, groups: list[dict[str, Any]], common: dict[str, Any]
 ) -> tuple[str, Callable[[], torch.optim.Optimizer]]:
-    if job.optimizer.type == "lamb":
+    if section.type == "lamb":
         from deepspeed.ops.lamb import FusedLamb
 
         if not torch.cuda.is_available():
             raise ConfigError("optimizer.backend deepspeed: DeepSpeed's LAMB needs a GPU; use backend torch or auto")
         return "DeepSpeed FusedLamb", lambda: FusedLamb(groups, **common)
-    if offloads_optimizer(job) or not torch.cuda.is_available():
+    if offloads_optimizer(engine) or not torch.cuda.is_available():
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         return "DeepSpeed CPUAdam", lambda: DeepSpeedCPUAdam(groups, adamw_mode=True, **common)

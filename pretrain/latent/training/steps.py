@@ -97,7 +97,6 @@ def train_decoder(decoder: Engine, z: Float[Tensor, "vn d"], batch: SampledBatch
 def train_critics(job: LatentJob, critics: Engine, encoded: EncoderOutput, batch: SampledBatch) -> StepMetrics:
     """Update f and g ``critic.updates`` times on the same draws of the posteriors and fresh draws of the prior."""
     assert batch.priors is not None
-    critics.set_learning_rate(job.critic.lr)
     z, h = encoded.z.detach(), encoded.h.detach()
     number_clamped = torch.zeros((), dtype=torch.int64, device=z.device)
     for prior in batch.priors:

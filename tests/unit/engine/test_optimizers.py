@@ -16,6 +16,11 @@ from pretrain.engine.optim.build import FusedUpdate, Lamb, apex_available, build
 from pretrain.engine.schedule import learning_rate
 
 
+def _build(overrides: list[str], module: nn.Module) -> torch.optim.Optimizer:
+    job = load_job("capt_tiny", overrides)
+    return build_optimizer(job.optimizer, job.engine, module)
+
+
 def _lamb_literally(w: list[float], gradients: list[list[float]], lr: float, decay: float) -> list[float]:
     """Algorithm 2 of You et al. 2020 with plain floats."""
     b1, b2, eps = 0.9, 0.999, 1e-6
@@ -87,7 +92,7 @@ def test_vectors_do_not_decay() -> None:
 
 def test_the_log_says_which_optimizer_is_used(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        build_optimizer(load_job("capt_tiny"), nn.Linear(2, 2))
+        _build([], nn.Linear(2, 2))
     assert "torch AdamW (fused)" in caplog.text or "apex FusedAdam" in caplog.text
 
 
@@ -99,15 +104,15 @@ def test_an_offloaded_state_is_not_given_to_apex(monkeypatch: pytest.MonkeyPatch
         "engine.offload_optimizer=true",
         "engine.deepspeed_extra.zero_optimization={offload_optimizer: {device: cpu}}",
     ):
-        assert isinstance(build_optimizer(load_job("capt_tiny", [offload]), module), torch.optim.AdamW)
+        assert isinstance(_build([offload], module), torch.optim.AdamW)
         with pytest.raises(ConfigError, match="keeps the state in host memory"):
-            build_optimizer(load_job("capt_tiny", [offload, "optimizer.backend=apex"]), module)
+            _build([offload, "optimizer.backend=apex"], module)
 
 
 @pytest.mark.skipif(apex_available(), reason="NVIDIA apex is here")
 def test_apex_is_refused_where_it_is_not() -> None:
     with pytest.raises(ConfigError, match="never `pip install apex`"):
-        build_optimizer(load_job("capt_tiny", ["optimizer.backend=apex"]), nn.Linear(2, 2))
+        _build(["optimizer.backend=apex"], nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from pretrain.base.errors import ConfigError
 from pretrain.config.load import load_job
 from pretrain.latent.config import LatentJob, ObjectiveSection
+from pretrain.latent.task import LatentTask
 from pretrain.latent.training.schedule import beta_at
 from tests.latent import PRESETS, PTB
 
@@ -139,3 +140,20 @@ def test_steps_follow_from_epochs() -> None:
     job = _load("vae").completed(1359)
     assert (job.schedule.max_steps, job.validate_.every) == (40 * 1359, 1359)
     assert _load("vae", "schedule.max_steps=100").completed(1359).schedule.max_steps == 100
+
+
+@pytest.mark.parametrize("name", ["k4", "k8"])
+def test_a_configuration_that_asked_for_compilation_still_loads_and_says_so(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``model.compile`` stands in the config.yaml of earlier runs of the clusters, which must resume."""
+    assert not _clusters(name).model.compile
+    job = load_job(CLUSTERS / f"clusters_{name}.yaml", ["model.compile=true"])
+    assert isinstance(job, LatentJob)
+    with caplog.at_level("WARNING"):
+        task = LatentTask(job, tmp_path)
+    assert "model.compile=true is no longer used" in caplog.text
+    caplog.clear()
+    LatentTask(_clusters(name), tmp_path)
+    assert "model.compile" not in caplog.text
+    assert set(task.build_modules()) == {"encoder", "decoder", "critics"}

@@ -21,7 +21,7 @@ from pretrain.latent.data.noise import StepNoise
 from pretrain.latent.data.sampled_batch import sample_batch
 from pretrain.latent.data.swap import swapped
 from pretrain.latent.data.vocabulary import END, START
-from pretrain.latent.models.build import build
+from pretrain.latent.models.build import build, optimizers
 from pretrain.latent.models.normal import Normal
 from pretrain.latent.models.text import TextDecoder
 from pretrain.latent.training.steps import train_step
@@ -57,7 +57,7 @@ def _both(preset: str, more: tuple[str, ...], folder: Path) -> dict[str, Any]:
     job = small_job(preset, folder, folder / "run", "optimizer.clip=0", "critic.lr=1e-30", *more, batch=N, micro=N)
     torch.manual_seed(0)
     modules = build(job.model_copy(update={"model": job.model.model_copy(update={"init_range": 0.5})}), WORDS)
-    engines = build_engines(modules, job)
+    engines = build_engines(modules, job, optimizers(job))
     ours: dict[str, dict[str, Any]] = {"encoder": {}, "decoder": {}}
     for name, found in ours.items():
         _gradients(engines[name], found)
@@ -85,7 +85,7 @@ def _loss(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tenso
         loss = loss + BETA * (values.f_q if job.objective.regularizer == "f" else values.g_q).sum() / N
         if job.critic.squared_in_encoder:
             loss = loss + BETA * (values.g_q[:N] - values.g_q[N:]).square().sum()
-    else:
+    elif job.objective.regularizer == "exact":
         loss = loss + BETA * density.kl().sum() / N
     if job.contrast.weight:
         first, second = (z if job.contrast.over == "z" else h).chunk(2)
@@ -101,7 +101,7 @@ def _loss(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tenso
         if job.contrast.mask_duplicates:  # sentences 0 and 3 are equal; with the mean pair in front they are 1 and 4
             mean = int(job.contrast.mean_pair)
             logits[[mean, mean + 3], [mean + 3, mean]] = -torch.inf
-        loss = loss + F.cross_entropy(logits, torch.arange(len(first)))
+        loss = loss + job.contrast.weight * F.cross_entropy(logits, torch.arange(len(first)))
     return loss
 
 
@@ -133,7 +133,10 @@ def _sa_vae(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Ten
     ("preset", "more"),
     [
         ("vae", ()),
+        ("ae", ()),
+        ("vae", ("objective.views=2", "contrast.weight=0.5")),
         ("ivae", ()),
+        ("ivae_mi", ()),
         ("clvae_mi", ("contrast.over=h",)),
         ("clvae_plus", ("objective.swap=0.4",)),
         ("clvae_plus_mi", ()),
@@ -171,7 +174,7 @@ def _in_bf16(folder: Path) -> list[float]:
             micro=N,
         )  # fmt: skip
         torch.manual_seed(0)
-        engines = build_engines(build(job, WORDS), job)
+        engines = build_engines(build(job, WORDS), job, optimizers(job))
         batch = Batch(_tokens(), torch.arange(N), N, N)
         noise = StepNoise(job.run.seed, ("step", 0), batch.rows, N, torch.device("cpu"))
         report = train_step(job, engines, sample_batch(job, batch, noise), BETA)
