@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config.schema import Job
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
 from pretrain.engine.schedule import learning_rate
 from pretrain.engine.seeding import seed_step
 from pretrain.engine.task import Progress, StepMetrics, Task

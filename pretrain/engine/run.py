@@ -24,7 +24,7 @@ from pretrain.engine.checkpoint import (
     verify_together,
 )
 from pretrain.engine.claim import Claim, claimed
-from pretrain.engine.engines.deepspeed import build_engines
+from pretrain.engine.engines.build import build_engines
 from pretrain.engine.loop import Callback, Run, train
 from pretrain.engine.precision import check_precision
 from pretrain.engine.run_folder import DONE, STOPPED

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from pretrain.config.schema import Job
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
 
 Metric = Tensor | float | Callable[[], Tensor | float]

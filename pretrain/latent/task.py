@@ -17,7 +17,7 @@ from pretrain.base.records import Count, Record, parse
 from pretrain.config.schema import Job
 from pretrain.contrast import ShardedQueue
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, StepMetrics, to_float

@@ -9,7 +9,7 @@ from torch import nn
 
 from pretrain.config import load_job
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
 from pretrain.engine.quiet import quiet_libraries
 from tests.support import run_ranks
 

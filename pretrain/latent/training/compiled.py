@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from pretrain.base.errors import ConfigError
 from pretrain.engine import distributed
+from pretrain.engine.engines.base import Engine
 from pretrain.engine.engines.compiled import TracedEngine
-from pretrain.engine.engines.deepspeed import Engine
 from pretrain.engine.optim.build import Moments
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.inputs import Inputs

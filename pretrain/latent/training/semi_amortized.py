@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
 from pretrain.latent.config import LatentJob, ObjectiveSection
 from pretrain.latent.data.inputs import Inputs
 from pretrain.latent.data.noise import StepNoise

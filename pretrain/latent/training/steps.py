@@ -23,8 +23,8 @@ from torch.nn import functional as F
 from pretrain.contrast import ShardedQueue, info_nce
 from pretrain.engine import distributed
 from pretrain.engine.autograd_collectives import sum_over_ranks
+from pretrain.engine.engines.base import Engine
 from pretrain.engine.engines.compiled import Trainable
-from pretrain.engine.engines.deepspeed import Engine
 from pretrain.engine.task import StepMetrics
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.inputs import Inputs

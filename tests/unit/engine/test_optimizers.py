@@ -12,7 +12,9 @@ from torch import nn
 from pretrain.base.errors import ConfigError
 from pretrain.config import load_job
 from pretrain.engine.optim import build as optimizers
-from pretrain.engine.optim.build import FusedUpdate, Lamb, apex_available, build_optimizer, parameter_groups
+from pretrain.engine.optim.build import build_optimizer, parameter_groups
+from pretrain.engine.optim.fused import apex_available
+from pretrain.engine.optim.lamb import Lamb
 from pretrain.engine.schedule import learning_rate
 
 

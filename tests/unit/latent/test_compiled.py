@@ -13,7 +13,7 @@ import torch
 from pretrain.base.errors import ConfigError
 from pretrain.config.load import load_job
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import build_engines
+from pretrain.engine.engines.build import build_engines
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
 from pretrain.latent.config import LatentJob
