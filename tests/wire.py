@@ -148,7 +148,7 @@ def _watch(engine: Engine, wire: Wire, found: Traffic) -> None:
         update()
 
     named: Any = engine
-    named.backward, named.take_gradients = tagged(engine.backward), tagged(engine.take_gradients)
+    named.backward = tagged(engine.backward)
     named.step = tagged(step)
 
 

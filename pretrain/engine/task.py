@@ -47,6 +47,14 @@ class Progress:
         return asdict(self)
 
 
+class Updates(Protocol):
+    """The updates of a chunk: iterating gives the batch of each, with learning rates and random seeds set for it."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
 @runtime_checkable
 class Task(Protocol):
     """A job: its modules, its data, its step. Implementations live in ``pretrain.<task>.task`` as ``TASK``.
@@ -101,4 +109,22 @@ class Task(Protocol):
 
     def export_files(self) -> Mapping[str, Path]:
         """Files or folders to copy into every checkpoint (name in the checkpoint -> source), such as the tokenizer."""
+        ...
+
+
+@runtime_checkable
+class ChunkedTask(Task, Protocol):
+    """A task whose updates are so short that the loop's look at each of them would cost as much as the update.
+
+    The loop then asks for as many updates at once as fit before the next step at which a callback has something to do
+    (a row of metrics, a validation, a checkpoint). All else is as for any task.
+    """
+
+    def step_many(self, engines: Mapping[str, Engine], updates: Updates, progress: Progress) -> StepMetrics:
+        """Do all ``updates`` (``for batch in updates: ...``) and return the metrics of the last one.
+
+        ``progress.step`` counts along; the task advances ``progress.samples`` and ``.tokens``. Divergence is judged by
+        the returned ``loss`` and ``grad_norm`` alone: where a model could recover from a loss that is not finite, the
+        task returns that loss.
+        """
         ...

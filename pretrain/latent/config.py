@@ -73,9 +73,7 @@ class ModelSection(Section):
         description="gaussian: mean and variance of each x; linear: one layer on [h(x); noise], as released (a"
         " Gaussian with one covariance); mlp: as written (Eq. 2); point: no noise (AE); none: no z (a language model)",
     )
-    compile: bool = Field(
-        False, description="clusters: torch.compile the whole step (needs a C++ compiler, and a minute at the start)"
-    )
+    compile: bool = Field(False, description="no longer used; accepted so that older configurations still load")
 
 
 class CriticSection(Section):
@@ -230,8 +228,6 @@ class LatentJob(Job):
             raise ValueError("objective.aggressive_updates trains the encoder on -ELBO alone: set contrast.weight=0")
         if self.data.clusters is not None:
             self._clusters_fit()
-        if self.model.compile:
-            self._can_be_compiled()
         if self.critic.trained == "f" and (objective.regularizer == "g" or self.critic.squared != "none"):
             raise ValueError("critic.trained f leaves no g for objective.regularizer or critic.squared")
         if self.critic.squared != "none" and objective.views != 2:
@@ -271,19 +267,6 @@ class LatentJob(Job):
             raise ValueError("data.clusters has matrices too small for bf16: set engine.precision=fp32")
         if self.schedule.epochs is not None:
             raise ValueError("data.clusters has no epochs: set schedule.epochs=null and schedule.max_steps")
-
-    def _can_be_compiled(self) -> None:
-        if self.data.clusters is None:
-            raise ValueError("model.compile is of data.clusters: a step on text spends its time in LSTM and softmax")
-        if self.contrast.queue:
-            raise ValueError("model.compile holds no queue: set contrast.queue=0, or model.compile=false")
-        optimizer = self.optimizer
-        if optimizer.type != "adamw" or optimizer.backend not in ("auto", "torch"):
-            raise ValueError("model.compile has torch's AdamW alone: set optimizer.type=adamw, optimizer.backend=torch")
-        if optimizer.clip or optimizer.weight_decay:
-            raise ValueError("model.compile neither clips nor decays: set optimizer.clip=0, optimizer.weight_decay=0")
-        if self.engine.deepspeed_extra:
-            raise ValueError("model.compile leaves DeepSpeed out: set engine.deepspeed_extra={}")
 
     def completed(self, batches: int) -> LatentJob:
         """The job with steps for its epochs, once the number of batches of an epoch is known."""

@@ -22,17 +22,17 @@ from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, StepMetrics, to_float
 from pretrain.latent.config import LatentJob
-from pretrain.latent.data.batches import Batches
+from pretrain.latent.data.batches import Batch, Batches
+from pretrain.latent.data.clusters import cluster_batches
 from pretrain.latent.data.corpus import Sentences, build_vocabulary, load_sentences
-from pretrain.latent.data.inputs import Drawn, drawn, drawn_ahead
+from pretrain.latent.data.noise import StepNoise
+from pretrain.latent.data.sampled_batch import SampledBatch, sample_batch
 from pretrain.latent.data.vocabulary import Vocabulary
 from pretrain.latent.evaluation.clusters import cluster_figures, save_codes
 from pretrain.latent.evaluation.measure import Modules, measure
 from pretrain.latent.models.build import build, optimizers
-from pretrain.latent.models.clusters import cluster_batches
-from pretrain.latent.training.aggressive import catch_up
-from pretrain.latent.training.compiled import CompiledUpdate
-from pretrain.latent.training.schedule import beta
+from pretrain.latent.training.aggressive import train_encoder_aggressively
+from pretrain.latent.training.schedule import beta_at
 from pretrain.latent.training.steps import train_step
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class LatentTask:
         self._validation: Batches | None = None
         self.queue: ShardedQueue | None = None
         self._text = ""
-        self._batches_an_epoch = 1
+        self._batches_per_epoch = 1
         if job.data.clusters is None:
             self.vocabulary = build_vocabulary(job.data)
             self._check_vocabulary_of(run_dir)
@@ -76,9 +76,9 @@ class LatentTask:
             self._text = hashlib.sha256(train.tokens.tobytes()).hexdigest()
             self._train = Batches(train, job.batch.global_, job.run.seed)
             self._validation = Batches(self._load(job, "validation"), job.batch.global_, 0)
-            self._batches_an_epoch = len(self._train)
+            self._batches_per_epoch = len(self._train)
             logger.info(
-                "%d sentences of %.1f scored tokens, %d words, %d batches an epoch", len(train),
+                "%d sentences of %.1f scored tokens, %d words, %d batches per epoch", len(train),
                 train.scored / len(train), len(self.vocabulary), len(self._train),
             )  # fmt: skip
         elif job.batch.global_ != job.data.clusters * job.data.repeats:
@@ -86,10 +86,11 @@ class LatentTask:
                 f"batch.global {job.batch.global_} is not data.clusters x data.repeats = "
                 f"{job.data.clusters} x {job.data.repeats} = {job.data.clusters * job.data.repeats}"
             )
-        self.job = job.completed(self._batches_an_epoch)
+        if job.model.compile:
+            logger.warning("model.compile=true is no longer used: every step runs without torch.compile")
+        self.job = job.completed(self._batches_per_epoch)
         self._aggressive = job.objective.aggressive_updates > 0
         self._last_information = -1.0
-        self._compiled: CompiledUpdate | None = None
         self._clamped = 0.0
         self.status = ""
 
@@ -115,8 +116,6 @@ class LatentTask:
                 f"batch.micro {self.job.batch.micro}: the losses of a latent job are over the whole batch in one pass; "
                 f"with {world} ranks set batch.micro={self.job.batch.global_ // world}"
             )
-        if self.job.model.compile:
-            self._compiled = CompiledUpdate()
         torch.manual_seed(derive(self.job.run.seed, "init"))
         section = self.job.contrast
         if section.weight > 0 and section.queue:
@@ -129,40 +128,43 @@ class LatentTask:
         """The critics have settings of their own."""
         return optimizers(self.job)
 
-    def build_batches(self, progress: Progress) -> Iterator[Drawn]:
-        """This rank's rows of each coming batch, with all that its step draws."""
+    def build_batches(self, progress: Progress) -> Iterator[SampledBatch]:
+        """Yield this rank's rows of each coming batch with all random numbers of its step."""
         rank, world = distributed.rank(), distributed.world_size()
         if self._train is None:
-            batches, ahead = cluster_batches(self.job, progress.step, rank, world), 16
+            batches = cluster_batches(self.job, progress.step, rank, world)
         else:
-            batches, ahead = self._train.train(progress.samples, rank, world), 1  # dropout takes megabytes
-        return drawn_ahead(self.job, batches, progress.step, distributed.device(), ahead)
+            batches = self._train.train(progress.samples, rank, world)
+        for step, batch in enumerate(batches, progress.step):
+            yield self._sample(batch, "step", step)
 
-    def step(self, engines: Mapping[str, Engine], batch: Drawn, progress: Progress) -> StepMetrics:
-        """One update of each module (``critic.updates`` of the critics)."""
-        weight = beta(progress.step, self._batches_an_epoch, self.job.objective)
-        inner: StepMetrics = {}
-        if self._aggressive:
-            inner["encoder_updates"] = catch_up(
-                self.job, engines, lambda number: self._random_batch(progress.step, number), weight
-            )
-        sentences, inputs, noise = batch
-        report = train_step(
-            self.job, engines, inputs, weight, noise, self.queue, decoder_alone=self._aggressive,
-            compiled=self._compiled,
-        )  # fmt: skip
-        if "critic/clamped" in report:
-            self._clamped += to_float(report["critic/clamped"])
-            report["critic/clamped_so_far"] = self._clamped
-        progress.samples += sentences.total
-        progress.tokens += sentences.scored if self._train is not None else 0
-        return report | inner
+    def _sample(self, batch: Batch, *use: int | str) -> SampledBatch:
+        device = distributed.device()
+        noise = StepNoise(self.job.run.seed, use, batch.rows, batch.total, device)
+        return sample_batch(self.job, batch.to(device), noise)
 
-    def _random_batch(self, step: int, number: int) -> Drawn:
+    def _random_batch(self, step: int, number: int) -> SampledBatch:
         assert self._train is not None
         chosen = derive(self.job.run.seed, "inner", step, number) % len(self._train)
         batch = self._train.take(chosen, distributed.rank(), distributed.world_size())
-        return drawn(self.job, batch, ("inner", step, number), distributed.device())
+        return self._sample(batch, "inner", step, number)
+
+    def step(self, engines: Mapping[str, Engine], batch: SampledBatch, progress: Progress) -> StepMetrics:
+        """Update each module once, the critics ``critic.updates`` times."""
+        beta = beta_at(progress.step, self._batches_per_epoch, self.job.objective)
+        report: StepMetrics = {}
+        aggressive = self._aggressive
+        if aggressive:
+            report["encoder_updates"] = train_encoder_aggressively(
+                self.job, engines, lambda number: self._random_batch(progress.step, number), beta
+            )
+        report |= train_step(self.job, engines, batch, beta, self.queue, encoder_is_trained=not aggressive)
+        if "critic/clamped" in report:
+            self._clamped += to_float(report["critic/clamped"])
+            report["critic/clamped_so_far"] = self._clamped
+        progress.samples += batch.total
+        progress.tokens += batch.scored if self._train is not None else 0
+        return report
 
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
         """Bounds, divergences and active units on the held-out sentences, one draw each; or how clusters separate."""

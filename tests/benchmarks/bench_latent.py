@@ -44,7 +44,8 @@ def ours(pipe: Connection, threads: int, precision: str) -> None:
     from pretrain.engine.quiet import quiet_libraries
     from pretrain.latent.config import LatentJob
     from pretrain.latent.data.batches import Batch
-    from pretrain.latent.data.inputs import drawn
+    from pretrain.latent.data.noise import StepNoise
+    from pretrain.latent.data.sampled_batch import sample_batch
     from pretrain.latent.models.build import build, optimizers
     from pretrain.latent.training.steps import train_step
 
@@ -57,7 +58,8 @@ def ours(pipe: Connection, threads: int, precision: str) -> None:
 
     def step(turn: int) -> None:
         batch = Batch(sentences(turn), torch.arange(BATCH), BATCH, BATCH)
-        train_step(job, engines, drawn(job, batch, ("step", turn), torch.device("cpu")).inputs, beta=0.5)
+        noise = StepNoise(job.run.seed, ("step", turn), batch.rows, BATCH, torch.device("cpu"))
+        train_step(job, engines, sample_batch(job, batch, noise), beta=0.5)
 
     answer(pipe, step)
 

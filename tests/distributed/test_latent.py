@@ -18,8 +18,7 @@ from pretrain.engine.engines.build import build_engines
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.engine.task import Progress
-from pretrain.latent.config import CriticSection
-from pretrain.latent.objectives.critic import CriticLoss
+from pretrain.latent.objectives.critics import circle_loss
 from pretrain.latent.task import LatentTask
 from pretrain.latent.training.steps import CriticDivergedError
 from tests.latent import plain, small_job, write_text
@@ -100,13 +99,14 @@ def _train(preset: str, more: tuple[str, ...], folder: Path, micro: int, steps: 
 def _critic_losses(rows: np.ndarray) -> list[np.ndarray]:
     """Loss and gradient of this rank's share of critic values ``(2, 7)`` of posterior and prior, in fp32, by form."""
     mine = torch.from_numpy(rows)[:, distributed.rank() :: distributed.world_size()]
-    found = []
+    results = []
     for form in ("code", "single_exp", "mean_inside"):
-        section = CriticSection.model_validate({"loss": "circle", "circle": form})
-        loss = CriticLoss(section, 1, mine.shape[1], rows.shape[1])
-        values = mine.float().reshape(-1, 1)
-        found += [loss.value(values).numpy(), loss.gradient(values).view(2, -1).numpy()]
-    return found
+        values = mine.float().clone().requires_grad_()
+        loss = circle_loss(values[:1], values[1:], rows.shape[1], form)
+        loss.backward()
+        assert values.grad is not None
+        results += [loss.detach().numpy(), values.grad.numpy()]
+    return results
 
 
 def test_large_critic_values_weigh_the_same_on_two_ranks() -> None:

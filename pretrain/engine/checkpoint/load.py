@@ -135,7 +135,7 @@ def restore_engine(checkpoint: Path, engine: Engine, state: EngineState) -> None
             allocate_optimizer_state(engine)
         if other := {fragment.kind for fragment in fragments(engine, whole=True)} - index.kinds():
             raise CheckpointError(
-                f"{checkpoint}: holds no optimizer state {', '.join(sorted(other))} of {engine.name}, which optimizer.type "
+                f"{checkpoint}: {engine.name} has no optimizer state {', '.join(sorted(other))}, which optimizer.type "
                 f"{engine.optimizer_settings.section.type} needs; set optimizer.type as in its config.yaml"
             )
         if distributed.rank() == 0 or not same_everywhere:

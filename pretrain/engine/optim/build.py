@@ -72,14 +72,14 @@ def _torch_optimizer(
     section: OptimizerSection, engine: EngineSection, module: nn.Module
 ) -> tuple[torch.optim.Optimizer, str]:
     groups = parameter_groups(module, section.weight_decay)
-    rate, adam = {"lr": section.lr}, {"lr": section.lr, "betas": section.betas, "eps": section.eps}
+    adam: dict[str, Any] = {"lr": section.lr, "betas": section.betas, "eps": section.eps}
     match section.type:
         case "lamb":
             return Lamb(groups, **adam), "LAMB (torch foreach)"
         case "adagrad":
-            return Adagrad(groups, **rate, eps=section.eps), "Adagrad"
+            return Adagrad(groups, lr=section.lr, eps=section.eps), "Adagrad"
         case "sgd":
-            return torch.optim.SGD(groups, **rate, momentum=section.momentum), "torch SGD"
+            return torch.optim.SGD(groups, lr=section.lr, momentum=section.momentum), "torch SGD"
         case "muon":
             matrices, others = muon_groups(module, section.weight_decay)
             muon = MuonWithAdamW(matrices, others, momentum=section.momentum, **adam)

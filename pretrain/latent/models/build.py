@@ -1,4 +1,4 @@
-"""The modules of a job, freshly made, and how each is updated."""
+"""The modules of a job with their initial weights, and their optimizers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pretrain.latent.models.text import TextDecoder, TextEncoder
 
 
 def build(job: LatentJob, words: int) -> dict[str, nn.Module]:
-    """``decoder``; ``encoder`` unless it is a language model; ``critics`` for an implicit posterior.
+    """Build ``decoder``, ``encoder`` unless the job is a language model, and ``critics`` for an implicit posterior.
 
     Args:
         job: its sections ``model`` and ``critic`` give the sizes.
-        words: of the vocabulary; not looked at for clusters.
+        words: size of the vocabulary; not used for clusters.
     """
     model, classes = job.model, job.data.clusters
     modules: dict[str, nn.Module] = {}

@@ -9,7 +9,7 @@ import pytest
 from pretrain.base.errors import ConfigError
 from pretrain.config.load import load_job
 from pretrain.latent.config import LatentJob, ObjectiveSection
-from pretrain.latent.training.schedule import beta
+from pretrain.latent.training.schedule import beta_at
 from tests.latent import PRESETS, PTB
 
 CLUSTERS = PTB.parent
@@ -119,20 +119,20 @@ def test_other_rows_on_clusters() -> None:
 
 def test_beta_reaches_one_after_nine_epochs_of_ten() -> None:
     section = ObjectiveSection()
-    assert beta(0, 100, section) == pytest.approx(0.1)
-    assert beta(450, 100, section) == pytest.approx(0.55)
-    assert beta(899, 100, section) < 1.0
-    assert beta(900, 100, section) == pytest.approx(1.0)
-    assert beta(10**6, 100, section) == 1.0
+    assert beta_at(0, 100, section) == pytest.approx(0.1)
+    assert beta_at(450, 100, section) == pytest.approx(0.55)
+    assert beta_at(899, 100, section) < 1.0
+    assert beta_at(900, 100, section) == pytest.approx(1.0)
+    assert beta_at(10**6, 100, section) == 1.0
     half = ObjectiveSection(beta_end=0.5)
-    assert beta(10**6, 100, half) == 0.5
+    assert beta_at(10**6, 100, half) == 0.5
 
 
 def test_cycles_begin_again() -> None:
     section = ObjectiveSection(beta="cyclical")
-    assert beta(999, 100, section) == 1.0
-    assert beta(1000, 100, section) == pytest.approx(0.1)
-    assert beta(5, 100, ObjectiveSection(beta="constant", beta_end=0.3)) == 0.3
+    assert beta_at(999, 100, section) == 1.0
+    assert beta_at(1000, 100, section) == pytest.approx(0.1)
+    assert beta_at(5, 100, ObjectiveSection(beta="constant", beta_end=0.3)) == 0.3
 
 
 def test_steps_follow_from_epochs() -> None:
