@@ -23,7 +23,7 @@ from pretrain.base.errors import CheckpointError
 from pretrain.base.records import Record, parse
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.run_folder import read_best
 from pretrain.engine.seeding import derive

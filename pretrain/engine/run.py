@@ -24,8 +24,8 @@ from pretrain.engine.checkpoint import (
     verify_together,
 )
 from pretrain.engine.claim import Claim, claimed
-from pretrain.engine.engines.deepspeed import build_engines
-from pretrain.engine.loop import Callback, Run, train
+from pretrain.engine.engines.build import build_engines
+from pretrain.engine.loop import NEVER, Callback, Run, train
 from pretrain.engine.precision import check_precision
 from pretrain.engine.run_folder import DONE, STOPPED
 from pretrain.engine.task import Progress, StepMetrics, Task
@@ -110,6 +110,9 @@ class _Status(Callback):
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
         self._claim.note_failed_saves(run.failed_saves)
+
+    def next_due(self, run: Run) -> int:
+        return NEVER
 
 
 def _train(run: Run, claim: Claim) -> int:

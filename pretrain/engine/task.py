@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from pretrain.config.schema import Job
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
 
 Metric = Tensor | float | Callable[[], Tensor | float]
@@ -45,6 +45,14 @@ class Progress:
     def to_json(self) -> dict[str, int]:
         """The counters as a plain mapping."""
         return asdict(self)
+
+
+class Updates(Protocol):
+    """The updates of a chunk: iterating gives the batch of each, with learning rates and random seeds set for it."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
 
 
 @runtime_checkable
@@ -101,4 +109,22 @@ class Task(Protocol):
 
     def export_files(self) -> Mapping[str, Path]:
         """Files or folders to copy into every checkpoint (name in the checkpoint -> source), such as the tokenizer."""
+        ...
+
+
+@runtime_checkable
+class ChunkedTask(Task, Protocol):
+    """A task whose updates are so short that the loop's look at each of them would cost as much as the update.
+
+    The loop then asks for as many updates at once as fit before the next step at which a callback has something to do
+    (a row of metrics, a validation, a checkpoint). All else is as for any task.
+    """
+
+    def step_many(self, engines: Mapping[str, Engine], updates: Updates, progress: Progress) -> StepMetrics:
+        """Do all ``updates`` (``for batch in updates: ...``) and return the metrics of the last one.
+
+        ``progress.step`` counts along; the task advances ``progress.samples`` and ``.tokens``. Divergence is judged by
+        the returned ``loss`` and ``grad_norm`` alone: where a model could recover from a loss that is not finite, the
+        task returns that loss.
+        """
         ...

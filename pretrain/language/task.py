@@ -22,7 +22,7 @@ from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
 from pretrain.contrast.kernels.products import require
 from pretrain.data.corruption import IGNORE
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, StepMetrics, is_logged

@@ -1,4 +1,7 @@
-"""The ``latent`` task: encoder, decoder and critics, one engine each. The step is in ``training.steps``."""
+"""The ``latent`` task: encoder, decoder and critics, each an engine of its own.
+
+The step is in ``training.steps``, the objectives of the paper's tables are in ``objectives``.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from pretrain.base.records import Count, Record, parse
 from pretrain.config.schema import Job
 from pretrain.contrast import ShardedQueue
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, StepMetrics, to_float
@@ -46,7 +49,7 @@ def _other_vocabulary(folder: Path, words: Path) -> CheckpointError:
 
 
 class _State(Record):
-    """What :meth:`LatentTask.save_state` puts into ``state.json``."""
+    """The task's part of ``state.json`` in a checkpoint."""
 
     vocabulary: Annotated[str, Field(max_length=200)] | None
     text: Annotated[str, Field(max_length=1000)] | None = None
@@ -95,7 +98,7 @@ class LatentTask:
         self.status = ""
 
     def _check_vocabulary_of(self, folder: Path) -> None:
-        """A run that is resumed has its vocabulary in its folder; another one would not fit its weights."""
+        """Refuse a vocabulary other than the one that a resumed run has in its folder: its weights would not fit."""
         assert self.vocabulary is not None
         path = folder / VOCABULARY
         if path.is_file() and Vocabulary.load(path).fingerprint != self.vocabulary.fingerprint:
@@ -109,7 +112,7 @@ class LatentTask:
         return sentences
 
     def build_modules(self) -> Mapping[str, nn.Module]:
-        """``encoder``, ``decoder`` and ``critics``, those that the job needs, initialised from the seed."""
+        """Build ``encoder``, ``decoder`` and ``critics``, as far as the job has them, initialised from the seed."""
         world = distributed.world_size()
         if self.job.accumulation(world) != 1:
             raise ConfigError(
@@ -167,7 +170,7 @@ class LatentTask:
         return report
 
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
-        """Bounds, divergences and active units on the held-out sentences, one draw each; or how clusters separate."""
+        """Measure bounds and active units on held-out sentences with one draw each, or how clusters separate."""
         modules = {name: engine.module for name, engine in engines.items()}
         if self._validation is None:
             if distributed.rank() == 0:
@@ -200,7 +203,7 @@ class LatentTask:
         self.status = "  ".join(remarks)
 
     def save_state(self, folder: Path) -> dict[str, Any]:
-        """The queue's shard; the vocabulary's fingerprint, and where LagVAE stands, go into the JSON state."""
+        """Save the queue's shard; vocabulary and text (as hashes) and LagVAE's progress go into the JSON state."""
         if self.queue is not None:
             self.queue.save_shard(folder)
         return {
@@ -214,10 +217,10 @@ class LatentTask:
         }
 
     def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Reload what :meth:`save_state` wrote; refuse another vocabulary, and other text unless it is meant.
+        """Load what :meth:`save_state` wrote.
 
         Raises:
-            CheckpointError: the checkpoint was trained with other words, or on other sentences.
+            CheckpointError: the checkpoint has another vocabulary, or other text and ``data.allow_change`` is false.
         """
         own = self.vocabulary.fingerprint if self.vocabulary is not None else None
         stored = parse(_State, state, folder / "state.json", error=CheckpointError)
@@ -233,7 +236,7 @@ class LatentTask:
             self.queue.load_shards(folder)
 
     def flops_per_step(self) -> float:
-        """Forward and backward FLOP of the matrix products of an average batch, critics left out."""
+        """FLOP of an average batch: matrix products of encoder and decoder, forward and backward."""
         if self._train is None or self.vocabulary is None:
             return 0.0
         model = self.job.model
@@ -243,7 +246,7 @@ class LatentTask:
         return 3.0 * tokens * (encoder + decoder + 2 * model.hidden * len(self.vocabulary))
 
     def next_steps(self, run_dir: Path) -> Sequence[str]:
-        """Measure the model; the clusters, which have no text, are drawn."""
+        """Suggest to measure the model, or to draw the clusters, which have no text."""
         if self.vocabulary is None:
             return [f"capt report {run_dir} (curves of how the clusters separate)"]
         return [
@@ -252,7 +255,7 @@ class LatentTask:
         ]
 
     def export_files(self) -> Mapping[str, Path]:
-        """The vocabulary travels with every checkpoint."""
+        """The vocabulary, which is copied into every checkpoint."""
         if self.vocabulary is None:
             return {}
         path = self._folder / VOCABULARY

@@ -59,7 +59,7 @@ def ours(pipe: Connection, task: str, model: Path, data: Path) -> None:
 
     settings = [f"data.path={data / 'glue'}", f"model.init={model}", f"data.max_train={EXAMPLES}", f"optimizer.lr={LR}"]
     from finetune.glue.task import GlueFineTuning
-    from pretrain.engine.engines.deepspeed import build_engines
+    from pretrain.engine.engines.build import build_engines
     from pretrain.engine.seeding import seed_step
     from pretrain.engine.task import Progress
 

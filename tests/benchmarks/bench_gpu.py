@@ -29,7 +29,7 @@ from torch import Tensor
 from pretrain.config.load import load_job
 from pretrain.contrast.kernels.products import Precision, Products, multiply
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import build_engines
+from pretrain.engine.engines.build import build_engines
 from pretrain.engine.task import Progress
 from pretrain.language.batches import LanguageBatch
 from pretrain.language.task import LanguageTask

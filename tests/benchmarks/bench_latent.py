@@ -40,7 +40,7 @@ def ours(pipe: Connection, threads: int, precision: str) -> None:
     from pretrain.config.load import load_job
     from pretrain.engine import distributed
     from pretrain.engine.allocator import keep_freed_memory
-    from pretrain.engine.engines.deepspeed import build_engines
+    from pretrain.engine.engines.build import build_engines
     from pretrain.engine.quiet import quiet_libraries
     from pretrain.latent.config import LatentJob
     from pretrain.latent.data.batches import Batch

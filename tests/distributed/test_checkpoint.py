@@ -17,7 +17,7 @@ from pretrain.engine.checkpoint import (
     restore_weights,
     verify,
 )
-from pretrain.engine.engines.deepspeed import build_engines
+from pretrain.engine.engines.build import build_engines
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
 from tests.support import run_ranks, skip_without

@@ -13,7 +13,8 @@ from deepspeed.accelerator import get_accelerator
 
 from pretrain.base.errors import ConfigError
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine, build_engines
+from pretrain.engine.engines.base import Engine
+from pretrain.engine.engines.build import build_engines
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.engine.task import Progress

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.callbacks import default_callbacks
-from pretrain.engine.engines.deepspeed import build_engines
+from pretrain.engine.engines.build import build_engines
 from pretrain.engine.loop import Callback, Run, train
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pretrain.config.load import load_job
-from pretrain.engine.engines.deepspeed import build_engines
+from pretrain.engine.engines.build import build_engines
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
 from tests.language import write_corpus

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.task import Progress, StepMetrics
 from tests.toy.config import ToyJob

@@ -1,4 +1,4 @@
-"""The modules of a job with their initial weights, and how each is updated."""
+"""The modules of a job with their initial weights, and their optimizers."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.sampled_batch import SampledBatch
 from pretrain.latent.models.gradients import frozen

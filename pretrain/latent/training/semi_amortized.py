@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
 from pretrain.latent.config import LatentJob, ObjectiveSection
 from pretrain.latent.data.noise import StepNoise
 from pretrain.latent.data.sampled_batch import SampledBatch

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pretrain.contrast import ShardedQueue
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
 from pretrain.engine.task import StepMetrics
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.sampled_batch import SampledBatch

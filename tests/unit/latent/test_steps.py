@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine, build_engines
+from pretrain.engine.engines.base import Engine
+from pretrain.engine.engines.build import build_engines
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import to_float
 from pretrain.latent.config import LatentJob
