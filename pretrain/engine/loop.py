@@ -94,11 +94,12 @@ def train(run: Run, callbacks: Sequence[Callback]) -> None:
         for callback in callbacks:
             callback.on_start(run)
         batches = run.task.build_batches(run.progress)
+        many = run.task if isinstance(run.task, ChunkedTask) else None
         while not run.finished and not run.stopping:
             for callback in callbacks:
                 callback.before_step(run)
-            if isinstance(run.task, ChunkedTask):
-                report = _step_many(run, run.task, batches, callbacks)
+            if many is not None:
+                report = _step_many(run, many, batches, callbacks)
             else:
                 batch: Any = next(batches)
                 set_update(run)

@@ -47,6 +47,7 @@ class Progress:
         return asdict(self)
 
 
+@runtime_checkable
 class Updates(Protocol):
     """The updates of a chunk: iterating gives the batch of each, with learning rates and random seeds set for it."""
 

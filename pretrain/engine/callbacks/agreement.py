@@ -51,7 +51,7 @@ class Agreement(Callback):
             self._watched[step] = watched
             self._flags.post(step, self._row(run, watched))
             near_the_end = step + lag >= run.job.schedule.max_steps  # then there is no later step to stop at
-            chunk_is_long = step - self._looked > lag
+            chunk_is_long = step - self._looked >= lag  # to look late would save nothing
             self._read(run, step if near_the_end or chunk_is_long else step - lag)
         else:  # alone, on a CPU: the numbers are at hand, and this is ten times as fast
             bad = not all(math.isfinite(to_float(figure)) for figure in watched.values())
