@@ -23,7 +23,8 @@ from pretrain.base.errors import CheckpointError
 from pretrain.base.records import Record, parse_record
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
+from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.run_folder import read_best
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, StepMetrics
@@ -70,6 +71,10 @@ class GlueFineTuning:
         """The pretrained encoder under a new head, which is initialised from the seed."""
         torch.manual_seed(derive(self.job.run.seed, "init"))
         return {"model": classifier_on(self._backbone.encoder, self.job)}
+
+    def optimizers(self) -> Mapping[str, ModuleOptimizer]:
+        """None of its own."""
+        return {}
 
     def build_batches(self, progress: Progress) -> Iterator[Step]:
         """This rank's micro-batches of each coming step."""
