@@ -81,7 +81,7 @@ def encode(
     return encoded
 
 
-def kept(
+def truncated_lengths(
     a: Int64[np.ndarray, " n"], b: Int64[np.ndarray, " n"], room: int
 ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
     """How many tokens stay of pairs with ``a`` and ``b`` tokens, so that at most ``room`` stay of each pair.
@@ -108,7 +108,7 @@ def _encode(first: Sequence[str], second: Sequence[str] | None, tokenizer: TextT
     else:
         others = tokenizer.encode_batch(second)
         b = np.array([len(ids) for ids in others], dtype=np.int64)
-        keep, keep_b = kept(a, b, max_length - 2 - len(gap))
+        keep, keep_b = truncated_lengths(a, b, max_length - 2 - len(gap))
         pairs = zip(texts, others, keep, keep_b, strict=True)
         parts = [part for ids, other, n, m in pairs for part in (bos, ids[:n], gap, other[:m], eos)]
         seconds = keep + 1 + len(gap)

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from finetune.glue.averages import CAPT_TASKS, capt_average, leaderboard_average
 from finetune.glue.tasks import GLUE
-from finetune.metrics import CAPT_TASKS, capt_average, leaderboard_average
 from pretrain.report.document import Section, Table
 from pretrain.report.sweep_page import sweep_names
 from pretrain.report.sweeps import Configuration, Study, Sweep

@@ -8,12 +8,13 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from finetune.glue.tasks import GLUE, GlueTask
+from finetune.predictions import write_checked
 from pretrain.base.errors import DataError
-from pretrain.base.files import replacing
 from pretrain.language.sts_files import MAX_SCORE
 
 HEADER = "index\tprediction"
@@ -73,19 +74,16 @@ def write_submission(predictions: Mapping[str, np.ndarray], out: Path) -> Path:
     problems += [f"{name}: not a file of a submission" for name in predictions if name not in OUTPUTS]
     if problems:
         raise DataError(f"the submission is not complete: {'; '.join(problems)}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(out) as (file, temporary):
+
+    def write(file: IO[bytes]) -> None:
         with zipfile.ZipFile(file, "w") as archive:
             for name, output in OUTPUTS.items():
                 lines = [HEADER, *(f"{i}\t{value}" for i, value in enumerate(_as_text(output, predictions[name])))]
                 entry = zipfile.ZipInfo(f"{name}.tsv", _WHEN)
                 entry.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(entry, "\n".join(lines) + "\n")
-        file.flush()
-        problems = check_submission(temporary)
-        if problems:
-            raise DataError(f"{out} was not written: {'; '.join(problems)}")
-    return out
+
+    return write_checked(out, write, check_submission)
 
 
 def check_submission(path: Path) -> list[str]:

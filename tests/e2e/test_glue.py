@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 
 from finetune.backbone import load_backbone
 from finetune.glue.config import GlueJob
+from finetune.glue.evaluate import as_text, evaluate
 from finetune.glue.export import export
 from finetune.glue.files import read_split
-from finetune.glue.predict import as_text, evaluate, predict
+from finetune.glue.predict import predict
 from finetune.glue.restore import load_classifier
-from finetune.glue.task import best_so_far
 from finetune.glue.tasks import GLUE
+from finetune.task import best_so_far
 from launcher.cli import app
 from pretrain.base.errors import CheckpointError, ConfigError, UserError
 from pretrain.config.load import job_from_mapping

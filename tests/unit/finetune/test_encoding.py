@@ -11,11 +11,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from finetune import encoding
-from finetune.batches import RowSet, every_row
-from finetune.encoding import Encoded, encode, kept
+from finetune.batches import evaluation_batches
+from finetune.encoding import Encoded, encode, truncated_lengths
 from finetune.glue.files import read_split
 from finetune.glue.tasks import glue_task
-from finetune.order import Order
+from finetune.order import ExampleOrder
+from finetune.text_rows import TextRows
 from tests.finetune import sentence, write_vocabulary
 from tokenizer.encode import TextTokenizer, load_tokenizer
 
@@ -45,23 +46,23 @@ def test_ids_are_those_of_transformers(folder: Path, length: int) -> None:
         encoded = encode(texts[0], texts[1] if len(texts) > 1 else None, load_tokenizer(folder), length, source="x")
         expected = theirs(*texts, truncation="longest_first", max_length=length)
         assert _rows(encoded) == expected["input_ids"]
-        rows = RowSet(encoded, None, theirs.pad_token_id, types=True)
-        for numbers, batch in every_row(rows, 7):
+        rows = TextRows(encoded, None, theirs.pad_token_id, types=True)
+        for numbers, batch in evaluation_batches(rows, 7):
             padded = theirs.pad({"input_ids": [expected["input_ids"][i] for i in numbers]}, return_tensors="pt")
-            assert batch.tokens.tolist() == padded["input_ids"].tolist()
-            assert batch.padded == bool((padded["attention_mask"] == 0).any())
+            assert batch.inputs.tokens.tolist() == padded["input_ids"].tolist()
+            assert batch.inputs.padded == bool((padded["attention_mask"] == 0).any())
             if "token_type_ids" in expected:
-                width = batch.tokens.shape[1]
+                width = batch.inputs.tokens.shape[1]
                 types = [expected["token_type_ids"][i] for i in numbers]
-                assert batch.types is not None
-                assert batch.types.tolist() == [row + [0] * (width - len(row)) for row in types]
+                assert batch.inputs.types is not None
+                assert batch.inputs.types.tolist() == [row + [0] * (width - len(row)) for row in types]
 
 
 @pytest.mark.parametrize("room", [2, 7, 8])
 def test_the_longer_text_is_cut_first(room: int) -> None:
     grid = np.arange(12)
     a, b = (x.reshape(-1) for x in np.meshgrid(grid, grid))
-    for n, m, keep_a, keep_b in zip(a, b, *kept(a, b, room), strict=True):
+    for n, m, keep_a, keep_b in zip(a, b, *truncated_lengths(a, b, room), strict=True):
         short, long = min(n, m), max(n, m)
         while short + long > room and long > short:
             long -= 1
@@ -100,8 +101,8 @@ def test_large_sets_are_tokenized_once(folder: Path, tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_a_pass_over_a_set_meets_every_row_once_in_as_many_batches_on_every_rank(folder: Path, world: int) -> None:
-    rows = RowSet(encode(_texts(4, 23), None, load_tokenizer(folder), 30, source="x"), None, 1, types=False)
-    passes = [list(every_row(rows, 4, world, rank)) for rank in range(world)]
+    rows = TextRows(encode(_texts(4, 23), None, load_tokenizer(folder), 30, source="x"), None, 1, types=False)
+    passes = [list(evaluation_batches(rows, 4, world, rank)) for rank in range(world)]
     assert len({len(batches) for batches in passes}) == 1
     assert sorted(np.concatenate([numbers for batches in passes for numbers, _ in batches])) == list(range(23))
 
@@ -120,7 +121,7 @@ def test_real_rows(task: str, count: int, plain: float, data_folder: Path, tmp_p
     assert _rows(encoded)[:300] == expected["input_ids"]
     padding = {}
     for bucketing in (True, False):
-        order = Order(encoded.lengths, 16, 1, bucketing=bucketing)
+        order = ExampleOrder(encoded.lengths, 16, 1, bucketing=bucketing)
         batches = [encoded.lengths[order.rows(start)] for start in range(0, count, 16)]
         padding[bucketing] = 1 - sum(x.sum() for x in batches) / sum(len(x) * x.max() for x in batches)
     assert padding[True] < 0.04

@@ -15,11 +15,11 @@ import yaml
 from typer.testing import CliRunner
 
 import finetune.glue.predict
+from finetune.glue.averages import CAPT_TASKS
 from finetune.glue.files import Examples
 from finetune.glue.predictions import best_checkpoints, predict_tests, summary
 from finetune.glue.submission import OUTPUTS, check_submission
 from finetune.glue.tasks import GLUE
-from finetune.metrics import CAPT_TASKS
 from launcher.commands.glue import register
 from pretrain.base.errors import CheckpointError, DataError
 from pretrain.report.sweeps import read_sweep

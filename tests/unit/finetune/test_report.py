@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from finetune.glue.averages import CAPT_TASKS
 from finetune.glue.report import PUBLISHED_DEV, measured, sections
 from finetune.glue.tasks import GLUE
-from finetune.metrics import CAPT_TASKS
 from pretrain.report import report
 from pretrain.report.sweeps import read_sweep
 from tests.sweep_folders import add_trial, write_sweep
