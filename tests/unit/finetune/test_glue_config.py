@@ -62,6 +62,8 @@ def test_the_smaller_number_of_steps_counts() -> None:
     steps = _job(schedule={"epochs": None, "max_steps": 50, "warmup_ratio": None, "warmup_steps": 9})
     steps = steps.with_steps(80)
     assert (steps.schedule.max_steps, steps.schedule.warmup_steps) == (50, 9)
+    warmup = _job(schedule={"epochs": 2, "warmup_epochs": 0.25}).with_steps(80).schedule
+    assert (warmup.max_steps, warmup.warmup_steps) == (20, 2), "epochs of warmup count before their ratio"
     every = _job(validate={"per_epoch": 4}).with_steps(80)
     assert every.validate_.every == 3
     assert _job(validate={"per_epoch": None, "every": 5}).with_steps(80).validate_.every == 5
@@ -70,6 +72,8 @@ def test_the_smaller_number_of_steps_counts() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="warmup_steps 9 is longer than the 3 steps"):
         _job(schedule={"max_steps": 10**6, "warmup_ratio": None, "warmup_steps": 9}).with_steps(10)
+    with pytest.raises(ConfigError, match=r"schedule\.warmup_epochs 3 \(30 steps\) is longer than the 20 steps"):
+        _job(schedule={"epochs": 2, "warmup_epochs": 3}).with_steps(80)
     with pytest.raises(ConfigError, match=r"data\.sequence_length 65 is longer than the encoder's 64 positions"):
         _job(data={"sequence_length": 65}).with_encoder({}, 64)
 
