@@ -71,7 +71,7 @@ class StepBatches:
     tokens: int
 
 
-def training_batches(
+def training_steps(
     rows: RowSet, order: ExampleOrder, starts: range, micro: int, world: int, rank: int, *, bucketing: bool
 ) -> Iterator[StepBatches]:
     """This rank's share of the steps that begin at the sample numbers ``starts``."""

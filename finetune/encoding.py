@@ -22,7 +22,7 @@ CACHE_FROM = 50_000
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedTexts:
     """Token ids of ``n`` rows, special tokens included, one after the other.
 
     Row ``i`` is ``ids[starts[i] : starts[i + 1]]``; its second text begins at ``seconds[i]`` within it (at its end
@@ -43,7 +43,7 @@ class Encoded:
         return np.diff(self.starts)
 
 
-def encode(
+def encode_texts(
     first: Sequence[str],
     second: Sequence[str] | None,
     tokenizer: TextTokenizer,
@@ -51,7 +51,7 @@ def encode(
     *,
     source: str,
     cache: Path | None = None,
-) -> Encoded:
+) -> EncodedTexts:
     """``<s> A </s>`` or ``<s> A </s></s> B </s>`` of every row; BERT's vocabulary: ``[CLS] A [SEP] B [SEP]``.
 
     Rows longer than ``max_length`` lose tokens of their longer text first, then of both (``longest_first`` of
@@ -75,7 +75,7 @@ def encode(
                 logger.info("%s: tokenizing %s rows into %s", source, f"{len(first):,}", path)
                 _write(path, _encode(first, second, tokenizer, max_length))
         with np.load(path, allow_pickle=False) as file:
-            encoded = Encoded(file["ids"], file["starts"], file["seconds"], int(file["cut"]))
+            encoded = EncodedTexts(file["ids"], file["starts"], file["seconds"], int(file["cut"]))
     if encoded.cut:
         logger.warning("%s: %d of %d rows were cut to %d tokens", source, encoded.cut, len(encoded), max_length)
     return encoded
@@ -95,7 +95,9 @@ def truncated_lengths(
     return np.where(a <= b, short_kept, long_kept), np.where(a <= b, long_kept, short_kept)
 
 
-def _encode(first: Sequence[str], second: Sequence[str] | None, tokenizer: TextTokenizer, max_length: int) -> Encoded:
+def _encode(
+    first: Sequence[str], second: Sequence[str] | None, tokenizer: TextTokenizer, max_length: int
+) -> EncodedTexts:
     special = tokenizer.special
     bos, eos = (np.array([i], dtype=np.int32) for i in (special.bos, special.eos))
     gap = eos if is_bert_like(tokenizer.backend, special) else np.concatenate([eos, eos])
@@ -114,7 +116,7 @@ def _encode(first: Sequence[str], second: Sequence[str] | None, tokenizer: TextT
         seconds = keep + 1 + len(gap)
         lengths, cut = seconds + keep_b + 1, (keep < a) | (keep_b < b)
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return Encoded(np.concatenate(parts), starts, seconds.astype(np.int32), int(cut.sum()))
+    return EncodedTexts(np.concatenate(parts), starts, seconds.astype(np.int32), int(cut.sum()))
 
 
 def _key(first: Sequence[str], second: Sequence[str] | None, tokenizer: TextTokenizer, max_length: int) -> str:
@@ -126,7 +128,7 @@ def _key(first: Sequence[str], second: Sequence[str] | None, tokenizer: TextToke
     return digest.hexdigest()[:32]
 
 
-def _write(path: Path, encoded: Encoded) -> None:
+def _write(path: Path, encoded: EncodedTexts) -> None:
     partial = path.with_suffix(".partial.npz")  # its owner holds the lock
     np.savez(partial, ids=encoded.ids, starts=encoded.starts, seconds=encoded.seconds, cut=encoded.cut)
     partial.replace(path)

@@ -13,12 +13,10 @@ import torch
 from finetune.batches import RowSet, evaluation_batches
 from finetune.objective import Objective, RowResults
 from finetune.restore import FineTuned
+from pretrain.base.progress import ProgressCallback
 from pretrain.engine import distributed
 from pretrain.engine.artifacts import write_result
 from pretrain.engine.provenance import provenance
-
-Progress = Callable[[int, int], None]
-"""Called with the rows done and the number of rows."""
 
 
 @torch.no_grad()
@@ -28,7 +26,7 @@ def results_of_all_rows(
     objective: Objective,
     size: int,
     device: torch.device,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> RowResults:
     """`Objective.row_results` of every row, in the order of the rows, the same on every rank.
 
@@ -70,7 +68,7 @@ def evaluate_sets(
     objective: Objective,
     size: int,
     device: torch.device,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, float]:
     """The metrics of every data set, their names followed by the set's suffix (the key in ``sets``). Collective.
 
@@ -91,7 +89,7 @@ def evaluate_checkpoint(
     task: str,
     out: Path | None = None,
     batch: int = 32,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """The metrics of a restored checkpoint on its dev sets, on one process.
 

@@ -16,7 +16,7 @@ def write_checked(out: Path, write: Callable[[IO[bytes]], None], check: Callable
     Args:
         out: the file to make; an older one is replaced.
         write: writes the predictions into the open file.
-        check: the format's validator: what the benchmark would refuse in a file, a line a problem.
+        check: the format's validator: what the benchmark would refuse in a file, one line for each problem.
 
     Raises:
         DataError: the validator found problems; nothing is written.

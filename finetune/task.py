@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from finetune.batches import RowSet, StepBatches, training_batches
+from finetune.batches import RowSet, StepBatches, training_steps
 from finetune.config import FineTuningJob
 from finetune.evaluation import evaluate_sets
 from finetune.objective import Objective
@@ -91,7 +91,7 @@ class FineTuningTask(ABC):
         starts = range(progress.samples, progress.samples + steps * size, size)
         world, rank = distributed.world_size(), distributed.rank()
         micro = self.job.batch.micro
-        return training_batches(self.train, order, starts, micro, world, rank, bucketing=self._bucketing)
+        return training_steps(self.train, order, starts, micro, world, rank, bucketing=self._bucketing)
 
     def step(self, engines: Mapping[str, Engine], batch: StepBatches, progress: Progress) -> StepMetrics:
         """One optimizer step on the mean loss of its examples (of all ranks and micro-batches)."""

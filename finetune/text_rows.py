@@ -1,4 +1,4 @@
-"""Encoded texts as batches: each batch is padded to its own longest row."""
+"""EncodedTexts texts as batches: each batch is padded to its own longest row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxtyping import Int, Int64
 from torch import Tensor
 
 from finetune.batches import Batch
-from finetune.encoding import Encoded
+from finetune.encoding import EncodedTexts
 from finetune.order import RowNumbers
 
 
@@ -27,7 +27,7 @@ class TextInputs(NamedTuple):
 
 
 class TextRows:
-    """Encoded texts or pairs of texts with their labels, as a `finetune.batches.RowSet`.
+    """EncodedTexts texts or pairs of texts with their labels, as a `finetune.batches.RowSet`.
 
     Args:
         encoded: the token ids of every row.
@@ -36,7 +36,7 @@ class TextRows:
         types: whether the encoder reads token types.
     """
 
-    def __init__(self, encoded: Encoded, labels: np.ndarray | None, pad_id: int, *, types: bool) -> None:
+    def __init__(self, encoded: EncodedTexts, labels: np.ndarray | None, pad_id: int, *, types: bool) -> None:
         self.labels = labels
         self._encoded, self._lengths = encoded, encoded.lengths
         self._pad_id, self._types = pad_id, types

@@ -42,7 +42,6 @@ def leaderboard_average(scores: Scores) -> float | None:
 
 
 def _average(scores: Scores, columns: Mapping[str, Sequence[str]]) -> float | None:
-    found = [[scores.get(task, {}).get(name) for name in names] for task, names in columns.items()]
-    if any(value is None for values in found for value in values):
+    if any(name not in scores.get(task, {}) for task, names in columns.items() for name in names):
         return None
-    return statistics.fmean(statistics.fmean(value for value in values if value is not None) for values in found)
+    return statistics.fmean(statistics.fmean(scores[task][name] for name in names) for task, names in columns.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from finetune.encoding import encode
+from finetune.encoding import encode_texts
 from finetune.glue.config import GlueData
 from finetune.glue.files import Examples, read_split
 from finetune.glue.tasks import GlueTask
@@ -13,7 +13,7 @@ from pretrain.base.errors import DataError
 from tokenizer.encode import TextTokenizer
 
 
-def read(data: GlueData, task: GlueTask, split: str) -> Examples:
+def read_examples(data: GlueData, task: GlueTask, split: str) -> Examples:
     """The examples of a split, from the files or the hub as the job says. Raises as `read_split` and `read_hub` do."""
     if data.source == "hub":
         from finetune.glue.hub import HUB, read_hub  # datasets takes a second to import
@@ -33,7 +33,7 @@ def chosen_rows(total: int, wanted: int | None) -> np.ndarray:
 def train_rows(data: GlueData, tokenizer: TextTokenizer, length: int, *, types: bool) -> TextRows:
     """The training split, or ``data.max_train`` rows of it. Arguments are those of `row_set`."""
     task = data.glue_task
-    examples = read(data, task, "train")
+    examples = read_examples(data, task, "train")
     keep = chosen_rows(len(examples), data.max_train)
     if len(keep) < len(examples):
         second = None if examples.second is None else [examples.second[i] for i in keep]
@@ -56,7 +56,7 @@ def dev_rows(data: GlueData, tokenizer: TextTokenizer, length: int, *, types: bo
     for split in task.splits:
         if not split.startswith("dev"):
             continue
-        examples = read(data, task, split)
+        examples = read_examples(data, task, split)
         if examples.labels is None:
             raise DataError(f"{examples.source}: no labels; the dev split is what the model is measured on")
         suffix = split.removeprefix("dev").removesuffix("_matched")
@@ -75,5 +75,5 @@ def row_set(examples: Examples, data: GlueData, tokenizer: TextTokenizer, length
         types: whether the encoder reads token types.
     """
     cache = data.cache / "finetune"
-    encoded = encode(examples.first, examples.second, tokenizer, length, source=examples.source, cache=cache)
+    encoded = encode_texts(examples.first, examples.second, tokenizer, length, source=examples.source, cache=cache)
     return TextRows(encoded, examples.labels, tokenizer.special.pad, types=types)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from finetune.evaluation import Progress, as_text, evaluate_checkpoint
+from finetune.evaluation import as_text, evaluate_checkpoint
 from finetune.glue.data import dev_rows
 from finetune.glue.objective import GlueObjective
 from finetune.glue.restore import GlueClassifier, load_classifier
 from finetune.restore import FineTuned
+from pretrain.base.progress import ProgressCallback
 
 __all__ = ["as_text", "command", "evaluate"]
 
@@ -20,7 +21,7 @@ def command(
     data: Path | None = None,
     out: Path | None = None,
     batch: int = 32,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """`evaluate` by the options of the command line; ``data`` is the folder with GLUE's files, if it has moved."""
     return evaluate(checkpoint, path=data, out=out, batch=batch, progress=progress)
@@ -32,7 +33,7 @@ def evaluate(
     path: Path | None = None,
     out: Path | None = None,
     batch: int = 32,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """The task's metrics of a checkpoint on its dev set, or both of MNLI's (`evaluate_checkpoint`).
 

@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor
 
 from finetune.encoders import Family, RobertaSentences, family_of
-from finetune.encoding import encode
+from finetune.encoding import encode_texts
 from finetune.glue.restore import GlueClassifier, load_classifier
 from finetune.glue.tasks import GlueTask
 from finetune.restore import FineTuned
@@ -142,7 +142,7 @@ def _check(restored: GlueClassifier, family: Family, folder: Path) -> float:
     model, section = restored.model.cpu().eval(), restored.job.data
     second = TEXTS[::-1] if restored.job.data.glue_task.pair else None
     assert section.sequence_length is not None
-    encoded = encode(TEXTS, second, restored.tokenizer, section.sequence_length, source="probe")
+    encoded = encode_texts(TEXTS, second, restored.tokenizer, section.sequence_length, source="probe")
     rows = TextRows(encoded, None, restored.tokenizer.special.pad, types=model.encoder.reads_types)
     worst = 0.0
     for chosen in (encoded.seconds.argsort(), encoded.seconds.argsort()[:1]):

@@ -7,18 +7,19 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Num
 
-from finetune.evaluation import Progress, results_of_all_rows
+from finetune.evaluation import results_of_all_rows
 from finetune.glue.data import row_set
 from finetune.glue.files import Examples
 from finetune.glue.objective import GlueObjective
 from finetune.glue.restore import GlueClassifier, load_classifier
 from finetune.restore import FineTuned
 from pretrain.base.errors import ConfigError
+from pretrain.base.progress import ProgressCallback
 from pretrain.engine.distributed import device
 
 
 def predict(
-    checkpoint: Path | GlueClassifier, examples: Examples, *, batch: int = 32, progress: Progress | None = None
+    checkpoint: Path | GlueClassifier, examples: Examples, *, batch: int = 32, progress: ProgressCallback | None = None
 ) -> Num[np.ndarray, " n"]:
     """What a checkpoint predicts for each of ``examples``: class numbers (int64), or scores from 0 to 5 (float32).
 

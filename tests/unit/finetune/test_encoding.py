@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from finetune import encoding
 from finetune.batches import evaluation_batches
-from finetune.encoding import Encoded, encode, truncated_lengths
+from finetune.encoding import EncodedTexts, encode_texts, truncated_lengths
 from finetune.glue.files import read_split
 from finetune.glue.tasks import glue_task
 from finetune.order import ExampleOrder
@@ -34,7 +34,7 @@ def _texts(seed: int, count: int = 60) -> list[str]:
     return [sentence(generator, 30) for _ in range(count)]
 
 
-def _rows(encoded: Encoded) -> list[list[int]]:
+def _rows(encoded: EncodedTexts) -> list[list[int]]:
     return [encoded.ids[a:b].tolist() for a, b in zip(encoded.starts[:-1], encoded.starts[1:], strict=True)]
 
 
@@ -43,7 +43,9 @@ def test_ids_are_those_of_transformers(folder: Path, length: int) -> None:
     theirs = AutoTokenizer.from_pretrained(folder)
     first, second = _texts(1), _texts(2)
     for texts in ((first,), (first, second)):
-        encoded = encode(texts[0], texts[1] if len(texts) > 1 else None, load_tokenizer(folder), length, source="x")
+        encoded = encode_texts(
+            texts[0], texts[1] if len(texts) > 1 else None, load_tokenizer(folder), length, source="x"
+        )
         expected = theirs(*texts, truncation="longest_first", max_length=length)
         assert _rows(encoded) == expected["input_ids"]
         rows = TextRows(encoded, None, theirs.pad_token_id, types=True)
@@ -76,7 +78,7 @@ def test_the_longer_text_is_cut_first(room: int) -> None:
 def test_how_many_rows_were_cut_is_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = load_tokenizer(folder)
     with caplog.at_level(logging.WARNING):
-        assert encode(["the bird", "the " * 30], None, tokenizer, 12, source="RTE/train.tsv").cut == 1
+        assert encode_texts(["the bird", "the " * 30], None, tokenizer, 12, source="RTE/train.tsv").cut == 1
     assert "RTE/train.tsv: 1 of 2 rows were cut to 12 tokens" in caplog.text
 
 
@@ -84,16 +86,16 @@ def test_large_sets_are_tokenized_once(folder: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(encoding, "CACHE_FROM", 10)
     tokenizer, first, second = load_tokenizer(folder), _texts(1), _texts(2)
     options = {"source": "x", "cache": tmp_path}
-    fresh = encode(first, second, tokenizer, 20, **options)
-    longer = encode(first, second, tokenizer, 24, **options)
-    other = encode([*first[:-1], "no"], second, tokenizer, 20, **options)
+    fresh = encode_texts(first, second, tokenizer, 20, **options)
+    longer = encode_texts(first, second, tokenizer, 24, **options)
+    other = encode_texts([*first[:-1], "no"], second, tokenizer, 20, **options)
     assert len(list(tmp_path.iterdir())) == 3
 
     def fail(self: TextTokenizer, texts: list[str]) -> None:
         raise AssertionError("tokenized again")
 
     monkeypatch.setattr(TextTokenizer, "encode_batch", fail)
-    again = encode(first, second, tokenizer, 20, **options)
+    again = encode_texts(first, second, tokenizer, 20, **options)
     assert _rows(again) == _rows(fresh)
     assert again.cut == fresh.cut > 0
     assert _rows(longer) != _rows(fresh) != _rows(other)
@@ -101,7 +103,7 @@ def test_large_sets_are_tokenized_once(folder: Path, tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_a_pass_over_a_set_meets_every_row_once_in_as_many_batches_on_every_rank(folder: Path, world: int) -> None:
-    rows = TextRows(encode(_texts(4, 23), None, load_tokenizer(folder), 30, source="x"), None, 1, types=False)
+    rows = TextRows(encode_texts(_texts(4, 23), None, load_tokenizer(folder), 30, source="x"), None, 1, types=False)
     passes = [list(evaluation_batches(rows, 4, world, rank)) for rank in range(world)]
     assert len({len(batches) for batches in passes}) == 1
     assert sorted(np.concatenate([numbers for batches in passes for numbers, _ in batches])) == list(range(23))
@@ -115,7 +117,7 @@ def test_real_rows(task: str, count: int, plain: float, data_folder: Path, tmp_p
     tokenizer.save(tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     examples = read_split(data_folder / "glue", glue_task(task), "train")
-    encoded = encode(examples.first, examples.second, tokenizer, 128, source=task)
+    encoded = encode_texts(examples.first, examples.second, tokenizer, 128, source=task)
     texts = [examples.first[:300]] + ([examples.second[:300]] if examples.second else [])
     expected = theirs(*texts, truncation="longest_first", max_length=128, split_special_tokens=True)
     assert _rows(encoded)[:300] == expected["input_ids"]

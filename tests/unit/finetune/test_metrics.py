@@ -13,7 +13,7 @@ from sklearn import metrics as sk
 
 from finetune.glue.averages import CAPT_TASKS, capt_average, leaderboard_average
 from finetune.glue.report import PUBLISHED_DEV, PUBLISHED_TEST
-from finetune.metrics import METRICS, compute_metrics, constant, degenerate
+from finetune.metrics import METRICS, best_constant, compute_metrics, is_degenerate
 from pretrain.base.errors import ConfigError
 
 PREDICTED = np.array([1, 0, 1, 1, 0, 1, 0, 0, 1, 1])
@@ -57,14 +57,14 @@ def test_nan_and_infinite_predictions_do_not_pass_for_results() -> None:
     for bad in (np.nan, np.inf):
         found = compute_metrics(["pearson", "spearman"], np.array([1.0, bad, 3.0], dtype=np.float32), gold)
         assert (found["pearson"], found["spearman"]) == (0.0, 0.0)
-    assert degenerate(np.array([1.0, np.nan], dtype=np.float32))
+    assert is_degenerate(np.array([1.0, np.nan], dtype=np.float32))
 
 
 def test_the_baseline_is_the_best_constant() -> None:
     labels = np.array([2, 2, 2, 0, 1])
     assert compute_metrics(["accuracy"], np.array([2, 1, 0, 0, 1]), labels)["baseline"] == pytest.approx(0.6)
-    assert list(constant(np.array([0, 1]))) == [0, 0]
-    assert list(constant(np.array([1.0, 4.0]))) == [2.5, 2.5]
+    assert list(best_constant(np.array([0, 1]))) == [0, 0]
+    assert list(best_constant(np.array([1.0, 4.0]))) == [2.5, 2.5]
 
 
 def test_bad_calls() -> None:
