@@ -1,4 +1,4 @@
-"""Texts and pairs of texts to token ids, once a job: between special tokens, cut to a length, kept for large sets."""
+"""Turn texts and pairs of texts into token ids: between special tokens, cut to a length, cached for large sets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tokenizer.special import is_bert_like
 logger = logging.getLogger(__name__)
 
 CACHE_FROM = 50_000
-"""Rows from which on the ids are kept on disk: fewer are tokenized in seconds."""
+"""Sets of at least so many rows are kept on disk as ids; smaller ones are tokenized in seconds."""
 
 
 @dataclass(frozen=True)

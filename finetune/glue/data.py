@@ -1,4 +1,4 @@
-"""The splits of a ``glue`` job, read and encoded."""
+"""Read and encode the splits of a ``glue`` job."""
 
 from __future__ import annotations
 

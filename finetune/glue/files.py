@@ -24,7 +24,7 @@ from pretrain.language.sts_files import read_score
 logger = logging.getLogger(__name__)
 
 _LONGEST, _LARGEST = 1 << 24, 1 << 29
-"""Bytes of a line and of a file, unpacked: MNLI's training set has 75 MB."""
+"""The largest number of bytes of a line and of an unpacked file; MNLI's training set has 75 MB."""
 
 
 @dataclass(frozen=True)

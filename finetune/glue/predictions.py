@@ -40,19 +40,20 @@ def predict_tests(
     from finetune.glue.predict import predict  # torch and transformers: after the checks that need neither
 
     checkpoints = best_checkpoints(read_sweep(sweep))
-    lacking = [
-        GLUE[o.model].folder for o in SUBMISSION_FILES.values() if o.model not in checkpoints and o.model != "wnli"
-    ]
+    models = dict.fromkeys(file.model for file in SUBMISSION_FILES.values())
+    lacking = [GLUE[model].folder for model in models if model not in {*checkpoints, "wnli"}]
     if lacking:
-        raise DataError(f"{sweep}: no study of {', '.join(dict.fromkeys(lacking))}; a submission needs every task")
+        raise DataError(f"{sweep}: no study of {', '.join(lacking)}; a submission needs every task")
     examples = {
-        name: _test_set(o, checkpoints[o.model], data) for name, o in SUBMISSION_FILES.items() if o.model in checkpoints
+        name: _test_set(file, checkpoints[file.model], data)
+        for name, file in SUBMISSION_FILES.items()
+        if file.model in checkpoints
     }
     predictions: dict[str, np.ndarray] = {}
-    for name, output in SUBMISSION_FILES.items():
+    for name, file in SUBMISSION_FILES.items():
         if name in examples:
-            logger.info("%s: %s", name, checkpoints[output.model])
-            predictions[name] = predict(checkpoints[output.model], examples[name], progress=progress)
+            logger.info("%s: %s", name, checkpoints[file.model])
+            predictions[name] = predict(checkpoints[file.model], examples[name], progress=progress)
         else:
             logger.warning("%s: the sweep has no study of it: its most frequent class stands for every row", name)
             predictions[name] = majority_wnli()

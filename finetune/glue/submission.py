@@ -62,10 +62,10 @@ def majority_wnli() -> np.ndarray:
 
 
 def write_submission(predictions: Mapping[str, np.ndarray], out: Path) -> Path:
-    """Write ``out``, a zip with one file for each entry of :data:`SUBMISSION_FILES`, and check it as :func:`check_submission` does.
+    """Write the zip ``out`` with all :data:`SUBMISSION_FILES`, after checking it as :func:`check_submission` does.
 
-    ``predictions`` are classes (int) by the names of :data:`SUBMISSION_FILES`, or for STS-B scores, which are clipped to 0 to 5
-    and written with three decimals.
+    ``predictions`` are classes (int) by the names of :data:`SUBMISSION_FILES`; those of STS-B are scores, which are
+    clipped to 0 to 5 and written with three decimals.
 
     Raises:
         DataError: a file is missing or has not the official number of predictions, or a prediction is not valid.
