@@ -83,6 +83,10 @@ class FineTuningTask(ABC):
         torch.manual_seed(derive(self.job.run.seed, "init"))
         return {"model": self.build_model()}
 
+    def optimizers(self) -> Mapping[str, Any]:
+        """No module has an optimizer of its own: ``job.optimizer`` says how the model is updated."""
+        return {}
+
     def build_batches(self, progress: Progress) -> Iterator[StepBatches]:
         """This rank's micro-batches of each coming step."""
         size, seed = self.job.batch.global_, self.job.run.seed

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from finetune.glue.averages import CAPT_TASKS
-from finetune.glue.report import PUBLISHED_DEV, sections
+from finetune.glue.report import PUBLISHED_DEV, results_of_sweep, sections
 from finetune.glue.tasks import GLUE
 from pretrain.report import report
 from pretrain.report.sweeps import read_sweep
