@@ -49,7 +49,7 @@ def evaluate(
         DataError: the files cannot be read.
     """
     restored = checkpoint if isinstance(checkpoint, FineTuned) else load_classifier(checkpoint)
-    data, types = restored.job.data, restored.model.encoder.reads_types
+    data, types = restored.job.data, restored.model.reads_types
     if path is not None:
         data = data.model_copy(update={"path": path, "source": "files"})
     assert data.sequence_length is not None, "GlueJob.with_encoder fills it in"

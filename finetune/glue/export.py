@@ -7,7 +7,6 @@ The class is RoBERTa's for our encoder, and the family's own for an encoder of t
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 import transformers
 from torch import Tensor
 
-from finetune.encoders import Family, RobertaSentences, family_of
 from finetune.encoding import encode_texts
 from finetune.glue.restore import GlueClassifier, load_classifier
 from finetune.glue.tasks import GlueTask
@@ -31,7 +29,11 @@ from pretrain.engine.checkpoint import read_metadata
 from pretrain.engine.durable import write_tensors
 from pretrain.engine.quiet import quiet_transformers
 from pretrain.language.sts_files import MAX_SCORE
-from pretrain.models.hf_map import names
+from pretrain.models.encoder import Encoder
+from pretrain.models.foreign.encoder import TransformersEncoder
+from pretrain.models.foreign.families import Family, family_of
+from pretrain.models.hf_map import parameter_names
+from pretrain.models.roberta import RobertaEncoder
 from tokenizer.check import check_with_transformers
 
 logger = logging.getLogger(__name__)
@@ -77,12 +79,12 @@ def export(source: Path | GlueClassifier, out: Path, *, overwrite: bool = False,
         DataError: transformers reads the tokenizer differently. Nothing is left behind in either case.
     """
     restored = source if isinstance(source, FineTuned) else load_classifier(source)
-    described = restored.job.model.encoder
-    assert described is not None, "GlueJob.with_encoder fills it in"
-    family = family_of(described, str(restored.checkpoint))
+    hf_config = restored.job.model.encoder
+    assert hf_config is not None, "GlueJob.with_encoder fills it in"
+    family = family_of(hf_config, str(restored.checkpoint))
     length = restored.job.data.sequence_length
     with new_folder(out, overwrite=overwrite) as folder:
-        config = {**described, **_labels(restored.job.data.glue_task), "architectures": [family.architecture]}
+        config = {**hf_config, **_labels(restored.job.data.glue_task), "architectures": [family.architecture]}
         write_json(folder / "config.json", config)
         write_tensors(folder / "model.safetensors", _tensors(restored, family), {"format": "pt"})
         restored.tokenizer.save(folder, model_max_length=length)
@@ -107,23 +109,22 @@ def _labels(task: GlueTask) -> dict[str, Any]:
 def _tensors(restored: GlueClassifier, family: Family) -> dict[str, Tensor]:
     model = restored.model
     scale = MAX_SCORE if restored.job.data.glue_task.regression else 1.0
-    tensors = _encoder_tensors(model.encoder.state_dict(), restored)
+    tensors = _encoder_tensors(model.encoder.model)
     for name, layer, factor in ((family.dense, model.dense, 1.0), (family.out, model.out, scale)):
         tensors |= {f"{name}.weight": layer.weight * factor, f"{name}.bias": layer.bias * factor}
     return {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
 
 
-def _encoder_tensors(state: Mapping[str, Tensor], restored: GlueClassifier) -> dict[str, Tensor]:
-    encoder = restored.model.encoder
-    bare = {name.removeprefix("model."): tensor for name, tensor in state.items()}
-    if not isinstance(encoder, RobertaSentences):
-        model: Any = encoder.model
-        prefix = model.base_model_prefix
-        return {f"{prefix}.{name}": tensor for name, tensor in bare.items()}
+def _encoder_tensors(encoder: Encoder) -> dict[str, Tensor]:
+    """The encoder's weights under the names that they have in transformers' classifier."""
+    state = encoder.state_dict()
+    if isinstance(encoder, TransformersEncoder):
+        return {f"{encoder.model.base_model_prefix}.{name}": tensor for name, tensor in state.items()}
+    assert isinstance(encoder, RobertaEncoder)
     tensors: dict[str, Tensor] = {}
-    for ours, theirs in names(encoder.config.layers):
+    for ours, theirs in parameter_names(encoder.config.layers):
         if ours.startswith("encoder."):
-            parts = bare[ours.removeprefix("encoder.")].chunk(len(theirs))
+            parts = state[ours.removeprefix("encoder.")].chunk(len(theirs))
             tensors |= dict(zip(theirs, parts, strict=True))
     return tensors
 
@@ -143,7 +144,7 @@ def _check(restored: GlueClassifier, family: Family, folder: Path) -> float:
     second = TEXTS[::-1] if restored.job.data.glue_task.pair else None
     assert section.sequence_length is not None
     encoded = encode_texts(TEXTS, second, restored.tokenizer, section.sequence_length, source="probe")
-    rows = TextRows(encoded, None, restored.tokenizer.special.pad, types=model.encoder.reads_types)
+    rows = TextRows(encoded, None, restored.tokenizer.special.pad, types=model.reads_types)
     worst = 0.0
     for chosen in (encoded.seconds.argsort(), encoded.seconds.argsort()[:1]):
         inputs = rows.batch(chosen).inputs

@@ -40,6 +40,6 @@ def predict(
         raise ConfigError(f"{examples.source}: {task.folder} is a task of {kind}")
     assert section.sequence_length is not None, "GlueJob.with_encoder fills it in"
     model, objective = restored.model.to(device()), GlueObjective(task)
-    types = model.encoder.reads_types
+    types = model.reads_types
     rows = row_set(examples, section, restored.tokenizer, section.sequence_length, types=types)
     return objective.predictions(results_of_all_rows(model, rows, objective, batch, device(), progress))

@@ -5,16 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from finetune.classifier import Classifier
-from finetune.encoders import FAMILIES, SentenceEncoder, build_encoder
 from finetune.glue.config import GlueJob
 from finetune.restore import FineTuned, load_fine_tuned
 from pretrain.base.errors import CheckpointError
+from pretrain.models.encoder import Encoder
+from pretrain.models.foreign.build import build_encoder
+from pretrain.models.foreign.families import FAMILIES
 
 GlueClassifier = FineTuned[GlueJob, Classifier]
 """A checkpoint of a ``glue`` job, loaded."""
 
 
-def classifier_on(encoder: SentenceEncoder, job: GlueJob) -> Classifier:
+def classifier_on(encoder: Encoder, job: GlueJob) -> Classifier:
     """``encoder`` under a freshly initialised head for the job's task."""
     section, task = job.model, job.data.glue_task
     assert section.encoder is not None, "GlueJob.with_encoder fills it in"

@@ -38,7 +38,7 @@ class GlueFineTuning(FineTuningTask):
         length = job.longest(encoder.max_positions)
         options: dict[str, Any] = {"types": encoder.reads_types}
         super().__init__(
-            job.with_encoder(self._backbone.described, encoder.max_positions),
+            job.with_encoder(self._backbone.hf_config, encoder.max_positions),
             data.glue_task.folder,
             train_rows(data, self.tokenizer, length, **options),
             dev_rows(data, self.tokenizer, length, **options),
@@ -58,7 +58,7 @@ class GlueFineTuning(FineTuningTask):
 
     def flops_per_row(self, length: float) -> float:
         """Forward FLOP of the encoder on a row; those of the head are few."""
-        return self._backbone.encoder.flops(length)
+        return self._backbone.encoder.flops(length, read=1.0)
 
     def export_files(self) -> Mapping[str, Path]:
         """The tokenizer travels with every checkpoint."""

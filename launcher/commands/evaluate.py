@@ -103,7 +103,7 @@ def evaluate(
 def _task_of(path: Path) -> str:
     """The task of a checkpoint or run, by the manifest: ``config.yaml`` is read once the files are verified."""
     from pretrain.engine.checkpoint import find_best, read_manifest
-    from pretrain.language.from_hf import is_hf
+    from pretrain.models.hf_folder import is_hf
 
     return "capt_language" if is_hf(path) else str(read_manifest(find_best(path)).task)
 

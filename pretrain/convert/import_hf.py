@@ -14,9 +14,9 @@ from pretrain.engine.checkpoint.manifest import CONFIG
 from pretrain.engine.checkpoint.save import config_text, partial_folder, write_weights_only
 from pretrain.engine.seeding import derive
 from pretrain.language.config import LanguageJob
-from pretrain.language.from_hf import read_hf, start_from
 from pretrain.language.module import LanguageModule
 from pretrain.models.config import RobertaConfig
+from pretrain.models.hf_model import read_hf, start_from
 from pretrain.models.hub import local_folder, origin
 from tokenizer.encode import TextTokenizer
 
@@ -36,7 +36,7 @@ def import_hf(source: Path, out: Path, *, overwrite: bool = False) -> None:
     followed; see :mod:`pretrain.models.hf_folder`.
 
     Raises:
-        UserError: as :func:`pretrain.language.from_hf.read_hf` does, a tensor has the wrong shape, or ``out`` is taken.
+        UserError: as :func:`pretrain.models.hf_model.read_hf` does, a tensor has the wrong shape, or ``out`` is taken.
     """
     folder = local_folder(source)
     found = read_hf(folder)

@@ -20,13 +20,13 @@ from pretrain.engine.distributed import device, rank, world_size
 from pretrain.engine.provenance import provenance
 from pretrain.language.batches import Assembler, validation_batches
 from pretrain.language.evaluations import Figures, Section, sections_of
-from pretrain.language.from_hf import is_hf, load_hf
 from pretrain.language.metrics import MaskedTokenAccumulator, PairAccumulator, contrast_metrics, noise_invariance
 from pretrain.language.prepare import vocabulary_of
 from pretrain.language.representations import POOLERS, Representations
-from pretrain.language.restore import Restored, load_model
+from pretrain.language.restore import Restored, load_hf, load_model
 from pretrain.language.sts import encode, score_rows
 from pretrain.language.sts_files import Pairs, find_sets
+from pretrain.models.hf_folder import is_hf
 
 RATES = (0.15, 0.3)
 TEMPERATURE = 0.05

@@ -18,8 +18,8 @@ from pretrain.data.prepare import open_corpus, tokenizer_corpus, verifier_of
 from pretrain.data.prepare import prepare as prepare_shards
 from pretrain.data.shard_writer import locked
 from pretrain.language.config import LanguageJob
-from pretrain.language.from_hf import HFModel, read_hf
 from pretrain.models.config import RobertaConfig
+from pretrain.models.hf_model import HFModel, read_hf
 from pretrain.models.hub import TOKENIZER_FILES, local_folder
 from tokenizer.encode import TextTokenizer, load_tokenizer
 
@@ -164,7 +164,7 @@ def _started_from(job: LanguageJob, source: HFModel, tokenizer: TextTokenizer) -
     name, given = job.model.init, job.model
     if tokenizer.backend.get_vocab() != source.tokenizer.backend.get_vocab():
         raise ConfigError(f"tokenizer.path: not the vocabulary of model.init {name}; leave tokenizer.path out")
-    model = given.started_from(source.config, str(name))
+    model = given.with_sizes_of(source.config, str(name))
     if job.data.sequence_length > model.max_positions:
         raise ConfigError(
             f"data.sequence_length {job.data.sequence_length} is longer than the position table of {name}: "

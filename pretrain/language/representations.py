@@ -13,7 +13,7 @@ from pretrain.engine.distributed import device
 from pretrain.language.batches import LanguageBatch
 from pretrain.language.restore import Restored
 from pretrain.models.heads import MLMOutput
-from pretrain.models.roberta import take_rows
+from pretrain.models.pooling import mean_over_tokens, take_rows
 
 POOLERS = {
     "cls": "final hidden state of <s>, head not used",
@@ -58,8 +58,8 @@ class Representations:
         return torch.cat(list(self._pool(hidden, tokens).values()), dim=1).cpu().numpy()
 
     def _pool(self, hidden: Float[Tensor, "n L h"], tokens: Int[Tensor, "n L"]) -> dict[str, Tensor]:
-        real = (tokens != self.model.config.pad_id).unsqueeze(-1)
-        pools = {"cls": hidden[:, 0].float(), "mean": (hidden.float() * real).sum(1) / real.sum(1)}
+        hidden = hidden.float()
+        pools = {"cls": hidden[:, 0], "mean": mean_over_tokens(hidden, tokens, self.model.encoder.pad_id)}
         if self.model.aggregation is not None:
             pools["head"] = self.model.aggregation(pools[self.model.config.pooling])
         return {name: pools[name] for name in self.poolers}

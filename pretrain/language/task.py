@@ -28,12 +28,12 @@ from pretrain.engine.task import Progress, StepMetrics, is_logged
 from pretrain.engine.verification import all_ranks
 from pretrain.language.batches import Assembler, LanguageBatch
 from pretrain.language.config import LanguageJob
-from pretrain.language.from_hf import start_from
 from pretrain.language.loading import training_batches
 from pretrain.language.module import LanguageModule
 from pretrain.language.prepare import Prepared, prepare
 from pretrain.language.validation import validate
 from pretrain.models.flops import flops_per_token
+from pretrain.models.hf_model import start_from
 
 logger = logging.getLogger(__name__)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -154,10 +154,11 @@ class LanguageTask:
     def _losses(
         self, engine: Engine, part: LanguageBatch, to_sum: Tensor, step: int, stats: ContrastStats | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        out = engine(
+        output = engine(
             part.tokens, part.corrupted, part.positions, part.labels, part.documents,
             padded=part.padded, runs=part.runs, step=step,
         )  # fmt: skip
+        out = output.capt
         mlm = out.mlm_loss_sum * to_sum.to(out.mlm_loss_sum.dtype)
         report = {"loss/mlm": mlm, "accuracy/mlm": out.mlm_correct * to_sum}
         loss = mlm
@@ -166,7 +167,7 @@ class LanguageTask:
             ids = part.ids if section.mask_duplicates else None
             queue = self.queue if step >= section.queue_start else None
             contrast = functools.partial(
-                capt_loss, queue=queue, temperature=out.temperature, in_batch=section.in_batch,
+                capt_loss, queue=queue, temperature=output.temperature, in_batch=section.in_batch,
                 reduction=section.reduction, ids=ids, impl=section.impl, precision=section.precision,
                 equal_rows=True,
             )  # fmt: skip

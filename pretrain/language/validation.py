@@ -32,12 +32,12 @@ def validate(engine: Engine, assembler: Assembler, job: LanguageJob, windows: in
     world, rank = distributed.world_size(), distributed.rank()
     for batch, counted in validation_batches(assembler, samples, job.batch.micro, world, rank):
         batch = batch.to(engine.device)
-        out = engine(
+        out, _, pooled = engine(
             batch.tokens, batch.corrupted, batch.positions, batch.labels, batch.documents, padded=batch.padded, step=0,
-            pools=True,
+            pool=True,
         )  # fmt: skip
         masked.update(out.mlm_loss_sum, out.mlm_correct, out.mlm_count)
-        for name, (x, x_hat) in out.pools.items():
+        for name, (x, x_hat) in pooled.items():
             pools[name].update(x[:counted], x_hat[:counted])
         if job.contrast.weight > 0:
             head.update(out.s[:counted], out.s_hat[:counted])

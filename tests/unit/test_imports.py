@@ -23,7 +23,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.registry": BASE,
     "pretrain.config": (*BASE, "pretrain.registry"),
     "pretrain.engine": (*BASE, "pretrain.config", "pretrain.registry"),
-    "pretrain.contrast": (*BASE, "pretrain.engine.distributed"),
+    "pretrain.contrast": (*BASE, "pretrain.config.base", "pretrain.config.contrast", "pretrain.engine.distributed"),
     "pretrain.data": (*BASE, "tokenizer", "pretrain.config.base"),
     "pretrain.models": (*BASE, "tokenizer", "pretrain.config.base"),
     "pretrain.report": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),

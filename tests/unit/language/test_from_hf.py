@@ -13,8 +13,9 @@ from transformers import RobertaForMaskedLM
 
 from pretrain.base.errors import CheckpointError
 from pretrain.language.evaluate import evaluate
-from pretrain.language.from_hf import is_hf, load_hf
 from pretrain.language.representations import Representations
+from pretrain.language.restore import load_hf
+from pretrain.models.hf_folder import is_hf
 from pretrain.models.hf_map import HEAD_FILE
 from tests.unit.language.test_evaluate import sentences
 from tokenizer.train import train
