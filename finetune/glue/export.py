@@ -38,6 +38,8 @@ from tokenizer.check import check_with_transformers
 
 logger = logging.getLogger(__name__)
 
+TARGETS = ("hf",)
+
 _CARD = """\
 {head}
 
@@ -61,6 +63,11 @@ logits = model(**tokenizer({texts}, return_tensors="pt")).logits
 |---|---|
 {metrics}
 """
+
+
+def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, about: About | None = None) -> Path:
+    """`export` as ``capt convert`` calls it; ``to`` is one of ``TARGETS``."""
+    return export(checkpoint, out, overwrite=overwrite, about=about)
 
 
 def export(source: Path | GlueClassifier, out: Path, *, overwrite: bool = False, about: About | None = None) -> Path:
