@@ -9,7 +9,7 @@ from pretrain.base.errors import DataError
 from pretrain.engine.artifacts import keep
 from pretrain.latent.artifacts import GENERATED_TEXT
 from pretrain.latent.config import LatentJob
-from pretrain.latent.data.corpus import file_of, read
+from pretrain.latent.data.corpus import read
 from pretrain.latent.evaluation.forward_reverse import (
     SAMPLES,
     Estimator,
@@ -20,6 +20,7 @@ from pretrain.latent.evaluation.forward_reverse import (
 from pretrain.latent.evaluation.generate import sample
 from pretrain.latent.ngram.kenlm import find_programs
 from pretrain.latent.restore import Restored, load_model
+from pretrain.latent.text_files import file_of
 
 
 def writes_text(job: LatentJob) -> bool:
