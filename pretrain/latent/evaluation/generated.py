@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from pretrain.base.errors import DataError
-from pretrain.engine.artifacts import keep
+from pretrain.engine.artifacts import save_artifact
 from pretrain.latent.artifacts import GENERATED_TEXT
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.corpus import file_of, read
@@ -73,5 +73,5 @@ def generated_perplexities(
         figures |= {f"{name}_ppl": value.released, f"{name}_ppl_with_ends": value.with_ends}
     if data is None:
         about = {"checkpoint": str(model.checkpoint), "by": by, "number": number, "seed": seed}
-        keep(path, GENERATED_TEXT, about | figures)
+        save_artifact(path, GENERATED_TEXT, about | figures)
     return figures
