@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from pretrain.data.shard_writer import locked
+from pretrain.base.locks import cache_lock
 from tokenizer.encode import TextTokenizer
 from tokenizer.special import is_bert_like
 
@@ -70,7 +70,7 @@ def encode(
     else:
         path = cache / f"{_key(first, second, tokenizer, max_length)}.npz"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_suffix(".lock")):
+        with cache_lock(path.with_suffix(".lock")):
             if not path.exists():
                 logger.info("%s: tokenizing %s rows into %s", source, f"{len(first):,}", path)
                 _write(path, _encode(first, second, tokenizer, max_length))

@@ -10,6 +10,7 @@ import typer
 
 from launcher.commands import checkpoints, config, corpora, evaluate, glue, jobs, latent, sweep, tools
 from pretrain.base.errors import user_text
+from pretrain.base.safe_path import protect_children
 
 app = typer.Typer(
     help="Contrastive pretraining, from raw text to a Hugging Face encoder, on one laptop or a cluster.",
@@ -29,6 +30,8 @@ for name, group in _GROUPS.items():
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run ``capt`` and exit: one ``error:`` line and code 2 for what the user can set right."""
+    if arguments is None:  # the command itself, and not a test or a program that calls it
+        protect_children()
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     if given in ([], *([group] for group in _GROUPS)):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from pretrain.base.text_files import new_file
+from pretrain.base.atomic import new_file
 from tokenizer.bounds import rust_errors
 from tokenizer.formats import open_folder
 from tokenizer.special import SpecialIds, is_bert_like, resolve

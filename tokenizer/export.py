@@ -9,8 +9,8 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
+from pretrain.base.atomic import new_folder
 from pretrain.base.errors import DataError
-from pretrain.base.text_files import new_folder
 from tokenizer.check import LINES, check_round_trip, check_with_transformers
 from tokenizer.encode import TextTokenizer
 from tokenizer.pieces import CONTROL, UNKNOWN, to_tokenizer

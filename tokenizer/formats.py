@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from pretrain.base.errors import DataError
-from pretrain.base.files import file_in, read_json, read_record, read_text
+from pretrain.base.files import file_in, read_json, read_text
+from pretrain.base.records import Record, read_record
 from tokenizer.bounds import check_ids, check_pipeline, rust_errors
 
 logger = logging.getLogger(__name__)
@@ -36,11 +37,11 @@ _DEBERTA = "spm.model"
 _CONVERT = "save it as tokenizer.json: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers"
 
 
-class _Token(BaseModel):
+class _Token(Record):
     content: str
 
 
-class _Config(BaseModel):
+class _Config(Record):
     """What is read of ``tokenizer_config.json`` and ``special_tokens_map.json``; they hold much else."""
 
     bos_token: str | _Token | None = None
@@ -104,7 +105,7 @@ def _read_config(path: Path) -> _Config:
     values: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (file := file_in(path, name)) is not None:
-            values |= read_record(file, _Config).model_dump(exclude_none=True)
+            values |= read_record(_Config, file, error=DataError).model_dump(exclude_none=True)
     return _Config.model_validate(values)
 
 

@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 
 from sentencepiece import SentencePieceTrainer, sentencepiece_model_pb2
 
+from pretrain.base.atomic import new_folder
 from pretrain.base.errors import ConfigError, DataError, UserError
-from pretrain.base.text_files import new_folder
 from tokenizer.check import LINES
 from tokenizer.export import write_folder
 from tokenizer.special import TRAINED

@@ -7,7 +7,6 @@ The class is RoBERTa's for our encoder, and the family's own for an encoder of t
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import transformers
 from torch import Tensor
 
 from finetune.batches import RowSet
-from finetune.encoders import Family, RobertaSentences, family_of
 from finetune.encoding import encode
 from finetune.glue.restore import Restored, load_classifier
 from finetune.glue.tasks import GlueTask
@@ -30,10 +28,16 @@ from pretrain.engine.checkpoint import read_metadata
 from pretrain.engine.durable import write_tensors
 from pretrain.engine.quiet import quiet_transformers
 from pretrain.language.sts_files import MAX_SCORE
-from pretrain.models.hf_map import names
+from pretrain.models.encoder import Encoder
+from pretrain.models.foreign.encoder import TransformersEncoder
+from pretrain.models.foreign.families import Family, family_of
+from pretrain.models.hf_map import parameter_names
+from pretrain.models.roberta import RobertaEncoder
 from tokenizer.check import check_with_transformers
 
 logger = logging.getLogger(__name__)
+
+TARGETS = ("hf",)
 
 _CARD = """\
 {head}
@@ -60,6 +64,11 @@ logits = model(**tokenizer({texts}, return_tensors="pt")).logits
 """
 
 
+def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, about: About | None = None) -> Path:
+    """`export` as ``capt convert`` calls it; ``to`` is one of ``TARGETS``."""
+    return export(checkpoint, out, overwrite=overwrite, about=about)
+
+
 def export(source: Path | Restored, out: Path, *, overwrite: bool = False, about: About | None = None) -> Path:
     """Write ``out``, load it with transformers and compare its logits with ours; returns ``out``.
 
@@ -76,12 +85,12 @@ def export(source: Path | Restored, out: Path, *, overwrite: bool = False, about
         DataError: transformers reads the tokenizer differently. Nothing is left behind in either case.
     """
     restored = source if isinstance(source, Restored) else load_classifier(source)
-    described = restored.job.model.encoder
-    assert described is not None, "GlueJob.completed fills it in"
-    family = family_of(described, str(restored.checkpoint))
+    hf_config = restored.job.model.encoder
+    assert hf_config is not None, "GlueJob.completed fills it in"
+    family = family_of(hf_config, str(restored.checkpoint))
     length = restored.job.data.sequence_length
     with new_folder(out, overwrite=overwrite) as folder:
-        config = {**described, **_labels(restored.task), "architectures": [family.architecture]}
+        config = {**hf_config, **_labels(restored.task), "architectures": [family.architecture]}
         write_json(folder / "config.json", config)
         write_tensors(folder / "model.safetensors", _tensors(restored, family), {"format": "pt"})
         restored.tokenizer.save(folder, model_max_length=length)
@@ -106,25 +115,24 @@ def _labels(task: GlueTask) -> dict[str, Any]:
 def _tensors(restored: Restored, family: Family) -> dict[str, Tensor]:
     model = restored.model
     scale = MAX_SCORE if restored.task.regression else 1.0
-    found = _encoder_tensors(model.encoder.state_dict(), restored)
+    tensors = _encoder_tensors(model.encoder.model)
     for name, layer, factor in ((family.dense, model.dense, 1.0), (family.out, model.out, scale)):
-        found |= {f"{name}.weight": layer.weight * factor, f"{name}.bias": layer.bias * factor}
-    return {name: tensor.detach().clone().contiguous() for name, tensor in found.items()}
+        tensors |= {f"{name}.weight": layer.weight * factor, f"{name}.bias": layer.bias * factor}
+    return {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
 
 
-def _encoder_tensors(state: Mapping[str, Tensor], restored: Restored) -> dict[str, Tensor]:
-    encoder = restored.model.encoder
-    bare = {name.removeprefix("model."): tensor for name, tensor in state.items()}
-    if not isinstance(encoder, RobertaSentences):
-        model: Any = encoder.model
-        prefix = model.base_model_prefix
-        return {f"{prefix}.{name}": tensor for name, tensor in bare.items()}
-    found: dict[str, Tensor] = {}
-    for ours, theirs in names(encoder.config.layers):
+def _encoder_tensors(encoder: Encoder) -> dict[str, Tensor]:
+    """The encoder's weights under the names that they have in transformers' classifier."""
+    state = encoder.state_dict()
+    if isinstance(encoder, TransformersEncoder):
+        return {f"{encoder.model.base_model_prefix}.{name}": tensor for name, tensor in state.items()}
+    assert isinstance(encoder, RobertaEncoder)
+    tensors: dict[str, Tensor] = {}
+    for ours, theirs in parameter_names(encoder.config.layers):
         if ours.startswith("encoder."):
-            parts = bare[ours.removeprefix("encoder.")].chunk(len(theirs))
-            found |= dict(zip(theirs, parts, strict=True))
-    return found
+            parts = state[ours.removeprefix("encoder.")].chunk(len(theirs))
+            tensors |= dict(zip(theirs, parts, strict=True))
+    return tensors
 
 
 @torch.no_grad()
@@ -142,7 +150,7 @@ def _check(restored: Restored, family: Family, folder: Path) -> float:
     second = TEXTS[::-1] if restored.task.pair else None
     assert section.sequence_length is not None
     encoded = encode(TEXTS, second, restored.tokenizer, section.sequence_length, source="probe")
-    rows = RowSet(encoded, None, restored.tokenizer.special.pad, types=model.encoder.reads_types)
+    rows = RowSet(encoded, None, restored.tokenizer.special.pad, types=model.reads_types)
     worst = 0.0
     for chosen in (encoded.seconds.argsort(), encoded.seconds.argsort()[:1]):
         batch = rows.batch(chosen)

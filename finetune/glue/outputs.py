@@ -15,6 +15,7 @@ from torch import Tensor
 from finetune.batches import RowSet, every_row
 from finetune.glue.tasks import GlueTask
 from finetune.metrics import measure
+from pretrain.base.progress import ProgressCallback
 from pretrain.engine import distributed
 from pretrain.language.sts_files import MAX_SCORE
 
@@ -48,7 +49,7 @@ def all_logits(
     rows: RowSet,
     size: int,
     device: torch.device,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Logits:
     """Logits of every row, in order, the same on every rank; each rank computes its share.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,14 @@ from finetune.glue.files import Examples
 from finetune.glue.outputs import all_logits, metrics_of, predictions_of
 from finetune.glue.restore import Restored, load_classifier
 from pretrain.base.errors import ConfigError
+from pretrain.base.progress import ProgressCallback
 from pretrain.engine.artifacts import write_result
 from pretrain.engine.distributed import device
 from pretrain.engine.provenance import provenance
 
-Progress = Callable[[int, int], None]
-
 
 def predict(
-    checkpoint: Path | Restored, examples: Examples, *, batch: int = 32, progress: Progress | None = None
+    checkpoint: Path | Restored, examples: Examples, *, batch: int = 32, progress: ProgressCallback | None = None
 ) -> Num[np.ndarray, " n"]:
     """What a checkpoint predicts for each of ``examples``: class numbers (int64), or scores from 0 to 5 (float32).
 
@@ -40,7 +38,7 @@ def predict(
     if restored.task.pair != (examples.second is not None):
         kind = "pairs of texts" if restored.task.pair else "single texts"
         raise ConfigError(f"{examples.source}: {restored.task.folder} is a task of {kind}")
-    section, types = restored.job.data, restored.model.encoder.reads_types
+    section, types = restored.job.data, restored.model.reads_types
     assert section.sequence_length is not None, "GlueJob.completed fills it in"
     rows = row_set(examples, section, restored.tokenizer, section.sequence_length, types=types)
     return predictions_of(restored.task, all_logits(restored.model, rows, batch, device(), progress))
@@ -52,7 +50,7 @@ def evaluate(
     path: Path | None = None,
     out: Path | None = None,
     batch: int = 32,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """The task's metrics of a checkpoint on its dev set, or both of MNLI's.
 
@@ -71,7 +69,7 @@ def evaluate(
         DataError: the files cannot be read.
     """
     restored = _load(checkpoint)
-    data, types = restored.job.data, restored.model.encoder.reads_types
+    data, types = restored.job.data, restored.model.reads_types
     if path is not None:
         data = data.model_copy(update={"path": path, "source": "files"})
     assert data.sequence_length is not None, "GlueJob.completed fills it in"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +12,17 @@ from finetune.glue.files import Examples, find_split
 from finetune.glue.submission import OUTPUTS, Output, majority_wnli
 from finetune.glue.tasks import GLUE
 from pretrain.base.errors import CheckpointError, DataError
+from pretrain.base.progress import ProgressCallback
 from pretrain.engine.checkpoint import read_job
 from pretrain.engine.checkpoint.manifest import MANIFEST
 from pretrain.report.sweeps import Study, Sweep, Trial, read_sweep
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[int, int], None]
 
-
-def predict_tests(sweep: Path, data: Path | None = None, progress: Progress | None = None) -> dict[str, np.ndarray]:
+def predict_tests(
+    sweep: Path, data: Path | None = None, progress: ProgressCallback | None = None
+) -> dict[str, np.ndarray]:
     """Predict every test set of a submission with the best checkpoint of its task in ``sweep``.
 
     Without a study of WNLI its most frequent class stands in, with a warning. All studies, checkpoints and test files

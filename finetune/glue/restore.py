@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from finetune.classifier import Classifier
-from finetune.encoders import FAMILIES, SentenceEncoder, build_encoder
 from finetune.glue.config import GlueJob
 from finetune.glue.tasks import GlueTask, glue_task
 from pretrain.base.errors import CheckpointError
 from pretrain.engine.checkpoint import find_best, open_checkpoint, restored
+from pretrain.models.encoder import Encoder
+from pretrain.models.foreign.build import build_encoder
+from pretrain.models.foreign.families import FAMILIES
 from tokenizer.encode import TextTokenizer, load_tokenizer
 
 
@@ -25,7 +27,7 @@ class Restored:
     job: GlueJob
 
 
-def classifier_on(encoder: SentenceEncoder, job: GlueJob) -> Classifier:
+def classifier_on(encoder: Encoder, job: GlueJob) -> Classifier:
     """``encoder`` under a freshly initialised head for the job's task."""
     section, task = job.model, glue_task(job.data.task)
     assert section.encoder is not None, "GlueJob.completed fills it in"

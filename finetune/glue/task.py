@@ -20,7 +20,7 @@ from finetune.glue.restore import classifier_on
 from finetune.glue.tasks import GlueTask, glue_task
 from finetune.order import Order
 from pretrain.base.errors import CheckpointError
-from pretrain.base.records import Record, parse
+from pretrain.base.records import Record, parse_record
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
@@ -59,7 +59,7 @@ class GlueFineTuning:
         self.train = train_rows(job.data, self.task, self.tokenizer, length, **options)
         self.dev = dev_rows(job.data, self.task, self.tokenizer, length, **options)
         self.status = ""
-        self.job = job.completed(len(self.train), self._backbone.described, encoder.max_positions)
+        self.job = job.completed(len(self.train), self._backbone.hf_config, encoder.max_positions)
         schedule = self.job.schedule
         logger.info(
             "%s: %d rows of %.1f tokens, %d steps (%d of warmup)", self.task.folder, len(self.train),
@@ -125,7 +125,7 @@ class GlueFineTuning:
         Raises:
             CheckpointError: it is one of these.
         """
-        stored = parse(_State, state, folder / "state.json", error=CheckpointError)
+        stored = parse_record(_State, state, folder / "state.json", error=CheckpointError)
         if stored.task != self.task.name:
             raise CheckpointError(f"{folder}: trained on {stored.task}, this job's data.task is {self.task.name}")
         if stored.tokenizer != self.tokenizer.fingerprint:
@@ -134,7 +134,7 @@ class GlueFineTuning:
     def flops_per_step(self) -> float:
         """Forward and backward FLOP of a global batch of average length."""
         length = float(self.train.lengths.mean())
-        return 3.0 * self.job.batch.global_ * self._backbone.encoder.flops(length)
+        return 3.0 * self.job.batch.global_ * self._backbone.encoder.flops(length, read=1.0)
 
     def next_steps(self, run_dir: Path) -> Sequence[str]:
         """Look at the dev metric, and compare runs."""

@@ -72,7 +72,7 @@ def encode(
     pieces: Annotated[bool, typer.Option("--pieces", help="Print the pieces instead of their ids.")] = False,
 ) -> None:
     """Print the ids of each line of text, without special tokens around it."""
-    from pretrain.base.text_files import read_lines
+    from pretrain.base.text_lines import read_lines
     from tokenizer.encode import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
@@ -96,7 +96,7 @@ def export(
     ] = False,
 ) -> None:
     """Write a SentencePiece model as tokenizer.json, or refuse when any line would get other ids."""
-    from pretrain.base.text_files import read_lines
+    from pretrain.base.text_lines import read_lines
     from tokenizer.export import export as export_tokenizer
 
     lines = export_tokenizer(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated
 
 import typer
 
 from launcher.commands import options as o
-from pretrain.base.errors import CheckpointError, ConfigError
 
 
 def register(app: typer.Typer) -> None:
@@ -67,6 +65,7 @@ def evaluate(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Of the choice of windows and of the corruption; else 1.")
     ] = None,
+    option: o.OwnOptions = None,
     json: o.Json = False,
 ) -> None:
     """Measure a checkpoint: an encoder on text and similarity, a fine-tuned one on its dev set, a latent model.
@@ -81,18 +80,15 @@ def evaluate(
     }  # fmt: skip
     from launcher.progress import progress_bar
     from pretrain.models.hub import local_folder
+    from pretrain.verbs import accepted_options, verb_module
 
     checkpoint = local_folder(checkpoint)
     task = _task_of(checkpoint)
-    module = _evaluation(task, checkpoint)
-    known = inspect.signature(module.command).parameters
-    chosen = {name: value for name, value in given.items() if value is not None}
-    for name in chosen:
-        if name not in known:
-            raise ConfigError(f"--{name.replace('_', '-')} has no meaning for a checkpoint of task {task}")
+    module = verb_module(checkpoint, task, "evaluate")
+    chosen = accepted_options(module.command, task, given, option or ())
     with progress_bar("measuring") as progress:
-        if "progress" in known:
-            chosen["progress"] = progress  # type: ignore[assignment]
+        if "progress" in inspect.signature(module.command).parameters:
+            chosen["progress"] = progress
         result = module.command(checkpoint, **chosen)
     if json:
         o.echo_json(result)
@@ -101,20 +97,8 @@ def evaluate(
 
 
 def _task_of(path: Path) -> str:
-    """The task of a checkpoint or run, by the manifest: ``config.yaml`` is read once the files are verified."""
-    from pretrain.engine.checkpoint import find_best, read_manifest
-    from pretrain.language.from_hf import is_hf
+    from pretrain.models.hf_folder import is_hf
+    from pretrain.registry import FOREIGN_TASK
+    from pretrain.verbs import task_of
 
-    return "capt_language" if is_hf(path) else str(read_manifest(find_best(path)).task)
-
-
-def _evaluation(task: str, checkpoint: Path) -> ModuleType:
-    from pretrain.registry import task_module
-
-    try:
-        module = task_module(task, "evaluate")
-    except ConfigError as error:
-        raise CheckpointError(f"{checkpoint}: {error}") from None
-    if module is None:
-        raise CheckpointError(f"{checkpoint}: a checkpoint of task {task}, for which there is no evaluation")
-    return module
+    return FOREIGN_TASK if is_hf(path) else task_of(path)

@@ -15,6 +15,11 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c ...]", he
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+OwnOptions = Annotated[
+    list[str] | None,
+    typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option of the checkpoint's task (several times)."),
+]
+
 Nproc = Annotated[
     int | None,
     typer.Option(

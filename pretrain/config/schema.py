@@ -31,6 +31,9 @@ class RunSection(Section):
     deterministic: bool = Field(False, description="torch.use_deterministic_algorithms (slower on GPUs)")
     threads: NonNegativeInt = Field(0, le=4096, description="CPU threads a process; 0 = cores / processes on this host")
     profile_step: PositiveInt | None = Field(None, description="record this step with torch.profiler into the run")
+    callbacks: dict[str, dict[str, Any]] = Field(
+        {}, description="wandb, mlflow or a callback of the entry points capt.callbacks: {settings of its own}"
+    )
 
 
 class BatchSection(Section):

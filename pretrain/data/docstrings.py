@@ -15,11 +15,12 @@ import re
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pretrain.base.atomic import new_file
 from pretrain.base.errors import DataError
-from pretrain.base.text_files import new_file
+from pretrain.base.progress import ProgressCallback
 from pretrain.data.parallel import ordered_map
 
 _FORMAT = 2
@@ -51,7 +52,7 @@ def docstring_file(
     cache: Path,
     workers: int,
     folders: Sequence[Path] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Path:
     """A text file with the docstrings found below ``folders`` (default: ``python_folders()``), one module a document.
 

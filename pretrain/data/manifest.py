@@ -8,11 +8,11 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from pretrain.base.errors import DataError
-from pretrain.base.files import read_record
-from pretrain.base.verification import Inspection, Recorded
+from pretrain.base.hashing import ExpectedFile, Inspection
+from pretrain.base.records import Record, read_record
 from tokenizer.special import SpecialIds
 
 MANIFEST = "manifest.json"
@@ -55,11 +55,7 @@ class Tokenizer(Protocol):
         ...
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class TokenizerRecord(_Record):
+class TokenizerRecord(Record, extra="forbid"):
     """The tokenizer that made a shard set."""
 
     fingerprint: Name
@@ -68,7 +64,7 @@ class TokenizerRecord(_Record):
     pad: Id
     eos: Id
     mask: Id
-    special_ids: tuple[Id, ...]
+    special_ids: Annotated[tuple[Id, ...], Field(strict=False)]
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> TokenizerRecord:
@@ -91,7 +87,7 @@ class TokenizerRecord(_Record):
         return self
 
 
-class FileRecord(_Record):
+class FileRecord(Record, extra="forbid"):
     """One file of a shard set."""
 
     name: Annotated[str, Field(pattern=r"\A(shard-[0-9]{5,9}|documents)\.bin\z")]
@@ -99,7 +95,7 @@ class FileRecord(_Record):
     sha256: Digest
 
 
-class Manifest(_Record):
+class Manifest(Record, extra="forbid"):
     """What ``manifest.json`` says. ``key`` stands for the text, the tokenizer and the options that it was made from.
 
     The sizes of the files follow from the counts, and are checked against them here.
@@ -114,7 +110,7 @@ class Manifest(_Record):
     documents: Count
     tokens: Count
     shard_tokens: Count
-    files: tuple[FileRecord, ...]
+    files: Annotated[tuple[FileRecord, ...], Field(strict=False)]
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -124,7 +120,7 @@ class Manifest(_Record):
             inner = (folder / "train" / MANIFEST).is_file()
             remedy = f"name {folder / 'train'}" if inner else "capt data prepare makes one"
             raise DataError(f"{folder} is not a shard set: it has no {MANIFEST} ({remedy})")
-        return read_record(path, cls)
+        return read_record(cls, path, error=DataError)
 
     @model_validator(mode="after")
     def _files_fit_the_counts(self) -> Manifest:
@@ -147,9 +143,9 @@ class Manifest(_Record):
         """Names of the shards in the order of the stream."""
         return [f"shard-{i:05}.bin" for i in range(len(self.files) - 1)]
 
-    def records(self) -> dict[str, Recorded]:
+    def records(self) -> dict[str, ExpectedFile]:
         """The files by name, for verification."""
-        return {file.name: Recorded(file.bytes, file.sha256) for file in self.files}
+        return {file.name: ExpectedFile(file.bytes, file.sha256) for file in self.files}
 
     def inspections(self) -> dict[str, Inspection]:
         """What is looked at when the files are read: every id is of the vocabulary, documents lie end to end."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from pretrain.base.errors import DataError
+from pretrain.base.progress import ProgressCallback
 from pretrain.base.verification import ALONE, Ranks, Verifier
 from pretrain.data.config import NO_TEXT, DataConfig
 from pretrain.data.corpus import Corpus, Part
@@ -23,11 +24,10 @@ from pretrain.data.shards import ShardSet
 log = logging.getLogger(__name__)
 
 Split = Literal["train", "validation"]
-Progress = Callable[[int, int], None]
 
 
 def open_corpus(
-    data: DataConfig, split: Split, progress: Progress | None = None, verifier: Verifier | None = None
+    data: DataConfig, split: Split, progress: ProgressCallback | None = None, verifier: Verifier | None = None
 ) -> Corpus | None:
     """The text of a split; None where a job has no validation text.
 
@@ -40,7 +40,9 @@ def open_corpus(
         return _open_corpus(data, split, progress, verifier)
 
 
-def _open_corpus(data: DataConfig, split: Split, progress: Progress | None, verifier: Verifier) -> Corpus | None:
+def _open_corpus(
+    data: DataConfig, split: Split, progress: ProgressCallback | None, verifier: Verifier
+) -> Corpus | None:
     named = data.validation_files or data.validation_split
     if split == "validation" and data.validation_files:
         held_out = resolve(data.validation_files, "data.validation_files")
@@ -66,7 +68,7 @@ def prepare(
     data: DataConfig,
     tokenizer: Tokenizer,
     split: Split,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     verifier: Verifier | None = None,
 ) -> ShardSet | None:
     """The shard set of a split: that of ``data.shards``, or one in ``data.cache`` that is built if need be.
@@ -88,7 +90,7 @@ def prepare(
 
 
 def prepare_folder(
-    data: DataConfig, tokenizer: Tokenizer, out: Path, progress: Progress | None = None
+    data: DataConfig, tokenizer: Tokenizer, out: Path, progress: ProgressCallback | None = None
 ) -> dict[Split, ShardSet]:
     """Write the shard sets of a job to ``out/train`` and, where there is validation text, ``out/validation``.
 
@@ -100,7 +102,7 @@ def prepare_folder(
     return {split: shards for split, shards in written.items() if shards is not None}
 
 
-def tokenizer_corpus(data: DataConfig, progress: Progress | None = None) -> Iterator[str]:
+def tokenizer_corpus(data: DataConfig, progress: ProgressCallback | None = None) -> Iterator[str]:
     """The lines of the training text, for training a tokenizer on what the model will read."""
     corpus = open_corpus(data, "train", progress)
     if corpus is None:
@@ -119,7 +121,7 @@ def _prepare(
     data: DataConfig,
     tokenizer: Tokenizer,
     split: Split,
-    progress: Progress | None,
+    progress: ProgressCallback | None,
     folder: Path | None,
     verifier: Verifier,
 ) -> ShardSet | None:
@@ -146,7 +148,7 @@ def _prepare(
     )
 
 
-def _text(data: DataConfig, progress: Progress | None, verifier: Verifier, hub_split: str | None) -> Corpus:
+def _text(data: DataConfig, progress: ProgressCallback | None, verifier: Verifier, hub_split: str | None) -> Corpus:
     if data.source == "hub":
         from pretrain.data.hub import HubCorpus  # datasets takes a second to import
 

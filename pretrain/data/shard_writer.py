@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Shaped
 
+from pretrain.base.atomic import new_folder
 from pretrain.base.errors import DataError
-from pretrain.base.text_files import new_folder
+from pretrain.base.locks import cache_lock
+from pretrain.base.progress import ProgressCallback
 from pretrain.base.verification import Verifier
 from pretrain.data.corpus import Corpus, Passage
 from pretrain.data.manifest import (
@@ -53,7 +53,7 @@ def write_shards(
     shard_tokens: int = SHARD_TOKENS,
     verifier: Verifier,
     verify: bool = True,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ProgressCallback | None = None,
 ) -> ShardSet:
     """Tokenize ``corpus`` into the shard set ``folder`` with ``workers`` processes, and open it.
 
@@ -70,7 +70,7 @@ def write_shards(
     with verifier.ranks.synchronize_errors():
         if not manifest.is_file():
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with locked(folder.with_name(f".{folder.name}.lock")):
+            with cache_lock(folder.with_name(f".{folder.name}.lock")):
                 if not manifest.is_file():
                     _write(corpus, tokenizer, folder, key, options, workers, shard_tokens, progress)
                     _trust(folder, verifier)
@@ -96,7 +96,7 @@ def _write(
     options: Options,
     workers: int,
     shard_tokens: int,
-    progress: Callable[[int, int], None] | None,
+    progress: ProgressCallback | None,
 ) -> None:
     for abandoned in folder.parent.glob(f".{folder.name}.*.partial"):
         if abandoned.is_symlink():
@@ -234,33 +234,3 @@ class _HashedFile:
     def record(self) -> FileRecord:
         """Name, size and hash for the manifest."""
         return FileRecord(name=self._path.name, bytes=self._bytes, sha256=self._hash.hexdigest())
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether the open file is the one at ``path``. Of a removed one a file server gives an error, or another name."""
-    with suppress(OSError):
-        return os.path.samestat(os.fstat(descriptor), path.lstat())
-    return False
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold ``path`` locked against other processes; the kernel frees it when this process dies."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            except OSError as error:
-                if error.errno == errno.ESTALE:  # removed by its last holder, on another host
-                    continue
-                raise DataError(f"cannot lock {path} ({error.strerror}): set data.cache to a local folder") from error
-            if not _is_at(path, descriptor):  # its last holder has removed it: lock the new one
-                continue
-            try:
-                yield
-            finally:
-                path.unlink()
-            return
-        finally:
-            os.close(descriptor)

@@ -21,7 +21,8 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from pretrain.base.errors import DataError
-from pretrain.base.verification import Verifier, check_size
+from pretrain.base.hashing import check_size
+from pretrain.base.verification import Verifier
 from pretrain.data.manifest import DOCUMENTS, MANIFEST, Manifest, Tokenizer, TokenizerRecord, token_dtype
 
 _AGAIN = "; prepare the data again"

@@ -72,6 +72,12 @@ class Callback:
         """
         return run.progress.step + 1
 
+    def on_metrics(self, run: Run, values: Mapping[str, float], split: str | None) -> None:
+        """After a row of ``metrics.jsonl``: values averaged over the ranks; ``split`` is None for a training row.
+
+        Callbacks of ``run.callbacks`` alone are told.
+        """
+
     def on_end(self, run: Run) -> None:
         """After the last step, also when the run is stopping early; not after an exception."""
 

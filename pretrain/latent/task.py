@@ -16,7 +16,7 @@ from pydantic import Field, FiniteFloat
 from torch import nn
 
 from pretrain.base.errors import CheckpointError, ConfigError, DataError
-from pretrain.base.records import Count, Record, parse
+from pretrain.base.records import Count, Record, parse_record
 from pretrain.config.schema import Job
 from pretrain.contrast import ShardedQueue
 from pretrain.engine import distributed
@@ -124,7 +124,7 @@ class LatentTask:
         if section.weight > 0 and section.queue:
             width = self.job.model.latent if section.over == "z" else self.job.model.hidden
             self.queue = ShardedQueue(section.queue, width, device=distributed.device())
-            self.queue.expect(self.job.batch.global_)
+            self.queue.warn_if_smaller_than(self.job.batch.global_)
         return build(self.job, len(self.vocabulary) if self.vocabulary is not None else 0)
 
     def optimizers(self) -> Mapping[str, ModuleOptimizer]:
@@ -223,7 +223,7 @@ class LatentTask:
             CheckpointError: the checkpoint has another vocabulary, or other text and ``data.allow_change`` is false.
         """
         own = self.vocabulary.fingerprint if self.vocabulary is not None else None
-        stored = parse(_State, state, folder / "state.json", error=CheckpointError)
+        stored = parse_record(_State, state, folder / "state.json", error=CheckpointError)
         if stored.vocabulary != own:
             raise _other_vocabulary(folder, folder / VOCABULARY)
         if stored.text not in (None, self._text) and not self.job.data.allow_change:

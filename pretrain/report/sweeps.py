@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 from pretrain.base.errors import ConfigError, DataError
 from pretrain.config import flatten, load_mapping
-from pretrain.report.trials_file import TRIALS, TrialLine, read_trials
+from pretrain.report.trials_file import TRIALS, TrialRecord, read_trials
 
 SWEEP = "sweep.yaml"
 
@@ -180,7 +180,7 @@ def read_sweep(folder: Path) -> Sweep:
     if not lines:
         raise DataError(f"{path}: no line is a finished trial's" + (f" ({notes[0]})" if notes else ""))
     seeds = _seeds(folder)
-    by_study: dict[str, list[TrialLine]] = {}
+    by_study: dict[str, list[TrialRecord]] = {}
     for line in lines.values():
         by_study.setdefault(line.study, []).append(line)
     studies = [_study(name, found, folder, seeds) for name, found in sorted(by_study.items())]
@@ -192,7 +192,7 @@ def read_sweep(folder: Path) -> Sweep:
     return Sweep(folder, studies, notes)
 
 
-def _study(name: str, lines: list[TrialLine], folder: Path, seeds: list[int]) -> Study:
+def _study(name: str, lines: list[TrialRecord], folder: Path, seeds: list[int]) -> Study:
     trials = [_trial(line, folder) for line in lines]
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
@@ -209,7 +209,7 @@ def _study(name: str, lines: list[TrialLine], folder: Path, seeds: list[int]) ->
     return Study(name, first.metric, first.mode, own, configurations, _config(trials))
 
 
-def _trial(line: TrialLine, folder: Path) -> Trial:
+def _trial(line: TrialRecord, folder: Path) -> Trial:
     return Trial(
         study=line.study,
         params=line.params,

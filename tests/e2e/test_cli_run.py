@@ -31,13 +31,16 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        for name in ("pretrain.py", "launcher.py", "tokenizer.py", "yaml.py", "configs/__init__.py"):
+            (path / name).parent.mkdir(exist_ok=True)
+            (path / name).write_text("raise SystemExit('a module of the working folder was run')\n")
         line = "the river ran over stones and under a bridge while birds sang in the blue light of early morning"
         (path / "text.txt").write_text("\n\n".join(f"{line[i % 40 :]} {line[: i % 50]}." for i in range(300)))
 
     def capt(self, *arguments: str, code: int = 0) -> tuple[str, str]:
         """Run ``capt``, which must end with ``code``, and return its stdout and stderr."""
         done = subprocess.run(
-            [sys.executable, "-m", "launcher.cli", *arguments],
+            [sys.executable, "-P", "-m", "launcher.cli", *arguments],
             cwd=self.path,
             env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
             capture_output=True,

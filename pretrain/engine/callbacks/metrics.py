@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 import torch
@@ -29,9 +29,13 @@ def global_means(report: Mapping[str, Metric]) -> dict[str, float]:
 
 
 class Metrics(Callback):
-    """Logs every ``run.log_every`` steps. A resumed run first drops rows of steps that will be done again."""
+    """Logs every ``run.log_every`` steps. A resumed run first drops rows of steps that will be done again.
 
-    def __init__(self) -> None:
+    ``listeners`` are told of every row, on every rank.
+    """
+
+    def __init__(self, listeners: Sequence[Callback] = ()) -> None:
+        self._listeners = listeners
         self._file: IO[str] | None = None
         self._board: Any = None
         self.latest: dict[str, float] = {}
@@ -70,6 +74,8 @@ class Metrics(Callback):
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(f"{split}/{name}" if split else name, value, run.progress.step)
+        for listener in self._listeners:
+            listener.on_metrics(run, values, split)
         return values
 
     def close(self, run: Run) -> None:

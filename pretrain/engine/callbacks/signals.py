@@ -27,14 +27,14 @@ class StopSignals:
         """From here on signals are noted."""
         for number in _SIGNALS:
             self._previous[number] = signal.signal(number, self._receive)
-        interruption.hear(0)
+        interruption.record_signal(0)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received and number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             raise KeyboardInterrupt
         self.received = number
-        interruption.hear(number)
+        interruption.record_signal(number)
 
     def restore(self) -> None:
         """The handlers as they were, unless a signal has come."""

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from pretrain.base.errors import CheckpointError
 from pretrain.base.files import public_mode, write_json, write_text
-from pretrain.base.text_files import sha256
+from pretrain.base.hashing import sha256
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.checkpoint.folders import point

@@ -73,4 +73,4 @@ def test_gpus_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert machine.gpus() == (["NVIDIA X, 80 MiB, 600.1"], "")
-    assert "NVIDIA X" in machine.summary()
+    assert "NVIDIA X" in machine.hardware_summary()

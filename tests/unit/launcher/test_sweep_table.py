@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from launcher.sweep.table import Table
-from launcher.sweep.trials import Point
+from launcher.sweep.table import ProgressTable
+from launcher.sweep.trials import TrialSpec
 
-FIRST, SECOND = (Point("rte", {"optimizer.lr": rate}, 1) for rate in (1e-5, 2e-5))
+FIRST, SECOND = (TrialSpec("rte", {"optimizer.lr": rate}, 1) for rate in (1e-5, 2e-5))
 
 
 def line(**values: Any) -> dict[str, Any]:
@@ -22,15 +22,15 @@ def line(**values: Any) -> dict[str, Any]:
 
 def test_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with Table(3, 0) as table:
-        for point in (FIRST, SECOND):
-            table.running(point)
+    with ProgressTable(3, 0) as table:
+        for spec in (FIRST, SECOND):
+            table.running(spec)
         table.validated(FIRST, 10, 0.5, 0.6)
         table.ended(SECOND, line(state="pruned"))
         assert pickle.loads(pickle.dumps(table)), "Tune pickles its callbacks"
         console = Console(width=100, force_terminal=False, color_system=None)
         with console.capture() as capture:
-            console.print(table.drawn())
+            console.print(table.render())
     shown = capture.get()
     rows = [row.split() for row in shown.splitlines()]
     assert ["rte", "lr=1e-05", "seed=1", "running", "10", "0.5", "0.6"] in rows
@@ -42,7 +42,7 @@ def test_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
 def test_elsewhere_a_line_a_trial(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    with caplog.at_level(logging.INFO), Table(2, 0) as table:
+    with caplog.at_level(logging.INFO), ProgressTable(2, 0) as table:
         table.running(FIRST)
         table.ended(FIRST, line())
         table.ended(SECOND, line(state="failed", score=None, error="the disk is full"))

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.base.atomic import new_file, new_folder
 from pretrain.base.errors import DataError
-from pretrain.base.text_files import new_file, new_folder, read_lines
+from pretrain.base.text_lines import read_lines
 
 
 def test_a_folder_appears_whole(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from pretrain.base.errors import UserError
 from pretrain.config.load import load_job
-from pretrain.convert.commands import convert
+from pretrain.convert.dispatch import convert
 from pretrain.convert.huggingface import export_hf
 from pretrain.language.restore import load_model
 from tests.unit.convert.models import CARD, config, model, tokenizer
@@ -132,7 +132,8 @@ def test_arguments_that_make_no_sense(run, hf, tmp_path):
     out = tmp_path / "out"
     refused("--to .* or --from", run, out)
     refused("--to .* or --from", run, out, to="hf", from_="hf")
-    refused("did you mean onnx", run, out, to="onx")
+    refused("did you mean 'onnx'", run, out, to="onx")
+    refused("can be written as hf, sentence-transformers, onnx", run, out, to="tensorflow")
     refused("valid: hf", run, out, from_="pickle")
     refused("--pooling 'max' is unknown", run, out, to="onnx", pooling="max")
     refused("--pooling mean has no meaning with --to hf", run, out, to="hf", pooling="mean")

@@ -1,72 +1,18 @@
-"""Reading lines of text, hashing a file, and writing a file or a folder so that it is there whole or not at all."""
+"""Lines of UTF-8 text files, also of packed ones."""
 
 from __future__ import annotations
 
 import gzip
-import hashlib
-import io
-import os
-import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO
 
 from pretrain.base.errors import DataError
-from pretrain.base.files import replacing
 
 LONGEST_LINE = 64 << 20
-"""Bytes of a line of text at most: a small archive may hold one of terabytes."""
-
-
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """Yield an empty temporary folder beside ``out`` that becomes ``out`` in one rename when the block succeeds.
-
-    When the block raises, the temporary folder is removed and ``out`` is as before.
-
-    Raises:
-        DataError: ``out`` exists and is not an empty folder.
-    """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out} already exists and is not empty: remove it or choose another folder")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.parent / f".{out.name}.{os.getpid()}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    try:
-        yield partial
-        for file in partial.iterdir():
-            _sync(file)
-        _sync(partial)
-        os.replace(partial, out)
-        _sync(out.parent)
-    except OSError as error:
-        _name(error, out)
-        raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[IO[str]]:
-    """Yield a UTF-8 text file to write that becomes ``path`` in one rename when the block succeeds."""
-    try:
-        with replacing(path) as (file, _):
-            text = io.TextIOWrapper(file, encoding="utf-8")
-            yield text
-            text.detach()  # which flushes
-    except OSError as error:
-        _name(error, path)
-        raise
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+"""Bytes of a line of text at most: a small archive may hold a line of terabytes."""
 
 
 def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = None) -> Iterator[str]:
@@ -111,17 +57,3 @@ def _with_progress(raw: IO[bytes], packed: bool, progress: Callable[[int], None]
             yield line
         if progress is not None:
             progress(raw.tell() - reported)
-
-
-def _name(error: OSError, path: Path) -> None:
-    """An error of a write names no file: it is the one that was being written."""
-    if error.filename is None and error.errno is not None:
-        error.filename = str(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,26 +8,24 @@ import torch
 
 from pretrain.base.files import write_json
 from pretrain.config.load import job_from_mapping, load_mapping
+from pretrain.convert.about import IMPORTED
 from pretrain.convert.output import new_folder
 from pretrain.engine.checkpoint.layout import step_folder
 from pretrain.engine.checkpoint.manifest import CONFIG
 from pretrain.engine.checkpoint.save import config_text, partial_folder, write_weights_only
 from pretrain.engine.seeding import derive
 from pretrain.language.config import LanguageJob
-from pretrain.language.from_hf import read_hf, start_from
 from pretrain.language.module import LanguageModule
 from pretrain.models.config import RobertaConfig
+from pretrain.models.hf_model import read_hf, start_from
 from pretrain.models.hub import local_folder, origin
 from tokenizer.encode import TextTokenizer
 
 RECIPE = "capt_continue"
 """The shipped job whose hyper-parameters an imported model gets: those of continued pretraining."""
 
-IMPORTED = "imported.json"
-"""Of an imported run: ``source``, the hub id (with its revision) or the folder's name that the model came from."""
 
-
-def import_hf(source: Path, out: Path, *, overwrite: bool = False) -> None:
+def command(source: Path, out: Path, *, overwrite: bool = False) -> None:
     """Make the run ``out`` of a RoBERTa: its weights at step 0, and its tokenizer.
 
     The aggregation head is that of ``capt_head.safetensors`` (our own exports have it), else freshly initialised; so is
@@ -36,17 +34,17 @@ def import_hf(source: Path, out: Path, *, overwrite: bool = False) -> None:
     followed; see :mod:`pretrain.models.hf_folder`.
 
     Raises:
-        UserError: as :func:`pretrain.language.from_hf.read_hf` does, a tensor has the wrong shape, or ``out`` is taken.
+        UserError: as :func:`pretrain.models.hf_model.read_hf` does, a tensor has the wrong shape, or ``out`` is taken.
     """
     folder = local_folder(source)
-    found = read_hf(folder)
-    job = _job(found.config, out.absolute())
+    imported = read_hf(folder)
+    job = _job(imported.config, out.absolute())
     torch.manual_seed(derive(job.run.seed, "init"))
-    module = LanguageModule(job, found.config)
-    start_from(module.capt, found, str(source))
+    module = LanguageModule(job, imported.config)
+    start_from(module.capt, imported, str(source))
     with new_folder(out, overwrite=overwrite) as run:
         write_json(run / IMPORTED, {"source": origin(source, folder)})
-        _write_run(run, job, module, found.tokenizer)
+        _write_run(run, job, module, imported.tokenizer)
 
 
 def _job(config: RobertaConfig, out: Path) -> LanguageJob:

@@ -1,4 +1,4 @@
-"""What a sweep's trials are made of, kept in its folder: a resume with other keys would mix two experiments."""
+"""The base jobs of a sweep, kept in its folder: a resume with other keys would mix two experiments."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from launcher import runfolder
-from launcher.sweep.trials import Plan
+from launcher.sweep.trials import SweepPlan
 from pretrain.base.errors import ConfigError, DataError
-from pretrain.base.files import read_json
-from pretrain.base.records import Record, parse
+from pretrain.base.files import read_json, write_text
+from pretrain.base.records import Record, parse_record
 from pretrain.config.load import flatten
 
 BASES = "bases.json"
@@ -23,10 +22,10 @@ class _Base(Record):
     base: dict[str, Any]
 
 
-def keep_bases(plan: Plan) -> None:
-    """Write down the metric and the merged base job of each study, or compare them with what the sweep began with.
+def check_base_jobs(plan: SweepPlan) -> None:
+    """Write the metric and the merged base job of each study, or compare them with those that the sweep began with.
 
-    Studies may come and go. A sweep from before these were kept is taken as it is.
+    Studies may be added and left out. A sweep folder of an older release, without this file, is accepted.
 
     Raises:
         ConfigError: a key of a study's jobs is another one than before; the first is named.
@@ -37,16 +36,17 @@ def keep_bases(plan: Plan) -> None:
     now = json.loads(json.dumps(now, default=str))  # as it is read back
     before: dict[str, Any] = {}
     if path.exists():
-        found, hint = read_json(path), "; remove it to go on with the sweep as it is"
-        if not isinstance(found, dict):
+        content, hint = read_json(path), "; remove it to go on with the sweep as it is"
+        if not isinstance(content, dict):
             raise DataError(f"{path}: damaged: not an object{hint}")
-        before = {name: parse(_Base, value, path, hint, error=DataError).model_dump() for name, value in found.items()}
+        records = {name: parse_record(_Base, value, path, hint, error=DataError) for name, value in content.items()}
+        before = {name: record.model_dump() for name, record in records.items()}
     for name in before.keys() & now.keys():
         _compare(plan, name, before[name], now[name])
-    runfolder.write_private(path, json.dumps(before | now, indent=1) + "\n")
+    write_text(path, json.dumps(before | now, indent=1) + "\n", private=True)
 
 
-def _compare(plan: Plan, study: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _compare(plan: SweepPlan, study: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     then, new = ({**flatten(x["base"]), "metric": x["metric"], "mode": x["mode"]} for x in (before, now))
     for key in sorted(then.keys() | new.keys()):
         a, b = (json.dumps(x[key])[:_SHOWN] if key in x else "unset" for x in (then, new))

@@ -10,7 +10,7 @@ from pretrain.base.files import open_regular
 from pretrain.engine.metrics_file import LINE, Row, parse_row
 
 
-class Rows:
+class ValidationRows:
     """Each validation row of a ``metrics.jsonl`` once, in order, also when a resumed run rewrites the file."""
 
     def __init__(self, path: Path) -> None:
@@ -19,7 +19,7 @@ class Rows:
         self._queue: deque[Row] = deque()
         self._last = -1
         self.count = 0
-        """Rows handed out or skipped so far."""
+        """ValidationRows handed out or skipped so far."""
 
     def next(self) -> Row | None:
         """The next row; None while there is none."""

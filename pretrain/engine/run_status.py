@@ -1,4 +1,4 @@
-"""A job takes its run folder, before anything is loaded, and says in ``status.json`` how it stands until it ends."""
+"""A job opens its run folder before anything is loaded, and keeps ``status.json`` true until it ends."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import IO
 
 from pretrain.base.errors import ConfigError, shown, user_text
 from pretrain.base.files import open_for_append, write_text
+from pretrain.base.locks import file_lock
+from pretrain.config import flatten
 from pretrain.config.schema import Job
 from pretrain.engine import distributed, interruption
 from pretrain.engine.checkpoint import read_job_of_run
@@ -18,6 +20,7 @@ from pretrain.engine.checkpoint.save import config_text
 from pretrain.engine.metrics_file import METRICS
 from pretrain.engine.run_folder import (
     BAD_INPUT,
+    CONFIG,
     FAILED,
     LOCK,
     STOPPED,
@@ -25,7 +28,6 @@ from pretrain.engine.run_folder import (
     check_is_free,
     check_is_own,
     discard_refused,
-    held,
     read_status,
     write_status,
 )
@@ -34,22 +36,20 @@ from pretrain.engine.task import Progress
 
 logger = logging.getLogger(__name__)
 
-CONFIG = "config.yaml"
 
-
-class Claim:
-    """The run folder in the hands of this job. Rank 0 writes; on other ranks nothing happens."""
+class RunStatus:
+    """Writes ``config.yaml`` and ``status.json`` of this job's run folder. Rank 0 writes; other ranks do nothing."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.progress = Progress()
-        self.begun = False
+        self.training = False
         self._fresh = False
-        self._not_ours: frozenset[Path] = frozenset()
+        self._older_logs: frozenset[Path] = frozenset()
         self._new_folders: list[Path] = []
         self._status = Status(state="starting")
 
-    def take(self, job: Job, *, resume: bool) -> None:
+    def start(self, job: Job, *, resume: bool) -> None:
         """Write ``config.yaml`` (a resumed run has one) and the status ``starting``; the folder is locked.
 
         Raises:
@@ -58,44 +58,44 @@ class Claim:
         if not resume:
             check_is_free(self.folder)
         check_is_own(self.folder)
-        self._not_ours = frozenset(self._logs())
-        before = self._status_before() if resume else None
+        self._older_logs = frozenset(self._logs())
+        before = self._previous_status() if resume else None
         self._fresh = not (self.folder / CONFIG).exists()
         if self._fresh:
             write_text(self.folder / CONFIG, config_text(job))
         self._write("starting", before.step if before else 0)
 
-    def _status_before(self) -> Status | None:
+    def _previous_status(self) -> Status | None:
         try:
             return read_status(self.folder)
         except ConfigError as error:
-            logger.warning("%s; it is written anew", error)
+            logger.warning("%s; a new one is written", error)
             return None
 
-    def keep_config(self, job: Job) -> None:
-        """Replace ``config.yaml`` by the job as it runs, and name in the log what differs from before."""
+    def write_config(self, job: Job) -> None:
+        """Replace ``config.yaml`` by the job as it runs, and log the keys that differ from the file so far."""
         changed = {} if self._fresh else changed_keys(read_job_of_run(self.folder), job)
         if changed:
-            news = ", ".join(f"{key} {shown(old)} -> {shown(new)}" for key, (old, new) in changed.items())
-            logger.warning("differs from the run's configuration so far: %s", news)
+            changes = ", ".join(f"{key} {shown(old)} -> {shown(new)}" for key, (old, new) in changed.items())
+            logger.warning("differs from the run's configuration so far: %s", changes)
         write_text(self.folder / CONFIG, config_text(job))
 
-    def begin(self) -> None:
-        """The first step is next."""
-        self.begun = True
-        interruption.begin()
+    def start_training(self) -> None:
+        """Write ``running``: all is prepared, and the first step is next."""
+        self.training = True
+        interruption.training_starts()
         self._write("running", self.progress.step)
 
-    def end(self, state: str, code: int, reason: str = "") -> None:
-        """The job ends by itself: ``done`` or ``stopped``."""
-        interruption.begin()
+    def finish(self, state: str, code: int, reason: str = "") -> None:
+        """Write how the job ended by itself: ``done`` or ``stopped``."""
+        interruption.training_starts()
         self._write(state, self.progress.step, code, reason)
 
-    def fail(self, error: BaseException) -> None:
-        """The job ends by an exception. One that was refused before its first step leaves a new folder as it was."""
+    def record_failure(self, error: BaseException) -> None:
+        """Write that the job ended by an exception. A new folder is removed when its job was refused before a step."""
         if distributed.rank() != 0:
             return
-        step = self.progress.step if self.begun else self._status.step
+        step = self.progress.step if self.training else self._status.step
         with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
             if stop := interruption.reason():
                 self._write("stopped", step, STOPPED, stop)
@@ -104,12 +104,12 @@ class Claim:
             self._write(
                 "failed", step, FAILED if text is None else BAD_INPUT, f"{type(error).__name__}: {text or error}"
             )
-            if text is not None and self._fresh and not self.begun:
+            if text is not None and self._fresh and not self.training:
                 self._discard()
 
     def _discard(self) -> None:
         (self.folder / CONFIG).unlink(missing_ok=True)
-        self._discard_logs_of_no_step()
+        self._discard_new_logs()
         if not (self.folder / "launch.json").exists():  # else the launcher reads the status, and removes the rest
             discard_refused(self.folder)
             for folder in self._new_folders:
@@ -120,19 +120,19 @@ class Claim:
         yield from (self.folder / "log").glob("rank-*.log")
         yield from (self.folder / "tensorboard").glob("events.out.tfevents.*")
 
-    def _discard_logs_of_no_step(self) -> None:
-        """What ranks and callbacks have opened, when one of them refuses the job; not what was there before it."""
+    def _discard_new_logs(self) -> None:
+        """Remove the logs that ranks and callbacks opened before one of them refused the job, but no older file."""
         metrics = self.folder / METRICS
         if metrics.is_file() and metrics.stat().st_size == 0:
             metrics.unlink()
-        for log in set(self._logs()) - self._not_ours:
+        for log in set(self._logs()) - self._older_logs:
             log.unlink(missing_ok=True)
         for empty in (self.folder / "tensorboard", self.folder / "checkpoints"):
             with contextlib.suppress(OSError):
                 empty.rmdir()
 
-    def note_failed_saves(self, count: int) -> None:
-        """Periodic checkpoints found no room so far: ``status.json`` says how many, as soon as it can be written."""
+    def record_failed_saves(self, count: int) -> None:
+        """Write to ``status.json`` how many periodic checkpoints found no space on the disk so far."""
         if count != self._status.failed_saves:
             with contextlib.suppress(OSError):
                 self._write("running", self.progress.step, failed_saves=count)
@@ -145,41 +145,41 @@ class Claim:
             write_status(self.folder, self._status)
 
     @contextlib.contextmanager
-    def locked(self, wait: float) -> Iterator[None]:
-        """Hold the folder's lock (rank 0 alone). Raises ``ConfigError``, if another process holds it that long."""
+    def lock(self, wait: float) -> Iterator[None]:
+        """Hold the folder's lock. Raises ``ConfigError`` if another process still holds it after ``wait`` seconds."""
         folder = self.folder
         self._new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
         refusal = f"run.dir {folder}: another process is training in this folder; stop it, or name another one"
-        with held(folder, LOCK, refusal, wait):
+        with file_lock(folder / LOCK, refusal=refusal, wait=wait):
             yield
 
 
 @contextlib.contextmanager
-def claimed(job: Job, *, resume: bool, wait: float = 0.0) -> Iterator[Claim]:
-    """Take ``run.dir`` for this job on all ranks, and leave a truthful status however the block ends. Collective.
+def open_run_folder(job: Job, *, resume: bool, wait: float = 0.0) -> Iterator[RunStatus]:
+    """Lock ``run.dir`` for this job, and leave a true status however the block ends. Collective.
 
     Raises:
-        ConfigError: another job runs in the folder, or (unless ``resume``) it holds a run; or a host does not see it.
+        ConfigError: another job runs in the folder; it holds a run and ``resume`` is False; or a host does not see it.
     """
     folder = job.run.dir
-    claim = Claim(folder)
+    status = RunStatus(folder)
     with contextlib.ExitStack() as stack:
         with distributed.synchronize_errors(patient=wait > 0):
             if distributed.rank() == 0:
                 if not resume:
                     check_is_free(folder)
-                stack.enter_context(claim.locked(wait))
-                claim.take(job, resume=resume)
-        interruption.before_exit(lambda: claim.fail(interruption.Interrupted()))
+                stack.enter_context(status.lock(wait))
+                status.start(job, resume=resume)
+        interruption.set_exit_action(lambda: status.record_failure(interruption.Interrupted()))
         try:
             check_is_shared(folder)
             with _log_of_this_rank(folder):
-                yield claim
+                yield status
         except BaseException as error:
-            claim.fail(error)
+            status.record_failure(error)
             raise
         finally:
-            interruption.before_exit(None)
+            interruption.set_exit_action(None)
 
 
 @contextlib.contextmanager
@@ -199,7 +199,7 @@ def _log_of_this_rank(folder: Path) -> Iterator[None]:
 
 
 class _RankLog(logging.StreamHandler[IO[str]]):
-    """A log on a full disk ends, and says so once; logging's own answer is a stack trace a line."""
+    """Stops logging to a full disk with one warning; the default handler prints a stack trace for every line."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         logging.getLogger().removeHandler(self)
@@ -207,14 +207,6 @@ class _RankLog(logging.StreamHandler[IO[str]]):
 
 
 def changed_keys(old: Job, new: Job) -> dict[str, tuple[object, object]]:
-    """Dotted keys whose values differ between two jobs, with both values."""
-
-    def flat(value: object, prefix: str = "") -> dict[str, object]:
-        if not isinstance(value, dict):
-            return {prefix: value}
-        return {
-            k: v for key, item in value.items() for k, v in flat(item, f"{prefix}.{key}" if prefix else key).items()
-        }
-
-    a, b = flat(old.model_dump(mode="json", by_alias=True)), flat(new.model_dump(mode="json", by_alias=True))
+    """The dotted keys whose values differ between two jobs, each with its old and new value."""
+    a, b = (flatten(job.model_dump(mode="json", by_alias=True)) for job in (old, new))
     return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}

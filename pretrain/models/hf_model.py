@@ -1,4 +1,4 @@
-"""A Hugging Face RoBERTa or XLM-R, of a folder or the hub: its weights under our names, its tokenizer, its sizes."""
+"""Read a Hugging Face RoBERTa or XLM-R from a folder or the hub: weights under our names, tokenizer and sizes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from pathlib import Path
 from torch import Tensor
 
 from pretrain.base.errors import CheckpointError
-from pretrain.config.load import job_from_mapping
-from pretrain.language.config import LanguageJob
-from pretrain.language.restore import Restored
-from pretrain.models.build import build_model, load_weights
+from pretrain.models.build import load_weights
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
-from pretrain.models.hf_folder import open_tensors, read_config, read_json, read_tensor_file, read_tensors
-from pretrain.models.hf_map import HEAD, HEAD_FILE, MLM, TIED, from_hf, prefixed
+from pretrain.models.hf_folder import (
+    TOKENIZER_CONFIGS,
+    open_tensors,
+    read_config,
+    read_json,
+    read_tensor_file,
+    read_tensors,
+)
+from pretrain.models.hf_map import HEAD, HEAD_FILE, MLM, TIED, from_hf, with_roberta_prefix
 from pretrain.models.hub import local_folder
 from pretrain.models.vocabulary import with_rows
 from tokenizer.encode import TextTokenizer, load_tokenizer
@@ -37,7 +41,7 @@ _SIZES = {
 
 @dataclass(frozen=True)
 class HFModel:
-    """What a folder holds. ``state`` is that of a :class:`CaptModel`, with an aggregation head where there was one."""
+    """What a folder holds. ``state`` is that of a `CaptModel`, with an aggregation head where the folder has one."""
 
     state: dict[str, Tensor]
     config: RobertaConfig
@@ -54,11 +58,6 @@ class HFModel:
         return any(name.startswith(MLM) and name not in TIED for name in self.state)
 
 
-def is_hf(folder: Path) -> bool:
-    """True for a folder with a ``config.json``, which our checkpoints and runs do not have."""
-    return (folder / "config.json").is_file()
-
-
 def read_hf(folder: Path) -> HFModel:
     """Read ``folder``, or the hub model it names, running and following nothing in it and believing no size it claims.
 
@@ -70,17 +69,17 @@ def read_hf(folder: Path) -> HFModel:
     folder = local_folder(folder)
     path = folder / "config.json"
     claimed = RobertaConfig.from_hf(read_config(folder), str(path))
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+    for name in TOKENIZER_CONFIGS:
         if (folder / name).exists():
             read_json(folder / name)
     tokenizer = load_tokenizer(folder)
     config = claimed.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-    tensors = prefixed(read_tensors(folder))
+    tensors = with_roberta_prefix(read_tensors(folder))
     layers = {match[1] for name in tensors if (match := _LAYER.match(name))}
-    described = claimed.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos)
-    _require_sizes(described, {"num_hidden_layers": len(layers)}, path)
+    claims = claimed.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos)
+    _require_sizes(claims, {"num_hidden_layers": len(layers)}, path)
     state = from_hf(tensors, config.layers, str(folder))
-    _require_sizes(described, {key: _size(state[name], axis) for key, (name, axis) in _SIZES.items()}, path)
+    _require_sizes(claims, {key: _size(state[name], axis) for key, (name, axis) in _SIZES.items()}, path)
     if (folder / HEAD_FILE).exists():
         state |= {HEAD + name: tensor for name, tensor in read_tensor_file(folder / HEAD_FILE).items()}
         with open_tensors(folder / HEAD_FILE) as file:
@@ -91,32 +90,6 @@ def read_hf(folder: Path) -> HFModel:
             )
         config = config.model_copy(update={"pooling": pooling})
     return HFModel(state, config, tokenizer)
-
-
-def load_hf(folder: Path) -> Restored:
-    """The masked-language model in ``folder``, in evaluation mode; its windows are as long as its position table.
-
-    It has an aggregation head only where ``capt_head.safetensors`` (our own exports) brings one: nothing is made up.
-    Where there is no masked-language-model head, `Restored.has_mlm` is false and the model's own is not to be used.
-
-    Raises:
-        UserError: as :func:`read_hf` does, or a tensor has the wrong shape.
-    """
-    found = read_hf(folder)
-    state = found.state
-    if not found.has_mlm:
-        fresh = CaptModel(found.config, contrast=found.has_head).state_dict()
-        state = {name: tensor for name, tensor in fresh.items() if name.startswith(MLM)} | state
-    model = build_model(state, found.config, str(folder))
-    mapping = {
-        "task": {"type": "capt_language"},
-        "data": {"sequence_length": found.config.max_positions},
-        "model": found.config.model_dump(mode="json", by_alias=True),
-        "contrast": {"weight": float(found.has_head)},
-    }
-    job = job_from_mapping(mapping, str(folder))
-    assert isinstance(job, LanguageJob)
-    return Restored(folder, model, found.tokenizer, job, has_mlm=found.has_mlm)
 
 
 def start_from(model: CaptModel, source: HFModel, name: str) -> None:
@@ -140,11 +113,14 @@ def start_from(model: CaptModel, source: HFModel, name: str) -> None:
     load_weights(model, with_rows(state, model.config.vocab_rows), name)
 
 
-def _require_sizes(described: Mapping[str, object], sizes: Mapping[str, int], path: Path) -> None:
-    """A model is built only once the tensors are known to have its size: a number alone cannot ask for terabytes."""
+def _require_sizes(claims: Mapping[str, object], sizes: Mapping[str, int], path: Path) -> None:
+    """Compare the sizes that ``config.json`` claims with those of the tensors, before a model is built.
+
+    Otherwise a number alone could make this process ask for terabytes of memory.
+    """
     for key, size in sizes.items():
-        if described[key] != size:
-            raise CheckpointError(f"{path}: {key} is {described[key]!r}, but the tensors have {size}")
+        if claims[key] != size:
+            raise CheckpointError(f"{path}: {key} is {claims[key]!r}, but the tensors have {size}")
 
 
 def _size(tensor: Tensor, axis: int) -> int:
