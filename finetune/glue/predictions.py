@@ -15,7 +15,7 @@ from pretrain.base.errors import CheckpointError, DataError
 from pretrain.base.progress import ProgressCallback
 from pretrain.engine.checkpoint import read_job
 from pretrain.engine.checkpoint.manifest import MANIFEST
-from pretrain.report.sweeps import Study, Sweep, Trial, read_sweep
+from pretrain.report.sweeps import Study, SweepRecord, Trial, read_sweep
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def predict_tests(
     return predictions
 
 
-def best_checkpoints(sweep: Sweep) -> dict[str, Path]:
+def best_checkpoints(sweep: SweepRecord) -> dict[str, Path]:
     """The best checkpoint of the best trial of each GLUE task in ``sweep``, among those that kept theirs.
 
     Raises ``CheckpointError`` for a task whose trials kept none.

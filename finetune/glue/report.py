@@ -13,9 +13,9 @@ from typing import Any
 
 from finetune.glue.tasks import GLUE
 from finetune.metrics import CAPT_TASKS, capt_average, leaderboard_average
-from pretrain.report.document import Section, Table
+from pretrain.report.document import ReportSection, Table
 from pretrain.report.sweep_page import sweep_names
-from pretrain.report.sweeps import Configuration, Study, Sweep
+from pretrain.report.sweeps import Configuration, Study, SweepRecord
 
 PUBLISHED_DEV: dict[str, tuple[float, ...]] = {
     "BERT": (60.6, 93.2, 88.0, 90.0, 91.3, 86.6, 92.3, 70.4, 84.0),
@@ -69,7 +69,7 @@ class Measured:
         return found
 
 
-def sections(sweeps: Sequence[Sweep]) -> list[Section]:
+def sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
     """The GLUE section; none where no sweep has a study of one of the eight tasks."""
     found = [measured(name, sweep) for name, sweep in zip(sweep_names(sweeps), sweeps, strict=True)]
     tasks = [task for task in CAPT_TASKS if any(one.best(task) for one in found)]
@@ -82,10 +82,10 @@ def sections(sweeps: Sequence[Sweep]) -> list[Section]:
         notes.append(f"not measured: {missing}; Avg stays empty, the average of the measured columns stands beside it")
     tables = [_table(found, tasks), _spread_table(found), _gap_table(found), _test_table()]
     data = {one.name: _data(one) for one in found}
-    return [Section("GLUE (CAPT, Table 2)", notes=notes, tables=tables, remarks=_REMARKS, data=data)]
+    return [ReportSection("GLUE (CAPT, Table 2)", notes=notes, tables=tables, remarks=_REMARKS, data=data)]
 
 
-def measured(name: str, sweep: Sweep) -> Measured:
+def measured(name: str, sweep: SweepRecord) -> Measured:
     """Find the study of each task in ``sweep``."""
     studies: dict[str, Study] = {}
     notes = []

@@ -34,9 +34,27 @@ def sum_over_ranks(x: Tensor) -> Tensor:
     return summed
 
 
+class _Log1pSumExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        padded = F.pad(x, (1, 0))  # the 1 is the exponential of 0
+        if distributed.world_size() == 1:
+            ctx.save_for_backward(torch.softmax(padded, 1)[:, 1:])
+            return -torch.log_softmax(padded, 1)[:, 0]
+        running_max = distributed.all_reduce_max(padded.amax(1))
+        weights = torch.exp(padded - running_max[:, None])  # beside a large log, fp32 does not hold the log of a sum
+        total = distributed.all_reduce_sum(weights[:, 1:].sum(1)) + weights[:, 0]
+        ctx.save_for_backward(weights[:, 1:] / total[:, None])
+        return running_max + torch.log(total)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tensor:
+        (softmax,) = ctx.saved_tensors
+        summed: Tensor = distributed.all_reduce_sum(grads[0])[:, None] * softmax
+        return summed
+
+
 def log1p_sum_exp(x: Float[Tensor, "v n"]) -> Float[Tensor, " v"]:
     r""":math:`\log(1 + \sum_i e^{x_{vi}})` over the columns of all ranks; a rank may hold any number of them."""
-    running_max = distributed.all_reduce_max(F.pad(x.detach(), (1, 0)).amax(1))  # the 1 is the exponential of 0
-    # of x itself, and not of logs of sums of each rank: beside a large log, fp32 does not hold the log of a sum
-    total = sum_over_ranks(torch.exp(x - running_max[:, None]).sum(1)) + torch.exp(-running_max)
-    return running_max + torch.log(total)
+    summed: Tensor = _Log1pSumExp.apply(x)
+    return summed

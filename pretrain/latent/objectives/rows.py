@@ -94,12 +94,12 @@ def sa_vae(x: Forward) -> Loss:
 
 def ivae(x: Forward) -> Loss:
     r"""iVAE (Eq. 4 and 6): :math:`-\log p(x|z) + \beta f(x, z)`; the dual's other term has no gradient by z."""
-    return Loss(x.rec, x.beta * critic_term(x, f_values(x)))
+    return Loss(x.rec, critic_term(x, f_values(x)))
 
 
 def ivae_mi(x: Forward) -> Loss:
     r"""iVAE_MI (Eq. 7): :math:`-\log p(x|z) + \beta g(z)`, from the dual of KL(q(z) || p) with the aggregated q(z)."""
-    return Loss(x.rec, x.beta * critic_term(x, g_values(x)))
+    return Loss(x.rec, critic_term(x, g_values(x)))
 
 
 def clvae(x: Forward) -> Loss:
@@ -117,7 +117,7 @@ def clvae_plus(x: Forward) -> Loss:
 
     As released; Eq. 19 has :math:`\log(1 + e^{-\sum f})` in the place of f, whose gradient has the other sign.
     """
-    return with_contrast(Loss(x.rec, x.beta * critic_term(x, f_values(x))), x)
+    return with_contrast(Loss(x.rec, critic_term(x, f_values(x))), x)
 
 
 def clvae_plus_mi(x: Forward) -> Loss:
@@ -126,7 +126,7 @@ def clvae_plus_mi(x: Forward) -> Loss:
     g minimises the circle loss and L_SQ (Eq. 18). As released; in Eq. 16 and 19 the encoder has no L_SQ
     (``critic.squared_in_encoder``), and :math:`\log(1 + e^{-\sum g})` stands in the place of g.
     """
-    return with_contrast(Loss(x.rec, x.beta * critic_term(x, g_values(x))), x)
+    return with_contrast(Loss(x.rec, critic_term(x, g_values(x))), x)
 
 
 def f_values(x: Forward) -> Float[Tensor, " vn"]:
@@ -143,9 +143,11 @@ def g_values(x: Forward) -> Float[Tensor, " vn"]:
 
 
 def critic_term(x: Forward, values: Float[Tensor, " vn"]) -> Float[Tensor, ""]:
-    """The mean of a critic's values, to which ``critic.squared_in_encoder`` adds L_SQ (Eq. 17)."""
-    mean = (values * x.batch.valid).sum() * x.batch.loss_scale
-    return mean + squared_difference(*valid_rows(values, x.batch)) if x.job.critic.squared_in_encoder else mean
+    """beta times the mean of a critic's values, to which ``critic.squared_in_encoder`` adds L_SQ (Eq. 17)."""
+    term = (values * (x.batch.valid * (x.beta * x.batch.loss_scale))).sum()
+    if x.job.critic.squared_in_encoder:
+        term = term + x.beta * squared_difference(*valid_rows(values, x.batch))
+    return term
 
 
 def with_contrast(loss: Loss, x: Forward) -> Loss:
