@@ -1,19 +1,34 @@
-"""What tests share: real process groups over gloo, started from one warm server process."""
+"""What tests share: processes forked from one warm server, as ranks of real gloo groups or as ``capt`` commands.
+
+The server has imported torch and DeepSpeed and has done nothing else: it knows no process group, no device and no
+thread. What is forked from it starts in milliseconds instead of the seconds that the imports take.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import socket
+import sys
+import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_PRELOAD = ["torch", "deepspeed", "deepspeed.runtime.zero.muon.original_muon", "pretrain.engine.run", "tests.support"]
-_CONTEXT.set_forkserver_preload(_PRELOAD)
+_CONTEXT.set_forkserver_preload(
+    [
+        "torch", "deepspeed", "deepspeed.runtime.zero.muon.original_muon", "numpy.ctypeslib", "pyarrow.parquet",
+        "transformers", "transformers.models.auto.modeling_auto", "transformers.models.roberta.modeling_roberta",
+        "sentencepiece.sentencepiece_model_pb2", "pytest", "typer.testing", "tokenizer.train", "pretrain.engine.run",
+        "pretrain.language.task", "pretrain.latent.task", "finetune.glue.task",
+        "launcher.cli", "tests.support", "tests.toy.task",
+    ]
+)  # fmt: skip
 
 
 def free_port() -> int:
@@ -78,3 +93,35 @@ def run_ranks(fn: Callable[..., Any], world: int, *args: Any, timeout: float = 1
             if process.is_alive():
                 process.kill()
     return out
+
+
+def run_capt(*arguments: str, cwd: Path, env: Mapping[str, str], timeout: float = 240.0) -> CompletedProcess[str]:
+    """Run ``capt ARGUMENTS`` to its end in a forked process: what it does from ``launcher.cli.main`` on is the same.
+
+    A test of the start itself (the imports, their time, how the interpreter is started) needs a process of its own.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        output = [multiprocessing.reduction.DupFd(file.fileno()) for file in (out, err)]
+        process = _CONTEXT.Process(target=_capt_main, args=(arguments, str(cwd), dict(env), output))
+        process.start()
+        process.join(timeout)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        for file in (out, err):
+            file.seek(0)
+        said, log = (file.read().decode(errors="replace") for file in (out, err))
+        assert process.exitcode is not None
+        return CompletedProcess(["capt", *arguments], process.exitcode, said, log)
+
+
+def _capt_main(arguments: tuple[str, ...], cwd: str, env: dict[str, str], output: list[Any]) -> None:
+    for number, file in enumerate(output, start=1):
+        os.dup2(file.detach(), number)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = ["capt", *arguments]
+    from launcher.cli import main
+
+    main(list(arguments))
