@@ -20,15 +20,7 @@ from typing import Any
 import pytest
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [
-        "torch", "deepspeed", "deepspeed.runtime.zero.muon.original_muon", "numpy.ctypeslib", "pyarrow.parquet",
-        "transformers", "transformers.models.auto.modeling_auto", "transformers.models.roberta.modeling_roberta",
-        "sentencepiece.sentencepiece_model_pb2", "pytest", "typer.testing", "tokenizer.train", "pretrain.engine.run",
-        "pretrain.language.task", "pretrain.latent.task", "finetune.glue.task",
-        "launcher.cli", "tests.support", "tests.toy.task",
-    ]
-)  # fmt: skip
+_CONTEXT.set_forkserver_preload(["tests.preloaded"])
 
 
 def free_port() -> int:
