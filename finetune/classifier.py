@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from finetune.encoders import SentenceEncoder
 from pretrain.models.dropout import dropout
-from pretrain.models.roberta import initialise
+from pretrain.models.encoder import Encoder
+from pretrain.models.roberta import initialise_weights
 
 _ACTIVATIONS = {"tanh": F.tanh, "gelu": F.gelu, "relu": F.relu}
+
+ENCODER = "encoder.model."
+"""Prefix of the encoder's parameters in a `Classifier`, and so in every checkpoint of fine-tuning."""
+
+
+class FirstToken(nn.Module):
+    """The final hidden state of the first token (``<s>``, ``[CLS]``) of each sequence; no other output is computed.
+
+    ``encoder`` is called ``model`` here because checkpoints name its parameters so.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.model = encoder
+
+    def forward(
+        self, tokens: Int[Tensor, "n L"], types: Int[Tensor, "n L"] | None, padded: bool
+    ) -> Float[Tensor, "n h"]:
+        """Hidden states of the first token; ``padded`` says whether any token is padding."""
+        first = torch.zeros_like(tokens[:, :1])
+        return self.model(tokens, types, padded=padded, rows=first)[:, 0]  # type: ignore[no-any-return]
 
 
 class Classifier(nn.Module):
@@ -20,14 +42,15 @@ class Classifier(nn.Module):
     Families whose own head in transformers has another activation get that one.
     """
 
-    def __init__(self, encoder: SentenceEncoder, outputs: int, probability: float, activation: str = "tanh") -> None:
+    def __init__(self, encoder: Encoder, outputs: int, probability: float, activation: str = "tanh") -> None:
         super().__init__()
-        self.encoder = encoder
+        self.encoder = FirstToken(encoder)
+        self.reads_types = encoder.reads_types
         self.probability = probability
-        self.dense = nn.Linear(encoder.hidden, encoder.hidden)
-        self.out = nn.Linear(encoder.hidden, outputs)
+        self.dense = nn.Linear(encoder.hidden_size, encoder.hidden_size)
+        self.out = nn.Linear(encoder.hidden_size, outputs)
         for layer in (self.dense, self.out):
-            initialise(layer, 0.02)
+            initialise_weights(layer, 0.02)
         self._activation = _ACTIVATIONS[activation]
 
     def forward(

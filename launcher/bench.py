@@ -96,7 +96,7 @@ def _run(name: str, path: Path) -> dict[str, Any]:
         "title": _title(path),
         "command": f"python -m tests.benchmarks.{path.stem}",
         "date": datetime.date.today().isoformat(),
-        "hardware": machine.summary(),
+        "hardware": machine.hardware_summary(),
         "versions": versions,
         "revision": revision,
         "exit_code": done.returncode,

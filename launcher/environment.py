@@ -1,9 +1,9 @@
-"""The environment that travels to other hosts. This is the launcher's only file that reads environment variables.
+"""The environment that is forwarded to other hosts. Only this file of the launcher reads environment variables.
 
-A multi-host launcher writes what travels into the command line of a remote shell: everyone on the hosts can read it
-with ``ps``, and the shell executes what looks like a command. So names are on a list, secrets stay at home, and
-values that a shell would read are refused. A ``.deepspeed_env`` in the working folder may be somebody else's: what
-stands there can set a flag or an interface, but name no file and no folder from which code would be loaded.
+A multi-host launcher writes the forwarded variables into the command line of a remote shell: everyone on the hosts can
+read them with ``ps``, and the shell executes what looks like a command. So only listed names are forwarded, secrets
+stay on this host, and values that a shell would interpret are refused. A ``.deepspeed_env`` in the working folder may
+be somebody else's: it can set a flag or a network interface, but no file or folder from which code would be loaded.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def visible_gpus() -> list[str]:
     return sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
 
 
-def portable(environment: Mapping[str, str]) -> dict[str, str]:
+def forwarded_env(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of ``environment`` that a job on other hosts gets: the listed names, without what looks secret."""
     own = _own_names(environment)
     result: dict[str, str] = {}
@@ -60,8 +60,8 @@ def portable(environment: Mapping[str, str]) -> dict[str, str]:
     return result
 
 
-def travelling(environment: Mapping[str, str], folders: tuple[Path, ...]) -> dict[str, str]:
-    """What goes to every host through a remote shell: ``portable``, then what stands in ``.deepspeed_env`` files.
+def forwarded_to_hosts(environment: Mapping[str, str], folders: tuple[Path, ...]) -> dict[str, str]:
+    """What goes to every host through a remote shell: ``forwarded_env``, then what stands in ``.deepspeed_env`` files.
 
     Like DeepSpeed, ``$DS_ENV_FILE`` names another file, and later ``folders`` win. Variables that look like secrets
     are left out with a warning; written into a ``.deepspeed_env`` they are an error, and so are names that are not on
@@ -71,7 +71,9 @@ def travelling(environment: Mapping[str, str], folders: tuple[Path, ...]) -> dic
         ConfigError: a value holds characters that a shell would interpret, or a file's line is not ``NAME=value`` with
             such a name.
     """
-    result = {name: shell_safe(value, f"environment variable {name}") for name, value in portable(environment).items()}
+    result = {
+        name: shell_safe(value, f"environment variable {name}") for name, value in forwarded_env(environment).items()
+    }
     own = _own_names(environment)
     for folder in folders:
         result |= _env_file(folder / environment.get("DS_ENV_FILE", ".deepspeed_env"), own)

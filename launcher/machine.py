@@ -30,7 +30,7 @@ def gpus() -> tuple[list[str], str]:
     return [line.strip() for line in answer.stdout.splitlines() if line.strip()], ""
 
 
-def summary() -> str:
+def hardware_summary() -> str:
     """Processor, cores, memory and GPUs in one line."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []

@@ -84,14 +84,18 @@ class Options(Section):
 
 @dataclass(frozen=True)
 class Launch:
-    """A validated job, the arguments its processes get, and the options."""
+    """A validated job, the arguments of its ranks, and the options."""
 
     module: str
     arguments: tuple[str, ...]
     job: Job
     options: Options
     inputs: tuple[str, ...] = ()
-    """What the job reads, a line each."""
+    """One line for each input of the job: corpus, tokenizer, initial model."""
+    files: Mapping[Path, str] = field(default_factory=dict)
+    """Files that the ranks read, by path: the merged job of a new run."""
+    unmerged: tuple[str, ...] | None = None
+    """The arguments as the user gave them, for commands that a user runs by hand; None where they are ``arguments``."""
 
     @property
     def run_dir(self) -> Path:
@@ -121,10 +125,10 @@ class Plan:
     hosts: tuple[Host, ...]
     commands: tuple[Command, ...]
     files: Mapping[Path, str] = field(default_factory=dict)
-    travels: Mapping[str, str] = field(default_factory=dict)
+    forwarded_env: Mapping[str, str] = field(default_factory=dict)
     master_port: int | None = None
-    obstacle: str = ""
-    """Why this can be shown but not started from here; empty when it can."""
+    blocked_reason: str = ""
+    """Why this launch can be shown but not started from here; empty when it can be started."""
 
     @property
     def world(self) -> int:
@@ -155,15 +159,16 @@ def describe(launch: Launch, plan: Plan) -> str:
         f"{generated['gradient_accumulation_steps']} x {counted(plan.world, 'rank')}\n"
         f"# run.dir {launch.run_dir}" + "".join(f"\n# {line}" for line in launch.inputs)
     ]
-    if plan.travels:
+    if plan.forwarded_env:
         blocks.append(
-            "# environment that travels to every host\n" + "\n".join(f"{k}={v}" for k, v in plan.travels.items())
+            "# environment that is forwarded to every host\n"
+            + "\n".join(f"{k}={v}" for k, v in plan.forwarded_env.items())
         )
     blocks.append(
         "# DeepSpeed configuration that every rank generates\n" + json.dumps(generated, indent=1, sort_keys=True)
     )
     blocks += [f"# file that would be written: {path}\n{text.rstrip()}" for path, text in plan.files.items()]
     blocks.append("# commands\n" + "\n".join(map(str, plan.commands)))
-    if plan.obstacle:
-        blocks.append(f"# cannot be started from here: {plan.obstacle}")
+    if plan.blocked_reason:
+        blocks.append(f"# cannot be started from here: {plan.blocked_reason}")
     return "\n\n".join(blocks)

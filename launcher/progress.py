@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+
+from pretrain.base.progress import ProgressCallback
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
+def progress_bar(what: str) -> Iterator[ProgressCallback | None]:
     """Yield a function of (done, total) that draws a bar on stderr, or None where stderr is no terminal."""
     if not sys.stderr.isatty():
         yield None

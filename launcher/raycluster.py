@@ -14,12 +14,13 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
-from launcher import environment, machine, runfolder
+from launcher import environment, machine
 from pretrain.base.errors import ConfigError, counted
+from pretrain.base.files import write_text
 from pretrain.base.sensitive import is_secret
 
 log = logging.getLogger(__name__)
@@ -124,9 +125,9 @@ def _room(node: Mapping[str, float], need: Mapping[str, float]) -> float:
     return min(math.inf if math.isinf(node.get(k, 0)) else (node.get(k, 0) + 1e-5) // need[k] for k in need)
 
 
-def travelling(address: str | None) -> dict[str, str]:
-    """What of this process's environment goes to the ranks: they inherit all of it on a cluster of our own."""
-    return environment.portable(environment.inherited()) if address is not None else {}
+def rank_environment(address: str | None) -> dict[str, str]:
+    """The variables of this process that the ranks get; on a cluster of our own they inherit all of them anyway."""
+    return environment.forwarded_env(environment.inherited()) if address is not None else {}
 
 
 def has_gpus(address: str | None) -> bool:
@@ -144,7 +145,7 @@ def own_address() -> str:
     return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == own)
 
 
-def check_address(address: str) -> None:
+def check_reachable(address: str) -> None:
     """Refuse an address that nobody listens on. Raises ``ConfigError``."""
     if address == "auto":
         return
@@ -165,15 +166,16 @@ def cluster(address: str | None, *, chatty: bool = False) -> Iterator[None]:
 
     Meanwhile this process's environment holds no secrets: Tune hands those of AWS to its workers in a form that stands
     in Ray's logs and command lines. A cluster of our own has inherited them before, as every process of this machine.
+    Ray puts the folder in which it is joined on the module path of all workers: this process joins it in an empty one.
 
     Raises:
         ConfigError: there is no cluster at the address, or it does not let us in.
     """
     os.environ.update(_QUIET)
-    private: Path | None = None
-    if address is None and "RAY_AUTH_MODE" not in environment.inherited():
-        private = Path(tempfile.mkdtemp(prefix="capt-ray-"))
-        runfolder.write_private(private / "token", secrets.token_hex(32))
+    private = Path(tempfile.mkdtemp(prefix="capt-ray-"))
+    own_token = address is None and "RAY_AUTH_MODE" not in environment.inherited()
+    if own_token:
+        write_text(private / "token", secrets.token_hex(32), private=True)
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(private / "token"))
     import ray
     from ray._raylet import Config  # type: ignore[attr-defined]
@@ -185,34 +187,32 @@ def cluster(address: str | None, *, chatty: bool = False) -> Iterator[None]:
     try:
         if address is None:
             gpus = len(environment.visible_gpus())
-            ray.init(
-                "local",
-                num_cpus=machine.cores(),
-                num_gpus=gpus,
-                object_store_memory=_STORE,
-                **common,
-            )
-        withheld = {name: os.environ.pop(name) for name, value in environment.inherited().items() if _held(name, value)}
+            with chdir(private):
+                ray.init("local", num_cpus=machine.cores(), num_gpus=gpus, object_store_memory=_STORE, **common)
+        withheld = {
+            name: os.environ.pop(name) for name, value in environment.inherited().items() if _is_withheld(name, value)
+        }
         if address is not None:
-            _join(address, common)
+            with chdir(private):
+                _join(address, common)
         yield
     finally:
         ray.shutdown()
         os.environ.update(withheld)
-        if private is not None:
+        if own_token:
             for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
                 os.environ.pop(name, None)
-            shutil.rmtree(private)
+        shutil.rmtree(private)
 
 
-def _held(name: str, value: str) -> bool:
+def _is_withheld(name: str, value: str) -> bool:
     return name.startswith("AWS_") or (is_secret(name, value) and not name.startswith("RAY_"))
 
 
 def _join(address: str, common: Mapping[str, Any]) -> None:
     import ray
 
-    check_address(address)
+    check_reachable(address)
     try:
         ray.init(address, **common)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:

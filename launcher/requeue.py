@@ -1,6 +1,7 @@
-"""``python -m launcher.requeue RUN CODE [RESTARTS]``, at the end of a batch script: is the job queued again?
+"""``python -m launcher.requeue RUN CODE [RESTARTS]``: run by a batch script at its end, to ask for another run.
 
-The status of a job that was killed is set right. Exit code 0 says yes (without RESTARTS never). A job that stopped
+The status of a job that was killed is corrected. Exit code 0 means that the job is to be queued again, which never
+happens without RESTARTS. A job that stopped
 early (75) is queued again, unless it has made no step ten times in a row: its time limit is shorter than what it does
 before the first step. One that failed is as long as it has made a step since the last time that it was for this reason,
 and at most RESTARTS times: what fails at once would fail for ever.
@@ -18,11 +19,11 @@ from pathlib import Path
 from pydantic import Field
 
 from launcher import environment
-from launcher.runfolder import StatusWatch, step_reached
-from pretrain.base.errors import ConfigError, user_text
-from pretrain.base.files import read_json, write_json
-from pretrain.base.records import Count, Record, parse
-from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED
+from launcher.watch import StatusWatch
+from pretrain.base.errors import user_text
+from pretrain.base.files import write_json
+from pretrain.base.records import Count, Record, read_record
+from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED, last_step
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +41,10 @@ class Restarts(Record):
     stopped_at: Count | None = None
 
 
-def settle(run: Path, code: int) -> None:
+def record_end(run: Path, code: int) -> None:
     """Write how the job ended where it could not do so itself."""
     known = code if code in (BAD_INPUT, STOPPED) else FAILED
-    StatusWatch.begin(run).settle(known, f"the ranks ended with {_words(code)} and did not say why")
+    StatusWatch.begin(run).record_end(known, f"the ranks ended with {_exit_text(code)} and did not say why")
 
 
 def again(run: Path, code: int, limit: int, job: str) -> bool:
@@ -54,7 +55,7 @@ def again(run: Path, code: int, limit: int, job: str) -> bool:
     """
     if code in (DONE, BAD_INPUT):
         return False
-    before, step = _restarts(run, job), step_reached(run)
+    before, step = _restarts(run, job), last_step(run)
     if code == STOPPED:
         idle = before.idle_stops + 1 if step == before.stopped_at else 0
         if idle >= _IDLE_STOPS:
@@ -76,13 +77,13 @@ def again(run: Path, code: int, limit: int, job: str) -> bool:
 
 def _restarts(run: Path, job: str) -> Restarts:
     with suppress(FileNotFoundError):
-        found = parse(Restarts, read_json(run / RECORD, error=ConfigError), run / RECORD, "; remove the file")
-        if found.job == job:
-            return found
+        restarts = read_record(Restarts, run / RECORD, "; remove the file")
+        if restarts.job == job:
+            return restarts
     return Restarts(job=job)
 
 
-def _words(code: int) -> str:
+def _exit_text(code: int) -> str:
     names = {128 + number: f"{code} (killed by {number.name})" for number in signal.Signals}
     return names.get(code, str(code))
 
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
     """The command line of the batch script."""
     logging.basicConfig(level=logging.INFO, format="[capt] %(message)s", stream=sys.stderr)
     run, code = Path(arguments[0]), int(arguments[1])
-    settle(run, code)
+    record_end(run, code)
     try:
         job = environment.inherited().get("SLURM_JOB_ID", "")
         return 0 if arguments[2:] and again(run, code, int(arguments[2]), job) else 1

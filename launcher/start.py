@@ -8,17 +8,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher import runfolder
 from launcher.backends import backend
 from launcher.hostfile import is_this_host, read_hostfile
+from launcher.launch_files import LaunchFiles, job_file
 from launcher.plan import BackendName, End, Launch, Options, describe
-from launcher.runfolder import StatusWatch, Traces
+from launcher.watch import StatusWatch
 from pretrain.base.errors import ConfigError, counted
-from pretrain.base.files import write_text
 from pretrain.config.base import NO_TEXT
-from pretrain.config.load import load_job
+from pretrain.config.load import job_from_mapping, load_job, load_mapping, parse_mapping
+from pretrain.config.writer import to_yaml
 from pretrain.engine.engines.deepspeed_config import deepspeed_config
-from pretrain.engine.run_folder import holds_run
+from pretrain.engine.run_folder import CONFIG, DONE, FAILED, STOPPED, check_is_free, holds_run
+from pretrain.registry import check_callbacks
 
 log = logging.getLogger(__name__)
 
@@ -35,18 +36,29 @@ def begin(
 ) -> int:
     """Start a new run and return its exit code; with ``show`` (dry run) only describe what would be done.
 
-    With ``finetunes`` a job that trains an encoder from scratch is refused.
+    CONFIG, its base files, the overrides and the environment are merged here, once. The ranks read the merged job from
+    a private file of the run folder. With ``finetunes`` a job that trains an encoder from scratch is refused.
 
     Raises:
         UserError: the job, the options or the hostfile is wrong, ``run.dir`` already holds a run, or what the job
             reads is not there.
     """
-    job = load_job(config, overrides)
+    text = to_yaml(load_mapping(config, overrides))
+    job = job_from_mapping(parse_mapping(text, config), config)  # what the ranks are going to read
     if finetunes and job.pretrains:
         raise ConfigError(f"{config}: a {job.task.type} job trains a model of its own: capt pretrain {config}")
-    runfolder.check_is_free(job.run.dir)
-    arguments = (config, *overrides, *["--debug"] * debug)
-    return _carry_out(Launch(module, arguments, job, options, tuple(job.check_inputs())), show)
+    check_is_free(job.run.dir)
+    path, debugging = job_file(job.run.dir, text), ["--debug"] * debug
+    launch = Launch(
+        module,
+        (str(path), "--merged", *debugging),
+        job,
+        options,
+        inputs=tuple(job.check_inputs()),
+        files={path: text},
+        unmerged=(config, *overrides, *debugging),
+    )
+    return _carry_out(launch, show)
 
 
 def resume(
@@ -66,9 +78,9 @@ def resume(
     """
     if NO_TEXT.search(str(run)):
         raise ConfigError(f"{str(run)!r}: a path holds no line break, NUL or other control character")
-    config = run / "config.yaml"
+    config = run / CONFIG
     if not config.is_file():
-        raise ConfigError(f"{run} is not a run folder: it has no config.yaml")
+        raise ConfigError(f"{run} is not a run folder: it has no {CONFIG}")
     if checkpoint is not None:
         _check_checkpoint(run, checkpoint)
     if (
@@ -80,7 +92,7 @@ def resume(
         options = Options.read(run / "launch.json")
     chosen = ["--checkpoint", checkpoint] if checkpoint else []
     arguments = (str(config), *overrides, "--resume", *chosen, *["--debug"] * debug)
-    return _carry_out(Launch(module, arguments, job, options, tuple(job.check_inputs())), show)
+    return _carry_out(Launch(module, arguments, job, options, inputs=tuple(job.check_inputs())), show)
 
 
 def _carry_out(launch: Launch, show: Callable[[str], None] | None) -> int:
@@ -89,27 +101,27 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None) -> int:
     chosen = backend(name)
     plan = chosen.plan(launch)
     deepspeed_config(launch.job, plan.world)  # refuses batch sizes that do not fit before anything starts
+    check_callbacks(launch.job.run.callbacks)
     if name == "local":
         _check_precision_here(launch.job.engine.precision)
     if show is not None:
         show(describe(launch, plan))
-        return runfolder.DONE
-    if plan.obstacle:
-        raise ConfigError(plan.obstacle)
-    files = {launch.run_dir / "launch.json": launch.options.to_json() + "\n", **plan.files}
-    watch, traces = StatusWatch.begin(launch.run_dir), Traces(launch.run_dir, files)
-    end = End(runfolder.FAILED)
+        return DONE
+    if plan.blocked_reason:
+        raise ConfigError(plan.blocked_reason)
+    options = {launch.run_dir / "launch.json": launch.options.to_json() + "\n"}
+    watch, files = StatusWatch.begin(launch.run_dir), LaunchFiles(launch.run_dir, {**options, **plan.files})
+    end = End(FAILED)
     try:
-        for path, text in files.items():
-            write_text(path, text, private=True)
+        files.write()
         where = f"{len(plan.hosts)} hosts" if len(plan.hosts) > 1 else plan.hosts[0].name
         log.info("%s: %s on %s, run folder %s", name, counted(plan.world, "rank"), where, launch.run_dir)
         end = chosen.start(launch, plan)
     finally:
-        if end.code != runfolder.DONE:
-            watch.settle(end.code, end.reason or f"the job ended with {end.code} and did not say why")
-            traces.remove()
-    if end.code == runfolder.STOPPED:
+        if end.code != DONE:
+            watch.record_end(end.code, end.reason or f"the job ended with {end.code} and did not say why")
+            files.remove()
+    if end.code == STOPPED:
         begun = holds_run(launch.run_dir)
         log.info("stopped early; %s", f"continue with: capt resume {launch.run_dir}" if begun else "nothing was begun")
     return end.code

@@ -1,26 +1,35 @@
-"""``python -m pretrain CONFIG [a.b=c ...] [--resume] [--checkpoint NAME] [--wait S] [--debug]``: one rank of a job.
+"""``python -m pretrain CONFIG [a.b=c ...] [--merged] [--resume] [--checkpoint NAME] [--wait S] [--debug]``: one rank.
 
-Every launcher starts this module, on every rank; ranks are read from the environment. Exit codes: 0 done, 1 failed,
-2 bad input, 75 stopped early but resumable.
+Every launcher starts this module on every rank; the rank is read from the environment. ``capt`` merges CONFIG once, and
+its ranks read the merged job (``--merged``). Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped early but resumable.
 """
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before anything else is imported
+    from pretrain.base.safe_path import drop_working_folder
+
+    drop_working_folder()
+
 import argparse
 import logging
 import os
+import socket
 import sys
+import time
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
-from pretrain.base.errors import RunFailedError, UserError, user_text
+from pretrain.base.errors import ConfigError, RunFailedError, UserError, user_text
 from pretrain.config import load_job
 from pretrain.engine import interruption
 from pretrain.engine.run_folder import BAD_INPUT, FAILED, STOPPED
 
 logger = logging.getLogger("pretrain")
 _TIMEOUT_MINUTES = 10.0
-"""For meeting the other ranks where the job, which states it, cannot be read."""
+"""Time for the ranks to meet when the job, which says how long they may wait, cannot be read."""
+_FILE_SECONDS = 5.0
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -32,6 +41,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("config", help="a YAML file or the name of a shipped job")
     parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="values that replace the file's")
+    parser.add_argument("--merged", action="store_true", help="CONFIG is a merged job: base: and ${...} are not read")
     parser.add_argument("--resume", action="store_true", help="continue the run in run.dir")
     parser.add_argument("--checkpoint", help="resume from this folder under checkpoints/")
     parser.add_argument("--wait", type=float, default=0.0, help="seconds to wait while another job holds run.dir")
@@ -74,10 +84,22 @@ def _report(error: Exception, rank: int, *, debug: bool) -> int:
     return BAD_INPUT
 
 
+def _wait_for(path: Path) -> None:
+    """Give a shared file system a few seconds to show the file that the launcher has just written on another host."""
+    deadline = time.monotonic() + _FILE_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            host = socket.gethostname()
+            raise ConfigError(f"{path}: {host} does not see it; name a run.dir on a file system that all hosts mount")
+        time.sleep(0.1)
+
+
 def _run(options: argparse.Namespace) -> int:
     job, refusal = None, None
     try:
-        job = load_job(options.config, options.overrides, resolved=options.resume)
+        if options.merged:
+            _wait_for(Path(options.config))
+        job = load_job(options.config, options.overrides, resolved=options.merged or options.resume)
     except (UserError, OSError) as error:
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             raise

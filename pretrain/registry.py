@@ -1,9 +1,13 @@
 """The registry of tasks: a plain dict from ``task.type`` to the package that implements it.
 
 A task's package has two modules: ``config`` (a ``JOB`` class, no torch) and ``task`` (a ``TASK`` class, which
-satisfies :class:`pretrain.engine.task.Task`); it may have ``evaluate`` (:func:`task_module`, for ``capt evaluate``) and
-``report`` (what it adds to ``capt report``). Other distributions add tasks through the entry-point group
-``capt.tasks`` (name = the type, value = the package).
+satisfies :class:`pretrain.engine.task.Task`). It may have ``evaluate`` and ``export``, to which ``capt evaluate`` and
+``capt convert`` hand its checkpoints (:mod:`pretrain.verbs`), and ``report``, which adds sections to ``capt report``
+(:mod:`pretrain.report.additions`). Other distributions add tasks through the entry-point group ``capt.tasks`` (name =
+the type, value = the package), with the same verbs.
+
+Callbacks work alike: a plain dict from a key of ``run.callbacks`` to the class, and the entry-point group
+``capt.callbacks`` (name = the key, value = ``module:Class``).
 """
 
 from __future__ import annotations
@@ -11,11 +15,13 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
 from pretrain.base.errors import ConfigError, did_you_mean
+from pretrain.base.sensitive import has_secret
 
 TASKS = {
     "capt_language": "pretrain.language",
@@ -23,24 +29,35 @@ TASKS = {
     "latent": "pretrain.latent",
 }
 
+IMPORTERS = {"hf": "capt_language"}
+"""The value of ``capt convert --from`` -> the task whose module ``import_<value>`` makes a run of a foreign model."""
 
-def task_packages() -> dict[str, str]:
-    """All known tasks: the built-in ones and those of installed entry points."""
-    return TASKS | _of_other_distributions()
+FOREIGN_TASK = "capt_language"
+"""The task that evaluates a Hugging Face folder, which says nothing of a task."""
 
-
-@functools.cache
-def _of_other_distributions() -> dict[str, str]:
-    return {entry.name: entry.value for entry in entry_points(group="capt.tasks")}
+CALLBACKS = {
+    "mlflow": "pretrain.engine.callbacks.mlflow:MLflow",
+    "wandb": "pretrain.engine.callbacks.wandb:WeightsAndBiases",
+}
 
 
 def _package(type_: str) -> str:
-    if type_ in TASKS:  # without a search through every installed distribution, which takes as long as all the rest
-        return TASKS[type_]
-    packages = task_packages()
-    if type_ not in packages:
-        raise ConfigError(f"task.type: unknown task {type_!r}; {did_you_mean(type_, sorted(packages))}")
-    return packages[type_]
+    return _look_up(type_, TASKS, "capt.tasks", "task.type: unknown task")
+
+
+def _look_up(name: str, built_in: Mapping[str, str], group: str, problem: str) -> str:
+    if name in built_in:  # without a search through every installed distribution, which takes as long as all the rest
+        return built_in[name]
+    known = {**built_in, **entry_point_values(group)}
+    if name not in known:
+        raise ConfigError(f"{problem} {name!r}; {did_you_mean(name, sorted(known))}")
+    return known[name]
+
+
+@functools.cache
+def entry_point_values(group: str) -> dict[str, str]:
+    """What installed distributions have registered in an entry-point group, by name."""
+    return {entry.name: entry.value for entry in entry_points(group=group)}
 
 
 def job_class(type_: str) -> Any:
@@ -49,11 +66,7 @@ def job_class(type_: str) -> Any:
 
 
 def task_module(type_: str, name: str) -> ModuleType | None:
-    """The module ``name`` of a task's package, None where it has none. Raises ``ConfigError`` for an unknown type.
-
-    ``evaluate`` has ``command(checkpoint, *, ...) -> dict``, whose keywords are the options of ``capt evaluate`` that
-    mean something to the task, and ``as_text(result) -> str``.
-    """
+    """The module ``name`` of a task's package; None where it has none. Raises ``ConfigError`` for an unknown type."""
     path = f"{_package(type_)}.{name}"
     return importlib.import_module(path) if importlib.util.find_spec(path) else None
 
@@ -61,3 +74,25 @@ def task_module(type_: str, name: str) -> ModuleType | None:
 def task_class(type_: str) -> Any:
     """The task's implementation (imports torch)."""
     return importlib.import_module(f"{_package(type_)}.task").TASK
+
+
+def check_callbacks(callbacks: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ``ConfigError`` for an unknown key of ``run.callbacks``, or a secret in it. Imports no callback."""
+    for name, settings in callbacks.items():
+        _callback_path(name)
+        for key, value in settings.items():
+            if has_secret(str(value)):
+                raise ConfigError(
+                    f"run.callbacks.{name}.{key} looks like a secret, and configurations are written into run folders: "
+                    f"use the environment variables or the login of {name}"
+                )
+
+
+def callback_class(name: str) -> Any:
+    """The class of a key of ``run.callbacks`` (imports torch). Raises ``ConfigError`` for an unknown key."""
+    module, _, attribute = _callback_path(name).partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _callback_path(name: str) -> str:
+    return _look_up(name, CALLBACKS, "capt.callbacks", "run.callbacks: unknown callback")

@@ -7,7 +7,6 @@ The class is RoBERTa's for our encoder, and the family's own for an encoder of t
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ import torch
 import transformers
 from torch import Tensor
 
-from finetune.batches import RowSet
-from finetune.encoders import Family, RobertaSentences, family_of
-from finetune.encoding import encode
-from finetune.glue.restore import Restored, load_classifier
+from finetune.encoding import encode_texts
+from finetune.glue.restore import GlueClassifier, load_classifier
 from finetune.glue.tasks import GlueTask
+from finetune.restore import FineTuned
+from finetune.text_rows import TextRows
 from pretrain.base.errors import CheckpointError
 from pretrain.base.files import write_json
 from pretrain.convert.about import About, result
@@ -30,10 +29,16 @@ from pretrain.engine.checkpoint import read_metadata
 from pretrain.engine.durable import write_tensors
 from pretrain.engine.quiet import quiet_transformers
 from pretrain.language.sts_files import MAX_SCORE
-from pretrain.models.hf_map import names
+from pretrain.models.encoder import Encoder
+from pretrain.models.foreign.encoder import TransformersEncoder
+from pretrain.models.foreign.families import Family, family_of
+from pretrain.models.hf_map import parameter_names
+from pretrain.models.roberta import RobertaEncoder
 from tokenizer.check import check_with_transformers
 
 logger = logging.getLogger(__name__)
+
+TARGETS = ("hf",)
 
 _CARD = """\
 {head}
@@ -60,7 +65,12 @@ logits = model(**tokenizer({texts}, return_tensors="pt")).logits
 """
 
 
-def export(source: Path | Restored, out: Path, *, overwrite: bool = False, about: About | None = None) -> Path:
+def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, about: About | None = None) -> Path:
+    """`export` as ``capt convert`` calls it; ``to`` is one of ``TARGETS``."""
+    return export(checkpoint, out, overwrite=overwrite, about=about)
+
+
+def export(source: Path | GlueClassifier, out: Path, *, overwrite: bool = False, about: About | None = None) -> Path:
     """Write ``out``, load it with transformers and compare its logits with ours; returns ``out``.
 
     The logit of a score (STS-B) is on the scale of 0 to 5.
@@ -75,13 +85,13 @@ def export(source: Path | Restored, out: Path, *, overwrite: bool = False, about
         CheckpointError: as `load_classifier`, ``out`` is taken, or transformers computes something else.
         DataError: transformers reads the tokenizer differently. Nothing is left behind in either case.
     """
-    restored = source if isinstance(source, Restored) else load_classifier(source)
-    described = restored.job.model.encoder
-    assert described is not None, "GlueJob.completed fills it in"
-    family = family_of(described, str(restored.checkpoint))
+    restored = source if isinstance(source, FineTuned) else load_classifier(source)
+    hf_config = restored.job.model.encoder
+    assert hf_config is not None, "GlueJob.with_encoder fills it in"
+    family = family_of(hf_config, str(restored.checkpoint))
     length = restored.job.data.sequence_length
     with new_folder(out, overwrite=overwrite) as folder:
-        config = {**described, **_labels(restored.task), "architectures": [family.architecture]}
+        config = {**hf_config, **_labels(restored.job.data.glue_task), "architectures": [family.architecture]}
         write_json(folder / "config.json", config)
         write_tensors(folder / "model.safetensors", _tensors(restored, family), {"format": "pt"})
         restored.tokenizer.save(folder, model_max_length=length)
@@ -103,32 +113,31 @@ def _labels(task: GlueTask) -> dict[str, Any]:
     }
 
 
-def _tensors(restored: Restored, family: Family) -> dict[str, Tensor]:
+def _tensors(restored: GlueClassifier, family: Family) -> dict[str, Tensor]:
     model = restored.model
-    scale = MAX_SCORE if restored.task.regression else 1.0
-    found = _encoder_tensors(model.encoder.state_dict(), restored)
+    scale = MAX_SCORE if restored.job.data.glue_task.regression else 1.0
+    tensors = _encoder_tensors(model.encoder.model)
     for name, layer, factor in ((family.dense, model.dense, 1.0), (family.out, model.out, scale)):
-        found |= {f"{name}.weight": layer.weight * factor, f"{name}.bias": layer.bias * factor}
-    return {name: tensor.detach().clone().contiguous() for name, tensor in found.items()}
+        tensors |= {f"{name}.weight": layer.weight * factor, f"{name}.bias": layer.bias * factor}
+    return {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
 
 
-def _encoder_tensors(state: Mapping[str, Tensor], restored: Restored) -> dict[str, Tensor]:
-    encoder = restored.model.encoder
-    bare = {name.removeprefix("model."): tensor for name, tensor in state.items()}
-    if not isinstance(encoder, RobertaSentences):
-        model: Any = encoder.model
-        prefix = model.base_model_prefix
-        return {f"{prefix}.{name}": tensor for name, tensor in bare.items()}
-    found: dict[str, Tensor] = {}
-    for ours, theirs in names(encoder.config.layers):
+def _encoder_tensors(encoder: Encoder) -> dict[str, Tensor]:
+    """The encoder's weights under the names that they have in transformers' classifier."""
+    state = encoder.state_dict()
+    if isinstance(encoder, TransformersEncoder):
+        return {f"{encoder.model.base_model_prefix}.{name}": tensor for name, tensor in state.items()}
+    assert isinstance(encoder, RobertaEncoder)
+    tensors: dict[str, Tensor] = {}
+    for ours, theirs in parameter_names(encoder.config.layers):
         if ours.startswith("encoder."):
-            parts = bare[ours.removeprefix("encoder.")].chunk(len(theirs))
-            found |= dict(zip(theirs, parts, strict=True))
-    return found
+            parts = state[ours.removeprefix("encoder.")].chunk(len(theirs))
+            tensors |= dict(zip(theirs, parts, strict=True))
+    return tensors
 
 
 @torch.no_grad()
-def _check(restored: Restored, family: Family, folder: Path) -> float:
+def _check(restored: GlueClassifier, family: Family, folder: Path) -> float:
     """Load ``folder`` with transformers; the largest relative difference of its logits from ours."""
     cls = getattr(transformers, family.architecture)
     loaded, report = cls.from_pretrained(folder, local_files_only=True, output_loading_info=True)
@@ -137,26 +146,26 @@ def _check(restored: Restored, family: Family, folder: Path) -> float:
             listed = ", ".join(map(str, sorted(report[problem])))
             raise CheckpointError(f"transformers reports {problem.replace('_', ' ')}: {listed}; nothing written")
     loaded.eval()
-    scale = MAX_SCORE if restored.task.regression else 1.0
+    scale = MAX_SCORE if restored.job.data.glue_task.regression else 1.0
     model, section = restored.model.cpu().eval(), restored.job.data
-    second = TEXTS[::-1] if restored.task.pair else None
+    second = TEXTS[::-1] if restored.job.data.glue_task.pair else None
     assert section.sequence_length is not None
-    encoded = encode(TEXTS, second, restored.tokenizer, section.sequence_length, source="probe")
-    rows = RowSet(encoded, None, restored.tokenizer.special.pad, types=model.encoder.reads_types)
+    encoded = encode_texts(TEXTS, second, restored.tokenizer, section.sequence_length, source="probe")
+    rows = TextRows(encoded, None, restored.tokenizer.special.pad, types=model.reads_types)
     worst = 0.0
     for chosen in (encoded.seconds.argsort(), encoded.seconds.argsort()[:1]):
-        batch = rows.batch(chosen)
-        segments = {} if batch.types is None else {"token_type_ids": batch.types}
-        mask = (batch.tokens != restored.tokenizer.special.pad).long()
-        theirs = loaded(input_ids=batch.tokens, attention_mask=mask, **segments).logits
-        ours = scale * model(batch.tokens, batch.types, batch.padded)
+        inputs = rows.batch(chosen).inputs
+        segments = {} if inputs.types is None else {"token_type_ids": inputs.types}
+        mask = (inputs.tokens != restored.tokenizer.special.pad).long()
+        theirs = loaded(input_ids=inputs.tokens, attention_mask=mask, **segments).logits
+        ours = scale * model(*inputs)
         worst = max(worst, require_close(f"{family.architecture}, logits", ours, theirs))
     check_with_transformers(folder, TEXTS)
     return worst
 
 
-def _card(restored: Restored, about: About) -> str:
-    task, run = restored.task, restored.checkpoint.resolve().parent.parent
+def _card(restored: GlueClassifier, about: About) -> str:
+    task, run = restored.job.data.glue_task, restored.checkpoint.resolve().parent.parent
     step = read_metadata(restored.checkpoint).progress.step
     metrics = {name: value for name, value in final_metrics(run, step).items() if name.startswith("validation/")}
     meaning = "The logit is a similarity from 0 to 5." if task.regression else f"Classes: {', '.join(task.names)}."

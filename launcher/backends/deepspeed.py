@@ -46,11 +46,11 @@ def plan(launch: Launch) -> Plan:
         )
     hosts = read_hostfile(options.hostfile)
     inherited = environment.inherited()
-    travels = environment.travelling(inherited, (Path.home(), Path()))
+    forwarded = environment.forwarded_to_hosts(inherited, (Path.home(), Path()))
     unquoted = {
         "working folder": str(Path.cwd()),
         "Python": sys.executable,
-        "PYTHONPATH": travels.get("PYTHONPATH", "/"),
+        "PYTHONPATH": forwarded.get("PYTHONPATH", "/"),
     }
     for what, text in unquoted.items():
         if not _PLAIN.fullmatch(text):
@@ -67,20 +67,20 @@ def plan(launch: Launch) -> Plan:
     )
     ssh = f"{inherited.get('PDSH_SSH_ARGS_APPEND', '')} {_SSH_OPTIONS}".strip()  # ssh takes the first: the user's wins
     # The file comes last in DeepSpeed, which else puts the working folder first: modules there must not be the job's.
-    sent = {"PYTHONPATH": "", **travels, **environment.SAFE_PATH}
+    sent = {"PYTHONPATH": "", **forwarded, **environment.SAFE_PATH}
     lines = [f"{name}={value.replace('%', '%%')}" for name, value in sent.items()]
     return Plan(
         "deepspeed",
         hosts,
         (Command(argv, {"DS_ENV_FILE": str(env_file), "PDSH_SSH_ARGS_APPEND": ssh}),),
-        files={env_file: "".join(f"{line}\n" for line in lines)},
-        travels=travels,
+        files={**launch.files, env_file: "".join(f"{line}\n" for line in lines)},
+        forwarded_env=forwarded,
         master_port=port,
-        obstacle=_obstacle(),
+        blocked_reason=_blocked_reason(),
     )
 
 
-def _obstacle() -> str:
+def _blocked_reason() -> str:
     if not _DEEPSPEED.is_file():
         return f"there is no {_DEEPSPEED}; install deepspeed into this Python environment"
     if shutil.which("pdsh") is None:
@@ -94,7 +94,7 @@ def start(launch: Launch, plan: Plan) -> End:
     inherited = {
         name: value
         for name, value in environment.inherited().items()
-        if name in plan.travels or not name.startswith(_SENT_BY_DEEPSPEED)
+        if name in plan.forwarded_env or not name.startswith(_SENT_BY_DEEPSPEED)
     }
     ssh = command.env["PDSH_SSH_ARGS_APPEND"]
 

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 
-from launcher import environment, runfolder
+from launcher import environment
 from launcher.backends import processes
 from launcher.backends.activity import Activity
 from launcher.hostfile import Host, is_this_host, read_hostfile
 from launcher.plan import Command, End, Launch, Plan
 from pretrain.base.errors import ConfigError
+from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def plan(launch: Launch) -> Plan:
         )
         for rank in range(ranks)
     )
-    return Plan("local", (Host("localhost", ranks),), commands, master_port=port)
+    return Plan("local", (Host("localhost", ranks),), commands, launch.files, master_port=port)
 
 
 def start(launch: Launch, plan: Plan) -> End:
@@ -116,26 +117,26 @@ class _Job:
 
     def _as_wanted(self, code: int) -> bool:
         """Done, stopped, or asked to stop before it could hear it: a rank that still imports dies of the signal."""
-        return code in (runfolder.DONE, runfolder.STOPPED) or (self._asked is not None and code == -self._asked)
+        return code in (DONE, STOPPED) or (self._asked is not None and code == -self._asked)
 
     def _end_by(self, index: int) -> End:
         code = self._ranks[index].returncode
         reason = f"rank {index} {_cause(code)}"
-        if code == runfolder.BAD_INPUT:  # all ranks find it, and one of them is about to say it
+        if code == BAD_INPUT:  # all ranks find it, and one of them is about to say it
             self._wait(_HEARING)
         else:
             log.error("%s; stopping the other ranks", reason)
         for rank in self._ranks:
             processes.send(rank, signal.SIGTERM)
         self._wait(self._grace)
-        return End(runfolder.BAD_INPUT if code == runfolder.BAD_INPUT else runfolder.FAILED, reason)
+        return End(BAD_INPUT if code == BAD_INPUT else FAILED, reason)
 
     def _unanswered(self) -> End:
         assert self._asked is not None
         left = ", ".join(str(index) for index, rank in enumerate(self._ranks) if not processes.ended(rank))
         reason = f"no answer to {self._asked.name} for {self._patience:g} s from rank {left}; killed"
         log.error("%s", reason)
-        return End(runfolder.FAILED, reason)
+        return End(FAILED, reason)
 
     def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -143,12 +144,12 @@ class _Job:
             time.sleep(_POLL)
 
     def _joint_end(self) -> End:
-        codes = [runfolder.STOPPED if rank.returncode < 0 else rank.returncode for rank in self._ranks]
+        codes = [STOPPED if rank.returncode < 0 else rank.returncode for rank in self._ranks]
         if len(set(codes)) == 1:
             early = f"{self._asked.name} received before the first step" if self._asked else ""
-            return End(codes[0], early if codes[0] == runfolder.STOPPED else "")
+            return End(codes[0], early if codes[0] == STOPPED else "")
         log.error("the ranks disagree on how the job ended: exit codes %s", codes)
-        return End(runfolder.FAILED, f"the ranks disagree on how the job ended: exit codes {codes}")
+        return End(FAILED, f"the ranks disagree on how the job ended: exit codes {codes}")
 
 
 def _cause(code: int) -> str:

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher import environment, raycluster, runfolder
+from launcher import environment, raycluster
 from launcher.backends import processes
 from launcher.hostfile import Host
 from launcher.plan import Command, End, Launch, Plan
 from pretrain.base.errors import ConfigError
+from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED
 
 log = logging.getLogger(__name__)
 
@@ -79,15 +80,15 @@ class Rank:
             processes.send(self._process, signal.Signals(number))
 
 
-class Ranks:
+class RankGroup:
     """The ranks of a job: ``Rank`` objects of this process, and handles of Ray actors that are one."""
 
     def __init__(self, ranks: Sequence[Any]) -> None:
         self._ranks = list(ranks)
         self._failed: tuple[int, float] | None = None
 
-    def start(self, argv: Sequence[str], cwd: Path, output: Path | None, travelling: Mapping[str, str]) -> None:
-        """Start all ranks with what travels to them and the variables that ``torch.distributed`` reads."""
+    def start(self, argv: Sequence[str], cwd: Path, output: Path | None, forwarded: Mapping[str, str]) -> None:
+        """Start all ranks with the forwarded environment and the variables that ``torch.distributed`` reads."""
         self._failed = None
         places: list[Place] = self._all("place")
         ranks_on = Counter(place.node for place in places)
@@ -95,7 +96,7 @@ class Ranks:
         for rank, (handle, place) in enumerate(zip(self._ranks, places, strict=True)):
             gpus = [gpu for other in places if other.node == place.node for gpu in other.gpus]
             env = {
-                **travelling,
+                **forwarded,
                 "RANK": str(rank),
                 "WORLD_SIZE": str(len(places)),
                 "LOCAL_RANK": str(seen[place.node]),
@@ -115,7 +116,7 @@ class Ranks:
         The other ranks of one that failed would wait for it in a collective: they get SIGTERM, and SIGKILL later.
         """
         codes = self._all("poll")
-        bad = [code for code in codes if code not in (None, runfolder.DONE, runfolder.STOPPED)]
+        bad = [code for code in codes if code not in (None, DONE, STOPPED)]
         if bad and self._failed is None:
             self._failed = (bad[0], time.monotonic() + _GRACE)
             self.send(signal.SIGTERM)
@@ -124,8 +125,8 @@ class Ranks:
                 self.send(signal.SIGKILL)
             return None
         if self._failed:
-            return runfolder.BAD_INPUT if self._failed[0] == runfolder.BAD_INPUT else runfolder.FAILED
-        return int(codes[0]) if len(set(codes)) == 1 else runfolder.FAILED
+            return BAD_INPUT if self._failed[0] == BAD_INPUT else FAILED
+        return int(codes[0]) if len(set(codes)) == 1 else FAILED
 
     def send(self, number: signal.Signals) -> None:
         """Signal all ranks."""
@@ -171,6 +172,7 @@ def plan(launch: Launch) -> Plan:
         "ray",
         (Host(f"Ray cluster at {address}" if address else "a Ray cluster of its own", ranks),),
         (command,) * ranks,
+        launch.files,
     )
 
 
@@ -185,15 +187,15 @@ def start(launch: Launch, plan: Plan) -> End:
         group = ray.util.placement_group([need] * plan.world)
         log.info("waiting for room on the cluster")
         ray.get(group.ready())
-        ranks = Ranks(remote_ranks(group, range(plan.world), need))
+        ranks = RankGroup(remote_ranks(group, range(plan.world), need))
         with processes.stop_signals(ranks.send, lambda: ranks.send(signal.SIGKILL)):
-            ranks.start(plan.commands[0].argv, Path.cwd(), None, raycluster.travelling(address))
+            ranks.start(plan.commands[0].argv, Path.cwd(), None, raycluster.rank_environment(address))
             try:
                 while (code := ranks.poll()) is None:
                     time.sleep(_POLL)
             except ray.exceptions.RayActorError as error:
                 log.error("a node of the job was lost: %s", " ".join(str(error).split())[:200])
-                code = runfolder.FAILED
+                code = FAILED
     return End(code)
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from launcher import runfolder
 from launcher.backends import processes
 from launcher.plan import Command, End
-from launcher.runfolder import StatusWatch
+from launcher.watch import StatusWatch
+from pretrain.engine.run_folder import FAILED
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,6 @@ def run_launcher(
         if code < 0 and signal_ranks:  # the launcher itself was killed: its ranks would run on unseen
             signal_ranks(signal.SIGKILL)
     result, name = watch.exit_code(code), Path(command.argv[0]).name
-    if code == 0 and result == runfolder.FAILED:
+    if code == 0 and result == FAILED:
         log.error("%s ended with 0, but the job did not end (state: %s)", name, watch.state())
     return End(result, f"{name} ended with {code} before the job said how it ended")

@@ -1,7 +1,7 @@
 """A Slurm batch script: one task a rank, saved before the time limit, queued again until the job is done.
 
 ``sbatch`` would hand the whole environment to the job, and Slurm keeps it on its controller. Here the job gets what
-travels (``launcher.environment``) and what a login shell sets on the node.
+is forwarded (``launcher.environment``) and what a login shell sets on the node.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from launcher import environment
 from launcher.cluster import SlurmCluster, load_cluster
 from launcher.hostfile import Host
 from launcher.plan import Command, End, Launch, Plan
-from launcher.runfolder import DONE, FAILED
 from pretrain.base.errors import ConfigError
 from pretrain.base.files import require_own_folder
+from pretrain.engine.run_folder import CONFIG, DONE, FAILED
 
 # %j is the job id. srun --wait bounds how long ranks outlive the first one that ends; without --export=ALL it would
 # hand on only what sbatch was told to. A login shell knows `module`, which else is a function of the environment;
@@ -75,8 +75,10 @@ def plan(launch: Launch) -> Plan:
         "slurm",
         hosts,
         (Command(("sbatch", f"--export={','.join(_exported())}", str(script))),),
-        files={script: render(launch, cluster)},
-        obstacle="" if shutil.which("sbatch") else "there is no sbatch here; run this on a login node of the cluster",
+        files={**launch.files, script: render(launch, cluster)},
+        blocked_reason=""
+        if shutil.which("sbatch")
+        else "there is no sbatch here; run this on a login node of the cluster",
     )
 
 
@@ -92,13 +94,13 @@ def start(launch: Launch, plan: Plan) -> End:
 def _exported() -> list[str]:
     """The names of the variables that the job gets from here."""
     inherited = environment.inherited()
-    return sorted({*environment.portable(inherited), *(name for name in _SITE if name in inherited)})
+    return sorted({*environment.forwarded_env(inherited), *(name for name in _SITE if name in inherited)})
 
 
 def render(launch: Launch, cluster: SlurmCluster) -> str:
     """The batch script of a job on a cluster."""
     run_dir = launch.run_dir.resolve()
-    config = run_dir / "config.yaml"
+    config = run_dir / CONFIG
     python = shlex.quote(sys.executable)
     after = f'{python} -m launcher.requeue {shlex.quote(str(run_dir))} "$code"'
     # A job that stopped at schedule.stop_after has done what it was asked to.

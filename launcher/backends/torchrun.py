@@ -33,6 +33,8 @@ def plan(launch: Launch) -> Plan:
     if len({host.slots for host in hosts}) > 1:
         raise ConfigError(f"torchrun needs the same slots on every host of {options.hostfile}")
     port = options.master_port or _DEFAULT_PORT
+    by_hand = len(hosts) > 1
+    arguments = launch.unmerged if by_hand and launch.unmerged else launch.arguments
     commands = tuple(
         Command(
             (
@@ -43,17 +45,18 @@ def plan(launch: Launch) -> Plan:
                 *("--master-addr", options.master_addr or (hosts[0].name if len(hosts) > 1 else "127.0.0.1")),
                 *("--master-port", str(port)),
                 *("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"),
-                *("-m", launch.module, *launch.arguments),
+                *("-m", launch.module, *arguments),
             ),
             environment.SAFE_PATH,
             host=host.name if len(hosts) > 1 else None,
         )
         for index, host in enumerate(hosts)
     )
-    return Plan("torchrun", hosts, commands, master_port=port, obstacle=_obstacle(hosts))
+    files = {} if by_hand else launch.files
+    return Plan("torchrun", hosts, commands, files, master_port=port, blocked_reason=_blocked_reason(hosts))
 
 
-def _obstacle(hosts: tuple[Host, ...]) -> str:
+def _blocked_reason(hosts: tuple[Host, ...]) -> str:
     if len(hosts) > 1:
         return (
             "torchrun starts processes on its own host only: run the commands that --dry-run shows on each host, "

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from launcher.commands import options as o
-from pretrain.base.errors import CheckpointError, ConfigError
-
-if TYPE_CHECKING:
-    from pretrain.convert.about import About
+from pretrain.base.errors import ConfigError
 
 
 def register(app: typer.Typer) -> None:
@@ -31,11 +28,12 @@ def convert(
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder to write.")],
-    to: Annotated[str | None, typer.Option(help="hf, sentence-transformers or onnx.")] = None,
+    to: Annotated[str | None, typer.Option(help="hf, sentence-transformers or onnx, by task.")] = None,
     from_: Annotated[str | None, typer.Option("--from", help="hf: make a run of a Hugging Face model.")] = None,
     pooling: Annotated[
         str | None, typer.Option(help="mean (the default), cls or head (the aggregation head); not for hf.")
     ] = None,
+    option: o.OwnOptions = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older export in OUT.")] = False,
     license: Annotated[str | None, typer.Option(help="For the model card: apache-2.0, mit, ...")] = None,
     language: Annotated[
@@ -49,44 +47,26 @@ def convert(
 ) -> None:
     """Write a checkpoint as a Hugging Face, sentence-transformers or ONNX folder, or the other way round."""
     o.quiet(context)
-    card = {"--license": license, "--language": language, "--base-model": base_model, "--push": push}
-    foreign = [name for name, value in card.items() if value]
-    if from_ is not None and foreign:
-        raise ConfigError(f"{foreign[0]} has no meaning with --from")
+    of_exports = {"--license": license, "--language": language, "--base-model": base_model, "--push": push}
+    given = [name for name, value in of_exports.items() if value]
+    if from_ is not None and given:
+        raise ConfigError(f"{given[0]} has no meaning with --from")
     if public and push is None:
         raise ConfigError("--public has no meaning without --push")
     from pretrain.convert.about import About
+    from pretrain.convert.dispatch import convert as write
     from pretrain.convert.push import check_push
     from pretrain.convert.push import push as upload
 
     if push is not None:
         check_push(push)
     about = About(license, tuple(language or ()), base_model, push or "PATH")
-    typer.echo(_write(source, out, to, from_, pooling, overwrite, about))
+    written = write(
+        source, out, to=to, from_=from_, overwrite=overwrite, about=about, assignments=option or (), pooling=pooling
+    )
+    typer.echo(written)
     if push is not None:
         typer.echo(upload(out, push, private=not public))
-
-
-def _write(
-    source: Path, out: Path, to: str | None, from_: str | None, pooling: str | None, overwrite: bool, about: About
-) -> Path:
-    """By the task of the checkpoint, as its manifest says: ``config.yaml`` is read once the files are verified."""
-    from pretrain.convert.commands import TARGETS
-    from pretrain.convert.commands import convert as write
-
-    if to in TARGETS and from_ is None:
-        from pretrain.engine.checkpoint import find_best, read_manifest
-
-        task = read_manifest(find_best(source)).task
-        if task == "glue":
-            from finetune.glue.export import export
-
-            if to != "hf" or pooling is not None:
-                raise ConfigError("a fine-tuned checkpoint can be written as hf alone, without --pooling")
-            return export(source, out, overwrite=overwrite, about=about)
-        if task != "capt_language":
-            raise CheckpointError(f"{source}: a checkpoint of task {task}; there is no export of it")
-    return write(source, out, to=to, from_=from_, pooling=pooling, overwrite=overwrite, about=about)
 
 
 def neighbors(
@@ -102,7 +82,7 @@ def neighbors(
     queries: Annotated[list[str], typer.Argument(metavar="QUERY...", help="Sentences to find neighbours of.")],
     run: Annotated[Path | None, typer.Option(help="Search in the training text of this run.")] = None,
     text: Annotated[list[Path] | None, typer.Option(help="Search in this file (may stand several times).")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Neighbours a query.")] = 3,
+    top: Annotated[int, typer.Option(min=1, help="Neighbours of each query.")] = 3,
     lines: Annotated[int, typer.Option("--lines", "--limit", min=1, help="How many lines to search, at most.")] = 2000,
     json: o.Json = False,
 ) -> None:
@@ -110,15 +90,15 @@ def neighbors(
     o.quiet(context)
     from dataclasses import asdict
 
-    from pretrain.language.neighbors import neighbors as find
+    from pretrain.language.neighbors import neighbors as find_neighbors
 
-    found = find(model, queries, run=run, text=text or (), top=top, limit=lines)
+    results = find_neighbors(model, queries, run=run, text=text or (), top=top, limit=lines)
     if json:
         o.echo_json(
-            [{"query": query, "found": [asdict(n) for n in near]} for query, near in zip(queries, found, strict=True)]
+            [{"query": query, "found": [asdict(n) for n in near]} for query, near in zip(queries, results, strict=True)]
         )
         return
-    for query, near in zip(queries, found, strict=True):
+    for query, near in zip(queries, results, strict=True):
         typer.echo(query)
         for neighbor in near:
             typer.echo(f"  {neighbor.similarity:.3f}  {neighbor.text}")

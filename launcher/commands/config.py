@@ -1,4 +1,4 @@
-"""``capt config``: look at jobs without running them."""
+"""``capt config``: show, check and compare jobs without running them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ def validate(
     """Check a job and that its inputs are there; the first thing wrong is one line, and the exit code is 2."""
     from pretrain.config.load import load_job
     from pretrain.engine.engines.deepspeed_config import deepspeed_config
+    from pretrain.registry import check_callbacks
 
     job = load_job(config, overrides or [])
     deepspeed_config(job, nproc or 1)
+    check_callbacks(job.run.callbacks)
     inputs = job.check_inputs()
     if json:
         o.echo_json({"config": config, "task": job.task.type, "inputs": inputs, "valid": True})

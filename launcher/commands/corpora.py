@@ -12,7 +12,7 @@ import typer
 from launcher.commands import options as o
 
 if TYPE_CHECKING:
-    from pretrain.data.summary import Summary
+    from pretrain.data.summary import ShardSummary
     from pretrain.language.config import LanguageJob
 
 tokenizer_app = typer.Typer(help="Train, use and export tokenizers.", rich_markup_mode=None)
@@ -72,7 +72,7 @@ def encode(
     pieces: Annotated[bool, typer.Option("--pieces", help="Print the pieces instead of their ids.")] = False,
 ) -> None:
     """Print the ids of each line of text, without special tokens around it."""
-    from pretrain.base.text_files import read_lines
+    from pretrain.base.text_lines import read_lines
     from tokenizer.encode import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
@@ -96,7 +96,7 @@ def export(
     ] = False,
 ) -> None:
     """Write a SentencePiece model as tokenizer.json, or refuse when any line would get other ids."""
-    from pretrain.base.text_files import read_lines
+    from pretrain.base.text_lines import read_lines
     from tokenizer.export import export as export_tokenizer
 
     lines = export_tokenizer(
@@ -127,10 +127,10 @@ def prepare(
         folder = tokenizer_folder(job, progress)
         loaded = load_tokenizer(folder)
         if out is None:
-            found = [prepare_cached(job.data, loaded, split, progress) for split in ("train", "validation")]
+            sets = [prepare_cached(job.data, loaded, split, progress) for split in ("train", "validation")]
         else:
-            found = list(prepare_folder(job.data, loaded, out, progress).values())
-    for shards in found:
+            sets = list(prepare_folder(job.data, loaded, out, progress).values())
+    for shards in sets:
         if shards is not None:
             typer.echo(f"{shards.folder}: {shards.documents} documents, {shards.tokens} tokens")
     place = f"data.shards={out} " if out else ""
@@ -165,7 +165,7 @@ def inspect(
         _show(summary, sequence_length)
 
 
-def _show(summary: Summary, sequence_length: int) -> None:
+def _show(summary: ShardSummary, sequence_length: int) -> None:
     typer.echo(f"{summary.documents} documents, {summary.tokens} tokens")
     typer.echo(f"a document has {summary.shortest} to {summary.longest} tokens, {summary.mean:.1f} on average:")
     for lower, count in summary.histogram.items():

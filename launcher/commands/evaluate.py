@@ -1,16 +1,14 @@
-"""``capt evaluate``: hands a checkpoint to what its task has for the purpose."""
+"""``capt evaluate``: hands a checkpoint to the ``evaluate`` module of its task."""
 
 from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated
 
 import typer
 
 from launcher.commands import options as o
-from pretrain.base.errors import CheckpointError, ConfigError
 
 
 def register(app: typer.Typer) -> None:
@@ -32,41 +30,42 @@ def evaluate(
     ],
     text: Annotated[list[Path] | None, typer.Option(help="Held-out text (may stand several times).")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Of a fine-tuned or latent checkpoint: its data folder, else as trained.")
+        Path | None, typer.Option(help="The data folder of a fine-tuned or latent checkpoint, if it has moved.")
     ] = None,
     sts: Annotated[Path | None, typer.Option(help="A folder with STS sets.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file to write the result to as well.")] = None,
     pooler: Annotated[
-        list[str] | None, typer.Option(help="cls, mean, head (may stand several times); else all.")
+        list[str] | None, typer.Option(help="cls, mean or head (may stand several times); default all.")
     ] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Windows of each text, at most; else 512.")] = None,
-    length: Annotated[int | None, typer.Option(min=8, help="Tokens of a window; else as trained.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Windows or sentences a forward pass; else 32.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Most windows of each text; default 512.")] = None,
+    length: Annotated[int | None, typer.Option(min=8, help="Tokens of a window; default as in training.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Windows or sentences per forward pass; default 32.")] = None,
     split: Annotated[
-        str | None, typer.Option(help="Of a latent checkpoint: train, validation or test; else test.")
+        str | None, typer.Option(help="The split for a latent checkpoint: train, validation or test (default).")
     ] = None,
     draws: Annotated[
-        int | None, typer.Option(min=1, help="Of a latent checkpoint: draws of each posterior; else 128.")
+        int | None, typer.Option(min=1, help="Draws from each posterior of a latent checkpoint; default 128.")
     ] = None,
     weighted: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Of a latent checkpoint: draws for the importance-weighted likelihood, 0 = none; else 500."
+            min=0, help="Draws for the importance-weighted likelihood of a latent checkpoint; default 500, 0 = none."
         ),
     ] = None,
     weighted_sentences: Annotated[
         int | None,
-        typer.Option(min=1, help="Sentences for that likelihood, at most; else all."),
+        typer.Option(min=1, help="Most sentences for that likelihood; default all."),
     ] = None,
     generated: Annotated[
         str | None,
         typer.Option(
-            help="Forward and reverse PPL of generated text: builtin, kenlm or none; else builtin for the test text.",
+            help="Forward and reverse PPL of generated text: builtin (default for the test text), kenlm or none.",
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Of the choice of windows and of the corruption; else 1.")
+        int | None, typer.Option(min=0, help="Seed for the choice of windows and the corruption; default 1.")
     ] = None,
+    option: o.OwnOptions = None,
     json: o.Json = False,
 ) -> None:
     """Measure a checkpoint: an encoder on text and similarity, a fine-tuned one on its dev set, a latent model.
@@ -81,18 +80,15 @@ def evaluate(
     }  # fmt: skip
     from launcher.progress import progress_bar
     from pretrain.models.hub import local_folder
+    from pretrain.verbs import accepted_options, verb_module
 
     checkpoint = local_folder(checkpoint)
     task = _task_of(checkpoint)
-    module = _evaluation(task, checkpoint)
-    known = inspect.signature(module.command).parameters
-    chosen = {name: value for name, value in given.items() if value is not None}
-    for name in chosen:
-        if name not in known:
-            raise ConfigError(f"--{name.replace('_', '-')} has no meaning for a checkpoint of task {task}")
+    module = verb_module(checkpoint, task, "evaluate")
+    chosen = accepted_options(module.command, task, given, option or ())
     with progress_bar("measuring") as progress:
-        if "progress" in known:
-            chosen["progress"] = progress  # type: ignore[assignment]
+        if "progress" in inspect.signature(module.command).parameters:
+            chosen["progress"] = progress
         result = module.command(checkpoint, **chosen)
     if json:
         o.echo_json(result)
@@ -101,20 +97,8 @@ def evaluate(
 
 
 def _task_of(path: Path) -> str:
-    """The task of a checkpoint or run, by the manifest: ``config.yaml`` is read once the files are verified."""
-    from pretrain.engine.checkpoint import find_best, read_manifest
-    from pretrain.language.from_hf import is_hf
+    from pretrain.models.hf_folder import is_hf
+    from pretrain.registry import FOREIGN_TASK
+    from pretrain.verbs import task_of
 
-    return "capt_language" if is_hf(path) else str(read_manifest(find_best(path)).task)
-
-
-def _evaluation(task: str, checkpoint: Path) -> ModuleType:
-    from pretrain.registry import task_module
-
-    try:
-        module = task_module(task, "evaluate")
-    except ConfigError as error:
-        raise CheckpointError(f"{checkpoint}: {error}") from None
-    if module is None:
-        raise CheckpointError(f"{checkpoint}: a checkpoint of task {task}, for which there is no evaluation")
-    return module
+    return FOREIGN_TASK if is_hf(path) else task_of(path)

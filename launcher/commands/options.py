@@ -15,10 +15,15 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c ...]", he
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+OwnOptions = Annotated[
+    list[str] | None,
+    typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option of the checkpoint's task (several times)."),
+]
+
 Nproc = Annotated[
     int | None,
     typer.Option(
-        min=1, max=512, help="Processes on this host (default: one a GPU, else one; of capt resume: as before)."
+        min=1, max=512, help="Processes on this host (default: one for each GPU, or one; capt resume: as before)."
     ),
 ]
 Hostfile = Annotated[Path | None, typer.Option(help="Lines 'host slots=N': run on these hosts over ssh.")]

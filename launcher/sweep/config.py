@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, PositiveFloat, ValidationError, field_validator, model_validator
 
 from pretrain.base.errors import ConfigError
 from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from pretrain.config.load import explain, load_mapping, resolve_path
+from pretrain.config.writer import to_yaml
 
 Value = bool | int | float | str | None | list[Any]
 Amount = Annotated[float, Field(gt=0, le=1e6)]
@@ -191,8 +191,7 @@ class Sweep(Section):
 
     def to_yaml(self) -> str:
         """The sweep as a file that ``load_sweep`` reads."""
-        values = self.model_dump(mode="json", exclude_unset=True)
-        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        return to_yaml(self.model_dump(mode="json", exclude_unset=True))
 
 
 def load_sweep(config: str, overrides: Sequence[str] = ()) -> Sweep:

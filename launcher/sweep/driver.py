@@ -11,16 +11,16 @@ from typing import Any
 from ray import tune
 from ray.tune import PlacementGroupFactory
 
-from launcher.sweep.records import TrialLog
-from launcher.sweep.table import Table
-from launcher.sweep.trial import SweepTrial, point_of
-from launcher.sweep.trials import Plan
+from launcher.sweep.table import ProgressTable
+from launcher.sweep.trial import SweepTrial, spec_of
+from launcher.sweep.trial_log import TrialLog
+from launcher.sweep.trials import SweepPlan
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Group:
+class TrialGroup:
     """Trials that are given to Tune together: listed ones, or as many as ``number`` that a searcher draws."""
 
     searcher: Any
@@ -34,9 +34,15 @@ class Driver(tune.Callback, tune.Stopper):
     """Tune's callback and stopper in one: what happened to trials, and whether the sweep goes on."""
 
     def __init__(
-        self, plan: Plan, book: TrialLog, need: Mapping[str, float], table: Table, concurrent: int | None
+        self,
+        plan: SweepPlan,
+        trial_log: TrialLog,
+        need: Mapping[str, float],
+        table: ProgressTable,
+        concurrent: int | None,
     ) -> None:
-        self._plan, self._book, self._need, self._table, self._concurrent = plan, book, need, table, concurrent
+        self._plan, self._trial_log, self._table = plan, trial_log, table
+        self._need, self._concurrent = need, concurrent
         self.stopping = False
         self.fatal = ""
         """Why no trial can be ranked."""
@@ -46,7 +52,7 @@ class Driver(tune.Callback, tune.Stopper):
         self.stopping = True
         self._plan.stop_file.touch()
 
-    def run(self, group: Group) -> None:
+    def run(self, group: TrialGroup) -> None:
         """Run a group to its end, or until the sweep stops."""
         if not group.number:
             return
@@ -87,30 +93,30 @@ class Driver(tune.Callback, tune.Stopper):
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Show it."""
-        self._table.running(point_of(trial.config))
+        self._table.running(spec_of(trial.config))
 
     def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Mapping[str, Any], **info: Any) -> None:
         """Show it; a metric that no trial will report ends the sweep."""
-        point = point_of(trial.config)
+        spec = spec_of(trial.config)
         if result.get("ended") == "unreported":
             names = ", ".join(result["reported"])
-            metric = self._plan.studies[point.study].metric
-            self.fatal = f"studies.{point.study}.metric: validation reports no {metric!r}; it reports {names}"
+            metric = self._plan.studies[spec.study].metric
+            self.fatal = f"studies.{spec.study}.metric: validation reports no {metric!r}; it reports {names}"
             self._plan.stop_file.touch()
         elif "value" in result:
-            self._table.validated(point, result["step"], result["value"], result["best"])
+            self._table.validated(spec, result["step"], result["value"], result["best"])
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Record it: what the scheduler ended before its own end is pruned."""
-        point = point_of(trial.config)
+        spec = spec_of(trial.config)
         ended = trial.last_result.get("ended")
-        if ended in ("stopped", "unreported") or self._book.finished(point):
-            self._table.gone(point)
+        if ended in ("stopped", "unreported") or self._trial_log.finished(spec):
+            self._table.gone(spec)
             return
-        self._table.ended(point, self._book.add(point, ended or "pruned", trial.last_result.get("error", "")))
+        self._table.ended(spec, self._trial_log.add(spec, ended or "pruned", trial.last_result.get("error", "")))
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Record a trial that Ray lost or that broke outside its ranks."""
-        point = point_of(trial.config)
+        spec = spec_of(trial.config)
         said = [line for line in str(trial.get_error() or "the trial's process was lost").splitlines() if line.strip()]
-        self._table.ended(point, self._book.add(point, "failed", said[-1].strip()[:400]))
+        self._table.ended(spec, self._trial_log.add(spec, "failed", said[-1].strip()[:400]))

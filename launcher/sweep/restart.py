@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from launcher.sweep import records
+from launcher.sweep.trial_log import remove_checkpoints
 from pretrain.base.errors import ConfigError
 from pretrain.engine.metrics_file import METRICS, drop_rows_after
 from pretrain.engine.run_folder import read_status
@@ -27,7 +27,7 @@ def is_complete(path: Path) -> bool:
     return (path / "manifest.json").is_file()
 
 
-def prepare(run_dir: Path, source: Mapping[str, Any] | None) -> tuple[tuple[str, ...], int]:
+def prepare_restart(run_dir: Path, source: Mapping[str, Any] | None) -> tuple[tuple[str, ...], int]:
     """Make a run folder ready to start.
 
     Args:
@@ -67,7 +67,7 @@ def _adopt(run_dir: Path, source: Path, step: int) -> None:
     """Make ``source`` the newest checkpoint of the run."""
     own = checkpoint(run_dir, step)
     later = [s for s in _steps(run_dir) if s > step or (s == step and own != source)]
-    records.remove_checkpoints(run_dir, [checkpoint(run_dir, s).name for s in later])
+    remove_checkpoints(run_dir, [checkpoint(run_dir, s).name for s in later])
     for link in ("latest", "best"):
         path = run_dir / "checkpoints" / link
         if path.is_symlink() and not path.exists():

@@ -12,15 +12,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from launcher import raycluster, runfolder
+from launcher import raycluster
 from launcher.backends import processes
-from launcher.sweep.bases import keep_bases
+from launcher.sweep.base_jobs import check_base_jobs
 from launcher.sweep.config import Sweep, load_sweep
-from launcher.sweep.records import TrialLog, TrialState
-from launcher.sweep.trials import Plan, Point, check, check_inputs, make_plan
+from launcher.sweep.trial_log import TrialLog
+from launcher.sweep.trial_state import TrialState, started_trials
+from launcher.sweep.trials import SweepPlan, TrialSpec, check_inputs, check_jobs, make_plan
 from pretrain.base.errors import ConfigError, counted
-from pretrain.base.files import require_own_folder
-from pretrain.engine.run_folder import OWN_FOLDERS
+from pretrain.base.files import require_own_folder, write_text
+from pretrain.base.locks import file_lock
+from pretrain.engine.run_folder import DONE, FAILED, OWN_FOLDERS, STOPPED
 from pretrain.report.trials_file import TRIALS
 
 log = logging.getLogger(__name__)
@@ -49,12 +51,12 @@ def run_sweep(
     """
     address = raycluster.chosen_address(address)
     sweep = load_sweep(config, overrides)
-    plan = make_plan(sweep, module, raycluster.travelling(address))
-    points = check(sweep, plan)
-    check_inputs(plan, points)
+    plan = make_plan(sweep, module, raycluster.rank_environment(address))
+    specs = check_jobs(sweep, plan)
+    check_inputs(plan, specs)
     if show is not None:
-        show(describe(sweep, plan, points))
-        return runfolder.DONE
+        show(describe_sweep(sweep, plan, specs))
+        return DONE
     if address is None:
         raycluster.check_here(
             _need(sweep, None),
@@ -62,67 +64,71 @@ def run_sweep(
             "lower trial.workers, trial.cpus or trial.gpus, or join a cluster with --address",
         )
     else:
-        raycluster.check_address(address)
-    with _taken(plan.folder, resume):
+        raycluster.check_reachable(address)
+    with _locked_folder(plan.folder, resume):
         _refuse_links(plan.folder)
-        keep_bases(plan)
-        book = TrialLog(plan, sweep.keep_checkpoints)
+        check_base_jobs(plan)
+        trial_log = TrialLog(plan, sweep.keep_checkpoints)
         with raycluster.cluster(address):
             need = _need(sweep, address)
             raycluster.check_cluster(need, sweep.trial.workers)
-            runfolder.write_private(plan.folder / "sweep.yaml", sweep.to_yaml())
-            return _run(sweep, plan, points, book, need)
+            write_text(plan.folder / "sweep.yaml", sweep.to_yaml(), private=True)
+            return _run(sweep, plan, specs, trial_log, need)
 
 
-def describe(sweep: Sweep, plan: Plan, points: Mapping[str, Sequence[Point]]) -> str:
+def describe_sweep(sweep: Sweep, plan: SweepPlan, specs: Mapping[str, Sequence[TrialSpec]]) -> str:
     """The text of ``--dry-run``: the sweep with its defaults, and its trials."""
     blocks = [sweep.to_yaml().rstrip()]
-    for study, found in points.items():
+    for study, found in specs.items():
         note = " (Optuna draws its own; these are examples)" if sweep.search.type == "optuna" else ""
         lines = [f"# study {study}: {counted(len(found), 'trial')} of {sweep.studies[study].base}{note}"]
-        lines += [f"{plan.run_dir(point)}  {point.text}" for point in found]
+        lines += [f"{plan.run_dir(spec)}  {spec.text}" for spec in found]
         blocks.append("\n".join(lines))
     trial = sweep.trial
-    total = sum(map(len, points.values()))
+    total = sum(map(len, specs.values()))
     each = f"{counted(trial.workers, 'rank')} with {trial.cpus:g} core{'' if trial.cpus == 1 else 's'} each"
     blocks.append(f"# {counted(total, 'trial')} of {each}, in {plan.folder}")
     return "\n\n".join(blocks)
 
 
 def _run(
-    sweep: Sweep, plan: Plan, points: Mapping[str, Sequence[Point]], book: TrialLog, need: Mapping[str, float]
+    sweep: Sweep,
+    plan: SweepPlan,
+    specs: Mapping[str, Sequence[TrialSpec]],
+    trial_log: TrialLog,
+    need: Mapping[str, float],
 ) -> int:
-    from launcher.sweep.driver import Driver, Group
-    from launcher.sweep.table import Table
+    from launcher.sweep.driver import Driver, TrialGroup
+    from launcher.sweep.table import ProgressTable
 
     plan.stop_file.unlink(missing_ok=True)
-    total = sum(map(len, points.values()))
-    known = [point for study in points for point in _known(sweep, plan, study, points[study])]
-    over = sum([book.is_done(point) for point in known])
+    total = sum(map(len, specs.values()))
+    known = [spec for study in specs for spec in _possible_trials(sweep, plan, study, specs[study])]
+    over = sum([trial_log.is_done(spec) for spec in known])
     if over:
         log.info("%d of %d trials are over already", over, total)
-    with Table(total, over) as table:
-        driver = Driver(plan, book, need, table, sweep.trial.concurrent)
+    with ProgressTable(total, over) as table:
+        driver = Driver(plan, trial_log, need, table, sweep.trial.concurrent)
         with processes.stop_signals(lambda _: driver.stop(), _give_up):
             try:
-                for group in _groups(sweep, plan, points, book):
+                for group in _groups(sweep, plan, specs, trial_log):
                     if not driver.stopping:
-                        driver.run(Group(*group))
+                        driver.run(TrialGroup(*group))
             except KeyboardInterrupt:  # the second one: no trial saves any more
                 driver.stopping = True
-    for study in points:
-        book.drop_checkpoints(study)
+    for study in specs:
+        trial_log.drop_checkpoints(study)
     shutil.rmtree(plan.folder / _TUNE, ignore_errors=True)
     plan.stop_file.unlink(missing_ok=True)
     if driver.fatal:
         raise ConfigError(driver.fatal)
-    return _outcome(sweep, plan, book, driver.stopping)
+    return _outcome(sweep, plan, trial_log, driver.stopping)
 
 
 def _groups(
-    sweep: Sweep, plan: Plan, points: Mapping[str, Sequence[Point]], book: TrialLog
+    sweep: Sweep, plan: SweepPlan, specs: Mapping[str, Sequence[TrialSpec]], trial_log: TrialLog
 ) -> Iterator[tuple[Any, Any, list[dict[str, Any]], dict[str, Any] | None, int]]:
-    """What is given to Tune together: searcher, scheduler, trials, constants of drawn trials, their number.
+    """What is given to Tune together: searcher, scheduler, trials, constants of render trials, their number.
 
     Trials that do not know of each other go in one group, so that no core waits for the end of a study.
     """
@@ -130,58 +136,55 @@ def _groups(
 
     kind = sweep.scheduler.type
     if kind == "none" and sweep.search.type != "optuna":
-        left = [point for found in points.values() for point in found if not book.is_done(point)]
-        yield None, search.scheduler(sweep, ""), [{"point": point} for point in left], None, len(left)
+        left = [spec for found in specs.values() for spec in found if not trial_log.is_done(spec)]
+        yield None, search.scheduler(sweep, ""), [{"spec": spec} for spec in left], None, len(left)
         return
-    for study, found in points.items():
+    for study, found in specs.items():
         scheduler = search.scheduler(sweep, study)
         if sweep.search.type == "optuna":
-            settings = {json.dumps(p.params): p.params for p in _known(sweep, plan, study, found)}
-            searcher, number = search.optuna(sweep, study, book, list(settings.values()))
+            settings = {json.dumps(p.params): p.params for p in _possible_trials(sweep, plan, study, found)}
+            searcher, number = search.optuna(sweep, study, trial_log, list(settings.values()))
             yield searcher, scheduler, [], {"study": study, "seeds": sweep.sweep.seeds}, number
             continue
-        left = [point for point in found if not book.is_done(point)]
+        left = [spec for spec in found if not trial_log.is_done(spec)]
         if kind == "pbt":
-            yield None, scheduler, [{"point": p, "params": _current(plan, p)} for p in left], None, len(left)
+            yield None, scheduler, [{"spec": p, "params": _current(plan, p)} for p in left], None, len(left)
         elif left:  # those that are over report again, so that the others are measured against them
-            settled = [{"point": p, "settled": book.state(p)} for p in found if book.finished(p)]
-            yield None, scheduler, [*settled, *({"point": p} for p in left)], None, len(settled) + len(left)
+            recorded = [{"spec": p, "recorded": trial_log.state(p)} for p in found if trial_log.finished(p)]
+            yield None, scheduler, [*recorded, *({"spec": p} for p in left)], None, len(recorded) + len(left)
 
 
-def _known(sweep: Sweep, plan: Plan, study: str, found: Sequence[Point]) -> list[Point]:
-    """The trials of a study that may have been begun: Optuna's are known by their folders alone."""
+def _possible_trials(sweep: Sweep, plan: SweepPlan, study: str, found: Sequence[TrialSpec]) -> list[TrialSpec]:
+    """The trials of a study that may have been started; those that Optuna chose are known by their folders alone."""
     if sweep.search.type != "optuna":
         return list(found)
-    from launcher.sweep.begun import begun
-
-    return [point for point in begun(plan.studies[study]) if point.seed in sweep.sweep.seeds]
+    return [spec for spec in started_trials(plan.studies[study]) if spec.seed in sweep.sweep.seeds]
 
 
-def _current(plan: Plan, point: Point) -> dict[str, Any]:
-    history = TrialState.read(plan.run_dir(point)).history
-    return dict(history[-1].params if history else point.params)
+def _current(plan: SweepPlan, spec: TrialSpec) -> dict[str, Any]:
+    history = TrialState.read(plan.run_dir(spec)).history
+    return dict(history[-1].params if history else spec.params)
 
 
-def _outcome(sweep: Sweep, plan: Plan, book: TrialLog, stopping: bool) -> int:
+def _outcome(sweep: Sweep, plan: SweepPlan, trial_log: TrialLog, stopping: bool) -> int:
     for study in sweep.studies:
-        best = book.best(study)
+        best = trial_log.best(study)
         if best:
-            line = best[0]
-            setting = " ".join(f"{key}={value}" for key, value in line["params"].items())
+            record = best[0]
+            setting = " ".join(f"{key}={value}" for key, value in record.params.items())
             log.info(
                 "%s: best %s %.4g at step %s with %s seed=%s (%s)",
-                study, line["metric"], line["score"], line["best_step"], setting, line["seed"],
-                plan.folder / line["run"],
+                study, record.metric, record.score, record.best_step, setting, record.seed, plan.folder / record.run,
             )  # fmt: skip
-    failed = [line for line in book.lines.values() if line["state"] == "failed"]
-    for line in failed:
-        log.error("failed: %s: %s", line["run"], line["error"])
+    failed = [record for record in trial_log.records.values() if record.state == "failed"]
+    for record in failed:
+        log.error("failed: %s: %s", record.run, record.error)
     if stopping:
         log.info("stopped early; continue with: capt sweep %s --resume", plan.folder / "sweep.yaml")
-        return runfolder.STOPPED
-    log.info("%s, %d failed: %s", counted(len(book.lines), "trial"), len(failed), plan.folder / TRIALS)
+        return STOPPED
+    log.info("%s, %d failed: %s", counted(len(trial_log.records), "trial"), len(failed), plan.folder / TRIALS)
     log.info("next: capt report %s (tables and curves; --out FOLDER)", plan.folder)
-    return runfolder.FAILED if failed else runfolder.DONE
+    return FAILED if failed else DONE
 
 
 def _need(sweep: Sweep, address: str | None) -> dict[str, float]:
@@ -202,11 +205,11 @@ def _refuse_links(folder: Path) -> None:
 
 
 @contextmanager
-def _taken(folder: Path, resume: bool) -> Iterator[None]:
-    """Hold the sweep's folder, which must be unused unless it is resumed."""
+def _locked_folder(folder: Path, resume: bool) -> Iterator[None]:
+    """Lock the sweep's folder, which must be unused unless the sweep is resumed."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"sweep.dir {folder} is a file; name a folder")
     if not resume and any((folder / mark).exists() for mark in ("sweep.yaml", TRIALS, "trials")):
         raise ConfigError(f"sweep.dir {folder} already holds a sweep; continue it with --resume or name another folder")
-    with runfolder.held(folder, ".lock", f"sweep.dir {folder}: another capt sweep is running in it"):
+    with file_lock(folder / ".lock", refusal=f"sweep.dir {folder}: another capt sweep is running in it"):
         yield

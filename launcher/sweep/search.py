@@ -13,8 +13,8 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTra
 from ray.tune.search import Repeater, Searcher
 
 from launcher.sweep.config import Asha, Dimension, Pbt, Sweep
-from launcher.sweep.records import TrialLog
-from launcher.sweep.trials import Point
+from launcher.sweep.trial_log import TrialLog
+from launcher.sweep.trials import TrialSpec
 
 METRIC, TIME = "objective", "validations"
 _NO_END = 10**9
@@ -62,7 +62,7 @@ class Population(PopulationBasedTraining):
     def _get_new_config(self, trial: Any, trial_to_clone: Any) -> Any:
         config, operations = super()._get_new_config(trial, trial_to_clone)
         params = {key: _within(self._space[key], value) for key, value in config["trial"]["params"].items()}
-        config["trial"] = {**config["trial"], "point": trial.config["trial"]["point"], "params": params}
+        config["trial"] = {**config["trial"], "spec": trial.config["trial"]["spec"], "params": params}
         return config, operations
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
@@ -78,13 +78,13 @@ class Population(PopulationBasedTraining):
         return super().choose_trial_to_run(tune_controller)
 
 
-def optuna(sweep: Sweep, study: str, book: TrialLog, known: Sequence[Mapping[str, Any]]) -> tuple[Searcher, int]:
+def optuna(sweep: Sweep, study: str, trial_log: TrialLog, known: Sequence[Mapping[str, Any]]) -> tuple[Searcher, int]:
     """Optuna's TPE over a study's settings, each run with every seed and judged by the mean.
 
     Args:
         sweep: the sweep.
         study: a study of it.
-        book: its recorded trials; settings all of whose seeds are over teach the search without being run.
+        trial_log: its recorded trials; settings all of whose seeds are over teach the search without being run.
         known: settings that were begun, recorded or not.
 
     Returns:
@@ -96,7 +96,7 @@ def optuna(sweep: Sweep, study: str, book: TrialLog, known: Sequence[Mapping[str
     sign = 1 if sweep.studies[study].mode == "max" else -1
     taught, begun = [], []
     for params in known:
-        scores = [book.score(p) for s in seeds if book.is_done(p := Point(study, params, s))]
+        scores = [trial_log.score(p) for s in seeds if trial_log.is_done(p := TrialSpec(study, params, s))]
         numbers = [score for score in scores if score is not None]
         if len(scores) == len(seeds) and numbers:
             taught.append((dict(params), sign * float(np.mean(numbers))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +12,8 @@ from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
-from launcher.sweep.trials import Point
+from launcher.sweep.trials import TrialSpec
+from pretrain.report.trials_file import TrialRecord
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ _RECENT = 8
 _COLOURS = {"done": "green", "failed": "bold red", "pruned": "yellow", "running": "cyan"}
 
 
-class Table:
+class ProgressTable:
     """The trials that run and those that ended last, how many are left, and how long that may take."""
 
     def __init__(self, total: int, over: int) -> None:
@@ -31,10 +31,10 @@ class Table:
         self._began, self._first = time.monotonic(), over
         console = Console(stderr=True)
         self._live = (
-            Live(console=console, refresh_per_second=4, get_renderable=self.drawn) if console.is_terminal else None
+            Live(console=console, refresh_per_second=4, get_renderable=self.render) if console.is_terminal else None
         )
 
-    def __enter__(self) -> Table:
+    def __enter__(self) -> ProgressTable:
         if self._live:
             self._live.start()
         return self
@@ -47,33 +47,33 @@ class Table:
         """Tune pickles its callbacks when it begins; a terminal cannot be pickled."""
         return {**self.__dict__, "_live": None}
 
-    def running(self, point: Point) -> None:
+    def running(self, spec: TrialSpec) -> None:
         """A trial has begun or goes on."""
-        self._rows.setdefault(point.key, [point.study, point.text, "running", "", "", ""])
+        self._rows.setdefault(spec.key, [spec.study, spec.text, "running", "", "", ""])
 
-    def validated(self, point: Point, step: int, value: float, best: float) -> None:
+    def validated(self, spec: TrialSpec, step: int, value: float, best: float) -> None:
         """A trial has validated."""
-        self._rows[point.key] = [point.study, point.text, "running", str(step), f"{value:.4g}", f"{best:.4g}"]
+        self._rows[spec.key] = [spec.study, spec.text, "running", str(step), f"{value:.4g}", f"{best:.4g}"]
 
-    def gone(self, point: Point) -> None:
+    def gone(self, spec: TrialSpec) -> None:
         """A trial is no longer watched."""
-        self._rows.pop(point.key, None)
+        self._rows.pop(spec.key, None)
 
-    def ended(self, point: Point, line: Mapping[str, Any]) -> None:
+    def ended(self, spec: TrialSpec, record: TrialRecord) -> None:
         """A trial has ended and was recorded."""
-        self.gone(point)
+        self.gone(spec)
         self._over += 1
-        score = "" if line["score"] is None else f"{line['score']:.4g}"
+        score = "" if record.score is None else f"{record.score:.4g}"
         self._recent = [
             *self._recent,
-            [point.study, point.text, line["state"], str(line["best_step"] or ""), "", score],
+            [spec.study, spec.text, record.state, str(record.best_step or ""), "", score],
         ]
         self._recent = self._recent[-_RECENT:]
         if self._live is None:
-            text = line["error"] or f"{line['metric']} {score} at step {line['best_step']}"
+            text = record.error or f"{record.metric} {score} at step {record.best_step}"
             log.info(
                 "%d/%d %s: %s %s: %s (%.0f s)%s",
-                self._over, self._total, line["state"], point.study, point.text, text, line["seconds"], self._left(),
+                self._over, self._total, record.state, spec.study, spec.text, text, record.seconds, self._left(),
             )  # fmt: skip
 
     def _left(self) -> str:
@@ -83,7 +83,7 @@ class Table:
         seconds = (time.monotonic() - self._began) / done * (self._total - self._over)
         return f", about {timedelta(seconds=round(seconds))} left"
 
-    def drawn(self) -> Group:
+    def render(self) -> Group:
         """The table as it is now."""
         grid = Grid(box=None, pad_edge=False)
         for column in ("study", "trial", "state", "step", "metric", "best"):

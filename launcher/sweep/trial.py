@@ -7,29 +7,34 @@ done reports again what it had found, and one with a checkpoint continues from i
 
 from __future__ import annotations
 
-import fcntl
 import math
 import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import ray
-import yaml
 from ray import tune
 
-from launcher import raycluster, runfolder
-from launcher.backends.ray import Rank, Ranks, remote_ranks
-from launcher.sweep import begun, records, restart
-from launcher.sweep.records import Change, TrialState
-from launcher.sweep.rows import Rows
-from launcher.sweep.trials import Plan, Point, put
-from pretrain.base.files import open_lock, require_own_folder
+from launcher import raycluster
+from launcher.backends.ray import Rank, RankGroup, remote_ranks
+from launcher.sweep import restart
+from launcher.sweep.trial_log import run_state
+from launcher.sweep.trial_state import TrialState, write_spec
+from launcher.sweep.trials import SweepPlan, TrialSpec, set_key
+from launcher.sweep.validation_rows import ValidationRows
+from pretrain.base.errors import DataError
+from pretrain.base.files import require_own_folder, write_text
+from pretrain.base.locks import file_lock
 from pretrain.config.load import load_mapping
+from pretrain.config.writer import to_yaml
 from pretrain.engine.metrics_file import METRICS, Row
+from pretrain.engine.run_folder import BAD_INPUT, DONE, STOPPED
+from pretrain.report.trials_file import ParameterChange
 
 _POLL = 0.1
 _LOCK_SECONDS = 60.0
@@ -37,12 +42,12 @@ _SAVE_SECONDS = 60.0
 _WORST = -1e30
 
 
-def point_of(config: Mapping[str, Any]) -> Point:
-    """The trial that a Tune configuration means: given whole, or drawn by Optuna for one of the seeds."""
+def spec_of(config: Mapping[str, Any]) -> TrialSpec:
+    """The trial that a Tune configuration means: given whole, or render by Optuna for one of the seeds."""
     if "trial" in config:
-        point: Point = config["trial"]["point"]
-        return point
-    return Point(config["study"], dict(config["params"]), config["seeds"][config["__trial_index__"]])
+        spec: TrialSpec = config["trial"]["spec"]
+        return spec
+    return TrialSpec(config["study"], dict(config["params"]), config["seeds"][config["__trial_index__"]])
 
 
 class SweepTrial(tune.Trainable):
@@ -50,21 +55,22 @@ class SweepTrial(tune.Trainable):
     and in the last one ``ended``: done, failed, stopped (resumable) or unreported (the metric has another name).
     """
 
-    _group: Ranks | None = None
+    _group: RankGroup | None = None
 
     def setup(self, config: dict[str, Any]) -> None:
         """Take the run folder; nothing is started yet."""
-        self._plan: Plan = config["plan"]
-        self._point = point_of(config)
-        self._study = self._plan.studies[self._point.study]
-        self._run = self._plan.run_dir(self._point)
-        self._params: dict[str, Any] = config.get("trial", {}).get("params") or dict(self._point.params)
+        self._plan: SweepPlan = config["plan"]
+        self._spec = spec_of(config)
+        self._study = self._plan.studies[self._spec.study]
+        self._run = self._plan.run_dir(self._spec)
+        self._params: dict[str, Any] = config.get("trial", {}).get("params") or dict(self._spec.params)
         if not self._plan.folder.is_dir():
             raise RuntimeError(f"node {raycluster.own_address()} does not see the sweep's folder {self._plan.folder}")
         self._run.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self._run / ".lock")
-        self._notes = TrialState.read(self._run)
-        self._rows = Rows(self._run / METRICS)
+        self._lock = ExitStack()  # a predecessor that is dying still holds it for a moment
+        self._lock.enter_context(_trial_lock(self._run))
+        self._state = TrialState.read(self._run)
+        self._rows = ValidationRows(self._run / METRICS)
         self._began: float | None = None
         self._copy_from: Mapping[str, Any] | None = None
         self._retries = self._plan.retries
@@ -72,7 +78,7 @@ class SweepTrial(tune.Trainable):
         self._best: float | None = None
         self._step = 0
         self._error = ""
-        self._over = config.get("trial", {}).get("settled") or ("done" if records.status(self._run) == "done" else "")
+        self._over = config.get("trial", {}).get("recorded") or ("done" if run_state(self._run) == "done" else "")
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Use this process for another trial (its ranks are new ones)."""
@@ -95,7 +101,7 @@ class SweepTrial(tune.Trainable):
             elif (code := self._ranks.poll()) is None:
                 time.sleep(_POLL)
             elif not self._rows.waiting():
-                self._settle(code)
+                self._ranks_ended(code)
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
         """Where the checkpoint of the last validation lies; the ranks end, because a pause follows."""
@@ -106,7 +112,9 @@ class SweepTrial(tune.Trainable):
         self.cleanup(keep_lock=True)
         if not restart.is_complete(checkpoint):
             raise RuntimeError(f"{checkpoint}: the validation of this step left no checkpoint, which pbt copies")
-        restart.prepare(self._run, {"checkpoint": checkpoint, "step": self._step})  # the ranks went on meanwhile
+        restart.prepare_restart(
+            self._run, {"checkpoint": checkpoint, "step": self._step}
+        )  # the ranks went on meanwhile
         return {"checkpoint": str(checkpoint), "step": self._step, "run": self._run.name}
 
     def load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -121,33 +129,33 @@ class SweepTrial(tune.Trainable):
                 self._stop()
             else:
                 self._ranks.send(signal.SIGKILL)
-                self._note_time()
+                self._add_time()
         if not keep_lock:
             self._lock.close()
 
     @property
-    def _ranks(self) -> Ranks:
+    def _ranks(self) -> RankGroup:
         if self._group is None:  # kept for the next trial of this process: it has the same placement group
             others = range(1, self._plan.workers)
             group = ray.util.get_current_placement_group()
             remote = remote_ranks(group, others, group.bundle_specs[1]) if others else []
-            self._group = Ranks([Rank(), *remote])
+            self._group = RankGroup([Rank(), *remote])
         return self._group
 
     def _start(self) -> None:
-        arguments, self._step = restart.prepare(self._run, self._copy_from)
+        arguments, self._step = restart.prepare_restart(self._run, self._copy_from)
         if self._plan.population:
             self._rows.skip(self._step)
-            self._note_change()
-        job = self._study.mapping(replace(self._point, params=self._params), self._plan.threads)
-        put(job, "run.dir", str(self._run))
-        begun.note(self._run, self._point)
-        runfolder.write_private(self._run / "job.yaml", yaml.safe_dump(job, sort_keys=False))
+            self._add_change()
+        job = self._study.mapping(replace(self._spec, params=self._params), self._plan.threads)
+        set_key(job, "run.dir", str(self._run))
+        write_spec(self._run, self._spec)
+        write_text(self._run / "job.yaml", to_yaml(job), private=True)
         require_own_folder(self._run / "log")
         (self._run / "log").mkdir(exist_ok=True)
-        self._notes = self._notes.with_(attempts=self._notes.attempts + 1, node=raycluster.own_address(), error="")
-        self._notes.write(self._run)
-        argv = (sys.executable, "-m", self._plan.module, str(self._run / "job.yaml"), *arguments)
+        self._state = self._state.updated(attempts=self._state.attempts + 1, node=raycluster.own_address(), error="")
+        self._state.write(self._run)
+        argv = (sys.executable, "-m", self._plan.module, str(self._run / "job.yaml"), "--merged", *arguments)
         self._began = time.monotonic()
         self._ranks.start(argv, self._plan.cwd, self._run / "log" / "trial.log", self._plan.env)
 
@@ -170,7 +178,7 @@ class SweepTrial(tune.Trainable):
             "best": self._best,
         }
         if not self._over:
-            self._note_time(again=True)
+            self._add_time(again=True)
             if self._step >= self._max_steps():
                 self._await_end()
         return self._end() if self._over and not self._rows.waiting() else self._last
@@ -178,26 +186,26 @@ class SweepTrial(tune.Trainable):
     def _await_end(self) -> None:
         while (code := self._ranks.poll()) is None:
             time.sleep(_POLL)
-        self._settle(code)
+        self._ranks_ended(code)
 
-    def _settle(self, code: int) -> None:
+    def _ranks_ended(self, code: int) -> None:
         """The ranks have ended: is the trial over, or does it go on from its last checkpoint?"""
-        self._note_time()
-        if code == runfolder.DONE or (code == runfolder.STOPPED and self._stops_early()):
+        self._add_time()
+        if code == DONE or (code == STOPPED and self._stops_early()):
             self._over = "done"
             if not self._rows.count:
-                self._fail("the run ended without a validation: there is nothing to rank it by")
-        elif code != runfolder.BAD_INPUT and self._retries > 0:
+                self._end_as_failed("the run ended without a validation: there is nothing to rank it by")
+        elif code != BAD_INPUT and self._retries > 0:
             self._retries -= 1
             self._copy_from = None
             self._start()
         else:
-            self._fail(restart.what_went_wrong(self._run, code))
+            self._end_as_failed(restart.what_went_wrong(self._run, code))
 
-    def _fail(self, error: str) -> None:
+    def _end_as_failed(self, error: str) -> None:
         self._over, self._error = "failed", error
-        self._notes = self._notes.with_(error=error)
-        self._notes.write(self._run)
+        self._state = self._state.updated(error=error)
+        self._state.write(self._run)
 
     def _stop(self) -> None:
         """Let the ranks save, and end them."""
@@ -206,25 +214,25 @@ class SweepTrial(tune.Trainable):
         while self._ranks.poll() is None and time.monotonic() < deadline:
             time.sleep(_POLL)
         self._ranks.send(signal.SIGKILL)
-        self._note_time()
-        self._over = "done" if records.status(self._run) == "done" else "stopped"
+        self._add_time()
+        self._over = "done" if run_state(self._run) == "done" else "stopped"
 
     def _end(self) -> dict[str, Any]:
         return {**self._last, "ended": self._over, "error": self._error, "done": True}
 
-    def _note_time(self, again: bool = False) -> None:
+    def _add_time(self, again: bool = False) -> None:
         assert self._began is not None
         now = time.monotonic()
-        self._notes = records.with_seconds(self._notes, self._began, now)
-        self._notes.write(self._run)
+        self._state = self._state.updated(seconds=self._state.seconds + now - self._began)
+        self._state.write(self._run)
         self._began = now if again else None
 
-    def _note_change(self) -> None:
-        history = [change for change in self._notes.history if change.step <= self._step]
+    def _add_change(self) -> None:
+        history = [change for change in self._state.history if change.step <= self._step]
         source = self._copy_from["run"] if self._copy_from else self._run.name
         if not history or history[-1].params != self._params or source != self._run.name:
-            history.append(Change(step=self._step, params=self._params, source=source))
-        self._notes = self._notes.with_(history=tuple(history))
+            history.append(ParameterChange(step=self._step, params=self._params, source=source))
+        self._state = self._state.updated(history=tuple(history))
 
     def _max_steps(self) -> int:
         """Known only from the run: a task may work it out from its data."""
@@ -234,16 +242,6 @@ class SweepTrial(tune.Trainable):
         return load_mapping(self._run / "config.yaml", resolved=True)["schedule"].get("stop_after") is not None
 
 
-def _locked(path: Path) -> IO[str]:
-    """The lock of a run folder; a predecessor that is dying still holds it for a moment."""
-    f = open_lock(path)
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return f
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                f.close()
-                raise RuntimeError(f"{path.parent} is in use by another process") from None
-            time.sleep(_POLL)
+def _trial_lock(run_dir: Path) -> AbstractContextManager[None]:
+    refusal = f"{run_dir} is in use by another process"
+    return file_lock(run_dir / ".lock", refusal=refusal, wait=_LOCK_SECONDS, error=DataError)

@@ -23,7 +23,7 @@ _ATTEMPTS = 50
 
 
 @dataclass(frozen=True)
-class Point:
+class TrialSpec:
     """One trial of a study: the values of its space, and ``run.seed``."""
 
     study: str
@@ -53,21 +53,21 @@ class StudyPlan:
     """The job's mapping, with all overrides but without a trial's own values."""
     folder: Path
 
-    def run_dir(self, point: Point) -> Path:
+    def run_dir(self, spec: TrialSpec) -> Path:
         """The run folder of a trial: named by what it is made of, so that no trial is ever made twice."""
-        content = json.dumps([self.base, dict(point.params), point.seed], sort_keys=True, default=str)
-        readable = re.sub(r"[^A-Za-z0-9=.,+-]", "-", point.text.replace(" ", ","))[:80]
+        content = json.dumps([self.base, dict(spec.params), spec.seed], sort_keys=True, default=str)
+        readable = re.sub(r"[^A-Za-z0-9=.,+-]", "-", spec.text.replace(" ", ","))[:80]
         return self.folder / f"{readable}-{hashlib.sha256(content.encode()).hexdigest()[:10]}"
 
-    def mapping(self, point: Point, threads: int) -> dict[str, Any]:
+    def mapping(self, spec: TrialSpec, threads: int) -> dict[str, Any]:
         """The configuration of a trial's run. ``threads`` counts where the job leaves ``run.threads`` open."""
         result = copy.deepcopy(dict(self.base))
-        for key, value in point.params.items():
-            put(result, key, value)
-        put(result, "run.seed", point.seed)
-        put(result, "run.dir", str(self.run_dir(point)))
+        for key, value in spec.params.items():
+            set_key(result, key, value)
+        set_key(result, "run.seed", spec.seed)
+        set_key(result, "run.dir", str(self.run_dir(spec)))
         if not result["run"].get("threads"):
-            put(result, "run.threads", threads)
+            set_key(result, "run.threads", threads)
         return result
 
     def better(self, a: float, b: float) -> bool:
@@ -78,7 +78,7 @@ class StudyPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """A sweep, worked out: its studies and how its trials are run."""
 
     folder: Path
@@ -97,19 +97,19 @@ class Plan:
         """While it exists, trials save and stop."""
         return self.folder / ".stop"
 
-    def run_dir(self, point: Point) -> Path:
+    def run_dir(self, spec: TrialSpec) -> Path:
         """The run folder of a trial."""
-        return self.studies[point.study].run_dir(point)
+        return self.studies[spec.study].run_dir(spec)
 
-    def job(self, point: Point) -> Job:
+    def job(self, spec: TrialSpec) -> Job:
         """The validated job of a trial. Raises ``ConfigError``, also when its batch sizes do not fit the workers."""
-        mapping = self.studies[point.study].mapping(point, self.threads)
-        job = job_from_mapping(mapping, f"study {point.study}, {point.text}")
+        mapping = self.studies[spec.study].mapping(spec, self.threads)
+        job = job_from_mapping(mapping, f"study {spec.study}, {spec.text}")
         deepspeed_config(job, self.workers)
         return job
 
 
-def make_plan(sweep: Sweep, module: str, env: Mapping[str, str] | None = None) -> Plan:
+def make_plan(sweep: Sweep, module: str, env: Mapping[str, str] | None = None) -> SweepPlan:
     """Resolve every study's base job.
 
     Raises:
@@ -119,7 +119,7 @@ def make_plan(sweep: Sweep, module: str, env: Mapping[str, str] | None = None) -
     for name, study in sweep.studies.items():
         base = load_mapping(study.base)
         for key, value in {**flatten(sweep.overrides), **flatten(study.overrides)}.items():
-            put(base, key, value)
+            set_key(base, key, value)
         for key in ("dir", "seed"):
             base.get("run", {}).pop(key, None)
         if sweep.keep_checkpoints and base.setdefault("checkpoint", {}).get("best") is None:
@@ -129,22 +129,22 @@ def make_plan(sweep: Sweep, module: str, env: Mapping[str, str] | None = None) -
     trial = sweep.trial
     population = sweep.scheduler.type == "pbt"
     threads = trial.threads or max(1, int(trial.cpus))
-    return Plan(
+    return SweepPlan(
         sweep.sweep.dir, Path.cwd(), module, studies, trial.workers, threads, trial.retries, population, env or {}
     )
 
 
-def points(sweep: Sweep, study: str) -> list[Point]:
+def trial_specs(sweep: Sweep, study: str) -> list[TrialSpec]:
     """The trials of a study that are known before it begins (for Optuna: settings as it might draw them)."""
     space = sweep.space_of(study)
     if sweep.search.type == "grid" and sweep.scheduler.type != "pbt":
         settings = _grid(space)
     else:
-        settings = _drawn(space, sweep.search.samples, f"{sweep.search.seed}/{study}")
-    return [Point(study, setting, seed) for setting in settings for seed in sweep.sweep.seeds]
+        settings = _sampled_settings(space, sweep.search.samples, f"{sweep.search.seed}/{study}")
+    return [TrialSpec(study, setting, seed) for setting in settings for seed in sweep.sweep.seeds]
 
 
-def check(sweep: Sweep, plan: Plan) -> dict[str, list[Point]]:
+def check_jobs(sweep: Sweep, plan: SweepPlan) -> dict[str, list[TrialSpec]]:
     """The trials of each study, each with a valid job.
 
     Raises:
@@ -153,12 +153,12 @@ def check(sweep: Sweep, plan: Plan) -> dict[str, list[Point]]:
     """
     found = {}
     for study in sweep.studies:
-        found[study] = points(sweep, study)
+        found[study] = trial_specs(sweep, study)
         for key, bound in _ends(sweep.space_of(study)):
             first = found[study][0]
-            plan.job(Point(study, {**first.params, key: bound}, first.seed))
-        for point in found[study][:: len(sweep.sweep.seeds)]:  # one of each setting
-            job = plan.job(point)
+            plan.job(TrialSpec(study, {**first.params, key: bound}, first.seed))
+        for spec in found[study][:: len(sweep.sweep.seeds)]:  # one of each setting
+            job = plan.job(spec)
             if plan.population and (job.validate_.every == 0 or job.validate_.every != job.checkpoint.every):
                 raise ConfigError(
                     f"study {study}: scheduler pbt copies the checkpoint of a validation: set validate.every and "
@@ -167,21 +167,21 @@ def check(sweep: Sweep, plan: Plan) -> dict[str, list[Point]]:
     return found
 
 
-def check_inputs(plan: Plan, found: Mapping[str, Sequence[Point]]) -> None:
+def check_inputs(plan: SweepPlan, found: Mapping[str, Sequence[TrialSpec]]) -> None:
     """Look whether what the jobs read is there, for one trial of each setting.
 
     Raises:
         UserError: an input such as the data or ``model.init`` is missing; the study is named.
     """
     for study, trials in found.items():
-        for point in {json.dumps(dict(point.params)): point for point in trials}.values():
+        for spec in {json.dumps(dict(spec.params)): spec for spec in trials}.values():
             try:
-                plan.job(point).check_inputs()
+                plan.job(spec).check_inputs()
             except UserError as error:
                 raise type(error)(f"study {study}: {error}") from None
 
 
-def put(mapping: dict[str, Any], key: str, value: Any) -> None:
+def set_key(mapping: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key of a nested mapping."""
     *parents, last = key.split(".")
     node = mapping
@@ -197,19 +197,19 @@ def _grid(space: Mapping[str, Dimension]) -> list[dict[str, Any]]:
     return [dict(zip(space, values, strict=True)) for values in itertools.product(*lists)]
 
 
-def _drawn(space: Mapping[str, Dimension], samples: int, seed: str) -> list[dict[str, Any]]:
+def _sampled_settings(space: Mapping[str, Dimension], samples: int, seed: str) -> list[dict[str, Any]]:
     """Different settings; asking for more of them keeps the earlier ones. Fewer where a small space has no more."""
     found: dict[str, dict[str, Any]] = {}
     for number in range(samples * _ATTEMPTS):
         generator = random.Random(f"{seed}/{number}")
-        setting = {key: draw(dimension, generator) for key, dimension in space.items()}
+        setting = {key: sample_value(dimension, generator) for key, dimension in space.items()}
         found.setdefault(json.dumps(setting), setting)
         if len(found) == samples:
             break
     return list(found.values())
 
 
-def draw(dimension: Dimension, generator: random.Random) -> Any:
+def sample_value(dimension: Dimension, generator: random.Random) -> Any:
     """A value of a dimension."""
     if dimension.values is not None:
         return generator.choice(dimension.values)

@@ -16,14 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, Any
 
 from pretrain.base.errors import DataError, UserError
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-R = TypeVar("R", bound="BaseModel")
 
 SMALL = 64 << 20
 """Bytes that a manifest, a status or a configuration may have at most."""
@@ -108,29 +103,6 @@ def read_json(path: Path, *, limit: int = SMALL, error: type[UserError] = DataEr
         return json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError) as problem:  # ValueError: a number of thousands of digits, too
         raise error(f"{path}: not valid JSON: {printable(str(problem))}") from None
-
-
-def read_record(path: Path, kind: type[R], *, limit: int = SMALL, error: type[UserError] = DataError) -> R:
-    """A JSON file as a record of type ``kind``, a pydantic model, strictly. Raises ``error`` naming the first fault."""
-    from pydantic import ValidationError  # not for those who only read text
-
-    content = read_bytes(path, limit=limit, error=error)
-    try:
-        return kind.model_validate_json(content, strict=True)
-    except (ValidationError, RecursionError) as problem:
-        raise error(f"{path} is damaged or of another version: {first_fault(problem)}") from None
-
-
-def first_fault(problem: Exception, whole: str = "JSON: ") -> str:
-    """The first thing that pydantic has found wrong, in one printable line: what stands where.
-
-    ``whole`` stands for the place where it is the content as a whole.
-    """
-    if not hasattr(problem, "errors"):
-        return type(problem).__name__
-    first = problem.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(ascii(part).strip("'")[:80] for part in first["loc"][:8])
-    return printable(f"{where + ': ' if where else whole}{first['msg']}", 600)
 
 
 def printable(text: str, limit: int = 300) -> str:

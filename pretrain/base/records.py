@@ -1,4 +1,7 @@
-"""JSON files of a run and of a checkpoint as typed, bounded records: nothing behind the border sees a raw mapping."""
+"""JSON files of a run, a checkpoint or a data set as typed, bounded records.
+
+Every JSON file that somebody else may have written is read through this file, so that no other code sees a raw mapping.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pretrain.base.errors import ConfigError, UserError
-from pretrain.base.files import first_fault
+from pretrain.base.files import printable, read_json
 
 Count = Annotated[int, Field(ge=0, le=1 << 62)]
-"""A number of steps, samples, bytes."""
+"""A number of steps, samples or bytes."""
 
 
 class Record(BaseModel):
-    """What a JSON file says. Types are strict; keys of a later release are passed over."""
+    """The content of a JSON object. Types are strict; unknown keys, which a later release may write, are ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
@@ -23,12 +26,35 @@ class Record(BaseModel):
 _R = TypeVar("_R", bound=Record)
 
 
-def parse(
+def read_record(kind: type[_R], path: Path, hint: str = "", *, error: type[UserError] = ConfigError) -> _R:
+    """The JSON file ``path`` as a record.
+
+    Raises:
+        UserError: of the class ``error``: the file is not JSON, too large, not regular, or does not fit the record; the
+            message ends with ``hint``. ``FileNotFoundError`` and other ``OSError`` pass.
+    """
+    return parse_record(kind, read_json(path, error=error), path, hint, error=error)
+
+
+def parse_record(
     kind: type[_R], content: object, source: Path | str, hint: str = "", *, error: type[UserError] = ConfigError
 ) -> _R:
-    """``content``, read from ``source``, as a record. Raises ``error``: one line with the first key that is wrong."""
+    """``content``, which was read from ``source``, as a record.
+
+    Raises:
+        UserError: of the class ``error``: one line that names the first key that is wrong and ends with ``hint``.
+    """
     try:
         return kind.model_validate(content)
-    except ValidationError as problem:
-        fault = first_fault(problem, whole="").replace("Value error, ", "", 1)
-        raise error(f"{source}: damaged: {fault}{hint}") from None
+    except (ValidationError, RecursionError) as problem:
+        raise error(f"{source}: damaged or of another version: {first_fault(problem)}{hint}") from None
+
+
+def first_fault(problem: Exception) -> str:
+    """The first thing that pydantic found wrong, in one printable line: the key, if any, and what is wrong with it."""
+    if not isinstance(problem, ValidationError):
+        return type(problem).__name__
+    first = problem.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(ascii(part).strip("'")[:80] for part in first["loc"][:8])
+    wrong = "Input should be an object" if first["type"] == "model_type" else first["msg"].removeprefix("Value error, ")
+    return printable(f"{where + ': ' if where else ''}{wrong}", 600)

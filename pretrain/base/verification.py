@@ -17,39 +17,26 @@ import logging
 import os
 import re
 import socket
-import stat
 import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Any
 
 from pretrain.base.cache import default_cache
 from pretrain.base.errors import DataError, UserError, counted, user_text
-from pretrain.base.files import SMALL, open_regular, write_text
+from pretrain.base.hashing import ExpectedFile, FileState, Inspection, check_size, file_state, hash_file
+from pretrain.base.verified_files import VerifiedFile, read_verified, write_verified
 
 logger = logging.getLogger(__name__)
 
-REMEMBERED = 50_000
-"""Files that the memory of a host holds at most, the newest."""
-_CHUNK = 1 << 20
 _OPENING = 1 << 16
 """Bytes that could be read in the time that it takes to open a file: empty files are work, too."""
 _SETTLED = 1.0
 """Seconds since a file's last change before it is remembered: within a tick of the clock a change would not show."""
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """What a manifest says of a file."""
-
-    size: int
-    sha256: str
 
 
 @dataclass(frozen=True)
@@ -68,41 +55,6 @@ class Ranks:
 ALONE = Ranks()
 
 
-@dataclass(frozen=True)
-class Inspection:
-    """A look at the bytes of a file while they are hashed.
-
-    ``name`` stands for what is looked for: a file counts as verified only if it was inspected under the same name.
-    ``start`` gives a function that is called with each chunk in turn, and with an empty one at the end, and raises a
-    `UserError` that says what is wrong.
-    """
-
-    name: str
-    start: Callable[[], Callable[[memoryview], None]]
-
-
-class _State(NamedTuple):
-    """A file as the file system describes it."""
-
-    device: int
-    inode: int
-    size: int
-    modified: int
-    changed: int
-
-
-class _Seen(NamedTuple):
-    """What was found in a file when it was in a state."""
-
-    path: str
-    state: _State
-    sha256: str
-    inspection: str
-
-
-_MEMORY = TypeAdapter(Sequence[tuple[str, tuple[int, int, int, int, int], str, str]])
-
-
 @dataclass
 class Verifier:
     """Hashes files, dividing them over ``ranks``; every method is called by all of them alike.
@@ -117,12 +69,12 @@ class Verifier:
     cache: Path = field(default_factory=default_cache)
     ranks: Ranks = ALONE
     again: bool = False
-    _known: dict[str, _Seen] = field(default_factory=dict)
-    _unsaved: list[_Seen] = field(default_factory=list)
+    _known: dict[str, VerifiedFile] = field(default_factory=dict)
+    _unsaved: list[VerifiedFile] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.again:
-            self._known.update((seen.path, seen) for seen in _read_memory(self._memory))
+            self._known.update((seen.path, seen) for seen in read_verified(self._memory))
 
     @property
     def _memory(self) -> Path:
@@ -138,7 +90,7 @@ class Verifier:
         return self._digests(paths, [None] * len(paths), [None] * len(paths), error, "")
 
     def verify(
-        self, folder: Path, files: Mapping[str, Recorded], *, error: type[UserError] = DataError, hint: str = "",
+        self, folder: Path, files: Mapping[str, ExpectedFile], *, error: type[UserError] = DataError, hint: str = "",
         inspections: Mapping[str, Inspection] | None = None,
     ) -> None:  # fmt: skip
         """Compare files of ``folder`` (by name) with their records.
@@ -153,15 +105,15 @@ class Verifier:
 
     def trust(self, path: Path, sha256: str, inspection: str = "") -> None:
         """Remember a file that this process has just written, without reading it."""
-        seen = _Seen(_name(path), _state(path.stat()), sha256, inspection)
+        seen = VerifiedFile(_name(path), file_state(path.stat()), sha256, inspection)
         self._known[seen.path] = seen
         self._unsaved.append(seen)
 
     def _digests(
-        self, paths: Sequence[Path], records: Sequence[Recorded | None], looks: Sequence[Inspection | None],
+        self, paths: Sequence[Path], records: Sequence[ExpectedFile | None], looks: Sequence[Inspection | None],
         error: type[UserError], hint: str,
     ) -> list[str]:  # fmt: skip
-        with self.ranks.synchronize_errors(), _spoken(error):
+        with self.ranks.synchronize_errors(), _system_errors_as(error):
             states = [check_size(path, record, error, hint) for path, record in zip(paths, records, strict=True)]
         known = [self._recall(*each) for each in zip(paths, states, records, looks, strict=True)]
         # what ranks of different hosts can compare: a file's device is numbered by the host
@@ -179,9 +131,9 @@ class Verifier:
         if todo:
             size = counted(sum(states[i].size for i in todo), "byte")
             logger.info("hashing %s, %s", counted(len(todo), "file"), size)
-        with self.ranks.synchronize_errors(), _spoken(error):
+        with self.ranks.synchronize_errors(), _system_errors_as(error):
             for i in todo:
-                known[i] = _hash(paths[i], states[i], records[i], looks[i], error, hint)
+                known[i] = hash_file(paths[i], states[i], records[i], looks[i], error, hint)
         found = [digest or (record.sha256 if record else None) for digest, record in zip(known, records, strict=True)]
         if None in records:  # else the verdict says all: what was found is what stands in the record
             told = [(i, bytes.fromhex(digest)) for i in mine if (digest := known[i]) is not None]
@@ -193,20 +145,20 @@ class Verifier:
         assert len(digests) == len(paths), "every file has a rank that has read it"
         self._remember(
             [
-                _Seen(_name(path), state, digest, look.name if look else "")
+                VerifiedFile(_name(path), state, digest, look.name if look else "")
                 for path, state, digest, look in zip(paths, states, digests, looks, strict=True)
             ],
             save=hosts.index(socket.gethostname()) == self.ranks.rank,
         )
         return digests
 
-    def _recall(self, path: Path, state: _State, record: Recorded | None, look: Inspection | None) -> str | None:
+    def _recall(self, path: Path, state: FileState, record: ExpectedFile | None, look: Inspection | None) -> str | None:
         seen = self._known.get(_name(path))
         if seen is None or seen.state != state or (record is not None and record.sha256 != seen.sha256):
             return None
         return seen.sha256 if look is None or look.name == seen.inspection else None
 
-    def _remember(self, files: Sequence[_Seen], *, save: bool) -> None:
+    def _remember(self, files: Sequence[VerifiedFile], *, save: bool) -> None:
         for seen in files:
             before = self._known.get(seen.path)
             if before is None or before[:3] != seen[:3] or seen.inspection not in ("", before.inspection):
@@ -215,63 +167,7 @@ class Verifier:
         settled = [seen for seen in self._unsaved if time.time() - seen.state.changed / 1e9 > _SETTLED]
         self._unsaved = []
         if save and settled:
-            _write_memory(self._memory, settled)
-
-
-def check_size(path: Path, record: Recorded | None, error: type[UserError], hint: str = "") -> _State:
-    """The state of a regular file of the size that its record says. Raises ``error``."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        expected = f": {record.size} bytes are expected" if record is not None else ""
-        raise error(f"{path} is missing{expected}{hint}") from None
-    except OSError as problem:
-        raise error(user_text(problem) or f"{path}: {problem.strerror}") from problem
-    if not stat.S_ISREG(status.st_mode):
-        raise error(f"{path} is not a regular file{hint}")
-    if record is not None and status.st_size != record.size:
-        raise error(f"{path} is damaged: expected {record.size} bytes, found {status.st_size}{hint}")
-    return _state(status)
-
-
-def _hash(
-    path: Path, state: _State, record: Recorded | None, look: Inspection | None, error: type[UserError], hint: str
-) -> str:
-    """Read a file once: its SHA-256, compared with the record, and its inspection."""
-    digest = hashlib.sha256()
-    inspect = _inspector(look, path, error, hint)
-    chunk = memoryview(bytearray(_CHUNK))
-    with open_regular(path, error=error) as file:
-        left = state.size
-        while left >= 0 and (count := file.readinto(chunk)):
-            left -= count  # one that grows for ever is not followed
-            digest.update(chunk[:count])
-            inspect(chunk[:count])
-        if _state(os.fstat(file.fileno())) != state:
-            raise error(f"{path} changed while it was read: see to it that nothing writes it, and start again")
-    found = digest.hexdigest()
-    if record is not None and found != record.sha256:
-        raise error(f"{path} is damaged: expected SHA-256 {record.sha256}, found {found}{hint}")
-    inspect(chunk[:0])
-    return found
-
-
-def _inspector(look: Inspection | None, path: Path, error: type[UserError], hint: str) -> Callable[[memoryview], None]:
-    if look is None:
-        return lambda chunk: None
-    inspect = look.start()
-    found: list[str] = []
-
-    def at_the_end(chunk: memoryview) -> None:  # that a file is not the recorded one says more
-        try:
-            if not found:
-                inspect(chunk)
-        except UserError as problem:
-            found.append(str(problem))
-        if found and not chunk:
-            raise error(f"{path} is damaged: {found[0]}{hint}")
-
-    return at_the_end
+            write_verified(self._memory, settled)
 
 
 def _spread(group: Sequence[int], hosts: Sequence[str]) -> list[int]:
@@ -307,16 +203,12 @@ def _divide(sizes: Sequence[int], ranks: Sequence[int], have: Mapping[int, bytes
     return shares
 
 
-def _state(status: os.stat_result) -> _State:
-    return _State(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
 def _name(path: Path) -> str:
     return os.path.abspath(path)
 
 
 @contextmanager
-def _spoken(error: type[UserError]) -> Iterator[None]:
+def _system_errors_as(error: type[UserError]) -> Iterator[None]:
     """An error of the system that the user can set right, as one line."""
     try:
         yield
@@ -325,30 +217,3 @@ def _spoken(error: type[UserError]) -> Iterator[None]:
         if text is None:
             raise
         raise error(text) from problem
-
-
-def _read_memory(path: Path) -> list[_Seen]:
-    try:
-        with open_regular(path) as file:
-            status = os.fstat(file.fileno())
-            if status.st_uid != os.geteuid() or status.st_mode & 0o077 or status.st_size > SMALL:
-                logger.info("%s is not a private file of ours: not used", path)
-                return []
-            entries = _MEMORY.validate_json(file.read(), strict=True)
-    except FileNotFoundError:
-        return []
-    except (OSError, UserError, ValidationError, ValueError) as problem:
-        logger.info("%s cannot be used (%s): files are hashed again", path, str(problem).splitlines()[0])
-        return []
-    return [_Seen(name, _State(*state), digest, inspection) for name, state, digest, inspection in entries]
-
-
-def _write_memory(path: Path, new: Sequence[_Seen]) -> None:
-    """Add to the memory; another process that does so at the same moment may lose what it adds, and hashes again."""
-    entries = {seen.path: seen for seen in _read_memory(path)}
-    for seen in new:
-        entries.pop(seen.path, None)
-        entries[seen.path] = seen
-    newest = list(entries.values())[-REMEMBERED:]
-    with suppress(OSError):  # a cache that cannot be written costs time, not the job
-        write_text(path, _MEMORY.dump_json(newest).decode(), private=True)

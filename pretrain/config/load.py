@@ -80,15 +80,19 @@ def _longest_name(file: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    text = read_text(path, limit=MAX_BYTES, error=ConfigError)
+    return parse_mapping(read_text(path, limit=MAX_BYTES, error=ConfigError), str(path))
+
+
+def parse_mapping(text: str, source: str) -> dict[str, Any]:
+    """The mapping in a YAML text, as it stands there; ``source`` names it in errors. Raises ``ConfigError``."""
     try:
-        value = read_yaml(text, str(path))
+        value = read_yaml(text, source)
     except NotYamlError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+        raise ConfigError(f"{source}: not valid YAML: {error}") from None
     if value is None:
         value = {}
     if not isinstance(value, dict):
-        raise ConfigError(f"{path}: the file must hold a mapping of keys, got {type(value).__name__}")
+        raise ConfigError(f"{source}: the file must hold a mapping of keys, got {type(value).__name__}")
     return value
 
 

@@ -35,7 +35,7 @@ _WORDS = {"true": True, "false": False}
 _NULL = re.compile(r"~|null|Null|NULL|")
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _INT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*")
-_FLOAT = re.compile(
+FLOAT = re.compile(
     r"[-+]?(?:[0-9]+(?:_[0-9]+)*\.(?:[0-9]+(?:_[0-9]+)*)?|\.[0-9]+|[0-9]+(?:_[0-9]+)*(?=[eE]))(?:[eE][-+]?[0-9]+)?"
 )
 
@@ -159,7 +159,7 @@ class _Document:
         plain = tag is None and event.implicit[0]
         if tag in (None, "!", f"{_TAG}str") and not plain:
             return text
-        kinds = {"null": _NULL, "bool": _BOOL, "int": _INT, "float": _FLOAT}
+        kinds = {"null": _NULL, "bool": _BOOL, "int": _INT, "float": FLOAT}
         if plain:
             kind = next((name for name, pattern in kinds.items() if pattern.fullmatch(text)), "str")
         else:

@@ -1,7 +1,7 @@
-"""The heart: CAPT's contrastive loss against a queue sharded over all ranks, exact in value and gradient.
+"""CAPT's contrastive loss against a queue sharded over all ranks, exact in value and gradient.
 
-Read ``capt`` (Eq. 2-4), then ``sharded`` (how it is computed), then ``reference`` (what it must equal). The mathematics
-and its proofs are in ``docs/contrast.md``.
+Read ``capt`` (Eq. 2-4), then ``info_nce`` (the general form), ``sharded`` (the computation), and ``reference`` (the
+oracle). The mathematics and its proofs are in ``docs/contrast.md``.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pretrain.contrast.info_nce import InBatch, Reduction, info_nce
+from pretrain.contrast.checks import InBatch, Reduction
+from pretrain.contrast.info_nce import info_nce
 from pretrain.contrast.kernels.products import Precision
 from pretrain.contrast.queue import ShardedQueue
 from pretrain.contrast.stats import ContrastStats
@@ -43,7 +44,7 @@ def capt_loss(
         queue: frozen negatives from earlier steps; push ``queue.enqueue(s, s_hat)`` after the loss.
         temperature: ``tau``, for instance of :func:`~pretrain.contrast.temperature.inverted_triangle` (Eq. 6).
         group: the ranks that train together.
-        equal_rows: the caller knows that all ranks hold as many samples, and none has to ask.
+        equal_rows: the caller knows that all ranks hold as many samples, so that they need not ask each other.
         in_batch: live negatives from all ranks, as if they were one large batch, from this rank, or none.
         reduction: ``mean`` is :math:`\frac1n \sum_i [\mathcal{L}(x_i) + \mathcal{L}(\hat x_i)]` over the samples of all
             ranks, the scale of a mean-token MLM loss; ``sum`` is Eq. 4 to the letter.
@@ -56,21 +57,9 @@ def capt_loss(
     Raises:
         ConfigError: see :func:`~pretrain.contrast.info_nce.info_nce`.
     """
-    over_rows = info_nce(
-        s,
-        s_hat,
-        temperature=temperature,
-        queue=queue,
-        in_batch=in_batch,
-        symmetric=True,
-        within_view=True,
-        ids=ids,
-        group=group,
-        equal_rows=equal_rows,
-        reduction=reduction,
-        grad_reduction=grad_reduction,
-        impl=impl,
-        precision=precision,
-        stats=stats,
-    )
-    return over_rows if reduction == "sum" else 2 * over_rows
+    loss = info_nce(
+        s, s_hat, temperature=temperature, queue=queue, in_batch=in_batch, symmetric=True, within_view=True, ids=ids,
+        group=group, equal_rows=equal_rows, reduction=reduction, grad_reduction=grad_reduction, impl=impl,
+        precision=precision, stats=stats,
+    )  # fmt: skip
+    return loss if reduction == "sum" else 2 * loss  # two anchors per sample

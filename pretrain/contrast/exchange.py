@@ -1,4 +1,4 @@
-"""How rows reach other ranks and how sums come home, for any number of rows per rank."""
+"""The collectives of the sharded loss, for any number of rows per rank: rows go to all ranks, sums return to owners."""
 
 from __future__ import annotations
 
@@ -7,52 +7,55 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pretrain.contrast.kernels.protocol import Sums
+from pretrain.contrast.kernels.protocol import SoftmaxSums
 from pretrain.engine import distributed
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Rows per rank of one step. Collectives want equal shapes: each rank's rows are padded with zeros to the longest.
+    """Collectives over ``group``, whose rank ``r`` has ``counts[r]`` rows in this step.
 
-    No mask is needed: a zero anchor asks nothing of any key, its own sums are dropped at home, and keys never travel.
+    Collectives need equal shapes, so each rank's rows are padded with zeros to the longest. No mask is needed: a zero
+    anchor adds nothing to the gradient of any key, its own sums are dropped by its owner, and keys are never sent.
     """
 
     counts: tuple[int, ...]
     group: distributed.Group
 
     @classmethod
-    def agree(cls, rows: int, device: torch.device, group: distributed.Group, *, equal: bool = False) -> Exchange:
-        """Learn every rank's number of rows: a collective of eight bytes a rank, for whose result the host waits.
+    def gather_counts(
+        cls, rows: int, device: torch.device, group: distributed.Group, *, equal: bool = False
+    ) -> Exchange:
+        """Learn every rank's number of rows: an all-gather of 8 bytes per rank, for whose result the host waits.
 
-        With ``equal`` the caller knows that all ranks have as many, and nobody asks.
+        With ``equal`` the caller knows that all ranks have as many, and there is no collective.
         """
         if equal or distributed.world_size(group) == 1:
             return cls((rows,) * distributed.world_size(group), group)
         counts = distributed.all_gather(torch.tensor(rows, device=device), group)
         return cls(tuple(counts.tolist()), group)
 
-    def views(self, number: int) -> Exchange:
-        """The same samples, ``number`` rows of each."""
-        return Exchange(tuple(count * number for count in self.counts), self.group)
+    def with_views(self, views: int) -> Exchange:
+        """The exchange of ``views`` rows per sample in place of one."""
+        return Exchange(tuple(count * views for count in self.counts), self.group)
 
-    def alone(self, number: int) -> Exchange:
-        """The same on this rank only, where no other rank holds keys for its rows."""
-        return Exchange((self.counts[self.index] * number,), None)
+    def local(self) -> Exchange:
+        """The exchange of this rank's rows with itself, for a loss in which no other rank holds keys."""
+        return Exchange((self.counts[self.rank],), None)
 
     @property
-    def index(self) -> int:
-        """This rank among those that exchange."""
+    def rank(self) -> int:
+        """This rank's place in ``counts``."""
         return distributed.rank(self.group) if len(self.counts) > 1 else 0
 
     @property
-    def own(self) -> slice:
-        """Where this rank's rows lie among the gathered ones."""
-        start = self.index * max(self.counts)
-        return slice(start, start + self.counts[self.index])
+    def local_rows(self) -> slice:
+        """The place of this rank's rows among the gathered ones."""
+        start = self.rank * max(self.counts)
+        return slice(start, start + self.counts[self.rank])
 
-    def gather(self, rows: Tensor) -> Tensor:
-        """The rows of all ranks, ``(n, ...) -> (W * max n, ...)``."""
+    def all_gather(self, rows: Tensor) -> Tensor:
+        """The rows of all ranks, padded: ``(n, ...) -> (W * max n, ...)``."""
         if len(self.counts) == 1:
             return rows
         missing = max(self.counts) - len(rows)
@@ -60,19 +63,23 @@ class Exchange:
             rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
         return distributed.all_gather(rows, self.group).flatten(0, 1)
 
-    def bring_home(self, sums: Sums) -> Sums:
-        """Totals over the ranks of the sums of this rank's rows, in one collective. References agree already."""
+    def reduce_scatter(self, sums: SoftmaxSums) -> SoftmaxSums:
+        """Total the sums of all ranks and return those of this rank's anchors, in one collective.
+
+        All ranks must have the same running maxima (:meth:`all_reduce_max`).
+        """
         if len(self.counts) == 1:
             return sums
-        columns = [sums.normaliser[:, None]] if sums.weighted is None else [sums.weighted, sums.normaliser[:, None]]
+        weighted_keys, normaliser = sums.weighted_keys, sums.normaliser[:, None]
+        columns = [normaliser] if weighted_keys is None else [weighted_keys, normaliser]
         by_owner = torch.cat(columns, dim=1).unflatten(0, (len(self.counts), -1))
-        totals = distributed.reduce_scatter_sum(by_owner, self.group)[: self.counts[self.index]]
-        return Sums(
+        totals = distributed.reduce_scatter_sum(by_owner, self.group)[: self.counts[self.rank]]
+        return SoftmaxSums(
             normaliser=totals[:, -1],
-            weighted=None if sums.weighted is None else totals[:, :-1],
-            reference=None if sums.reference is None else sums.reference[self.own],
+            weighted_keys=None if weighted_keys is None else totals[:, :-1],
+            running_max=None if sums.running_max is None else sums.running_max[self.local_rows],
         )
 
-    def highest(self, values: Tensor) -> Tensor:
-        """Elementwise maximum over the ranks."""
+    def all_reduce_max(self, values: Tensor) -> Tensor:
+        """The elementwise maximum over the ranks."""
         return values if len(self.counts) == 1 else distributed.all_reduce_max(values, self.group)

@@ -1,10 +1,10 @@
-"""The memory queue of CAPT (section 2.2), sharded: every rank stores its share, and no rank ever holds the whole.
+"""The memory queue of CAPT (section 2.2), sharded: every rank stores a shard, and no rank ever holds the whole.
 
 The capacity ``K`` counts representations over all ranks and nodes. A step over ``W`` ranks puts its rows into one
 order, ``[s_0 .. s_{N-1}, s_hat_0 .. s_hat_{N-1}]``, where sample ``g`` lives on rank ``g % W``; so the ``j``-th row
 that rank ``r`` ever pushed has global index ``j W + r``. Keeping the newest ``(K + r) // W`` rows on rank ``r`` then
 makes the union of the shards *exactly* the newest ``K`` rows of one global first-in-first-out queue, for every ``K``
-and ``W`` and without a word between the ranks (``docs/contrast.md`` has the two lines of proof). Where ranks push
+and ``W`` and without communication (``docs/contrast.md`` has the proof). Where ranks push
 different numbers of rows, each keeps its own newest.
 """
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 NO_ID = torch.iinfo(torch.int64).min
 """The id of a row that was given none. It equals no id that a user would give."""
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+QUEUE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
 class ShardedQueue:
@@ -60,18 +60,18 @@ class ShardedQueue:
             raise ConfigError(
                 f"a queue needs a capacity and a dim of 1 or more, got {capacity} and {dim} (for none, use queue=None)"
             )
-        if dtype not in DTYPES:
-            raise ConfigError(f"queue dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype}")
+        if dtype not in QUEUE_DTYPES:
+            raise ConfigError(f"queue dtype must be one of {', '.join(map(str, QUEUE_DTYPES))}, got {dtype}")
         self.capacity, self.dim = capacity, dim
         self.rank, self.world = distributed.rank(group), distributed.world_size(group)
-        self.share = shards.share(capacity, self.rank, self.world)
-        self._rows = torch.zeros(self.share, dim, dtype=dtype, device=device)
-        self._ids = torch.full((self.share,), NO_ID, device=device)
-        self._next = 0
+        self.shard_size = shards.shard_size(capacity, self.rank, self.world)
+        self._rows = torch.zeros(self.shard_size, dim, dtype=dtype, device=device)
+        self._ids = torch.full((self.shard_size,), NO_ID, device=device)
+        self._write_position = 0
         self._filled = 0
 
-    def expect(self, rows: int) -> None:
-        """Say so, once, if a step pushes more ``rows`` over all ranks than the queue holds."""
+    def warn_if_smaller_than(self, rows: int) -> None:
+        """Log a warning if one step, which pushes ``rows`` over all ranks, pushes more than the queue holds."""
         if rows > self.capacity and self.rank == 0:
             log.warning(
                 "the queue of %d rows holds less than one step, which pushes %d: every queued negative will be of the "
@@ -98,8 +98,8 @@ class ShardedQueue:
         """Push this rank's rows, view after view (CAPT: ``enqueue(s, s_hat)``), after the loss of the step.
 
         Before the loss it would make every positive its own negative. There is no communication, and any number of rows
-        is right; of more than the share the newest stay. A row that is not finite (a step that overflowed in fp16) is
-        stored as zeros, which is as far from every anchor as a random row, so that it cannot spoil later steps.
+        is right; of more than the shard's size the newest stay. A row that is not finite (a step that overflowed in
+        fp16) is stored as zeros, as far from every anchor as a random row, so that it cannot spoil later steps.
 
         Raises:
             ConfigError: rows of another width than the queue's.
@@ -110,32 +110,33 @@ class ShardedQueue:
             self._push(view, ids)
 
     def _push(self, rows: Tensor, ids: Tensor | None) -> None:
-        n = min(len(rows), self.share)
+        n = min(len(rows), self.shard_size)
         if n == 0:
             return
         finite = rows[-n:].isfinite().all(1, keepdim=True)
         rows = torch.where(finite, rows[-n:], 0.0)
-        until_end = min(n, self.share - self._next)
-        for start, part in ((self._next, slice(0, until_end)), (0, slice(until_end, n))):
+        until_end = min(n, self.shard_size - self._write_position)
+        for start, part in ((self._write_position, slice(0, until_end)), (0, slice(until_end, n))):
             place = slice(start, start + part.stop - part.start)
             self._rows[place] = rows[part]
             self._ids[place] = NO_ID if ids is None else ids[-n:][part]
-        self._next = (self._next + n) % self.share
-        self._filled = min(self._filled + n, self.share)
+        self._write_position = (self._write_position + n) % self.shard_size
+        self._filled = min(self._filled + n, self.shard_size)
 
     def _oldest_first(self, stored: Tensor) -> Tensor:
-        return torch.cat([stored[self._next : self._filled], stored[: self._next]])
+        """A copy of the filled part of a ring buffer, oldest row first."""
+        return torch.cat([stored[self._write_position : self._filled], stored[: self._write_position]])
 
-    def _refill(self, rows: Tensor, ids: Tensor, start: int) -> None:
-        """Rows in the very places they had: sums over them then round as they would have without the interruption."""
+    def _fill(self, rows: Tensor, ids: Tensor, start: int) -> None:
+        """Put rows into the places that they had, so that sums over them round as they would have without a restart."""
         self._filled = 0
-        self._next = start % self.share if 0 < self.share == len(rows) else 0
+        self._write_position = start % self.shard_size if 0 < self.shard_size == len(rows) else 0
         self._push(rows, ids)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's shard: ``rows`` and ``ids`` (copies, oldest first), ``start``, ``rank`` and ``world``."""
         rows, ids = self._oldest_first(self._rows), self._oldest_first(self._ids)
-        return {"rows": rows, "ids": ids, "start": self._next, "rank": self.rank, "world": self.world}
+        return {"rows": rows, "ids": ids, "start": self._write_position, "rank": self.rank, "world": self.world}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the shard of the same rank of as many ranks; a smaller capacity keeps the newest rows.
@@ -150,12 +151,12 @@ class ShardedQueue:
             )
         if state["rows"].shape[1] != self.dim:
             raise CheckpointError(f"the queue state holds rows of {state['rows'].shape[1]} features, not {self.dim}")
-        self._refill(state["rows"], state["ids"], state["start"])
+        self._fill(state["rows"], state["ids"], state["start"])
 
     def save_shard(self, folder: Path) -> Path:
         """Write this rank's shard into ``folder`` and return the file; every rank writes its own."""
         state = self.state_dict()
-        return shards.write(folder, **state)
+        return shards.write_shard(folder, **state)
 
     def load_shards(self, folder: Path) -> None:
         """Fill this rank's shard from what any number of ranks saved in ``folder``, reading only the rows it keeps.
@@ -163,4 +164,4 @@ class ShardedQueue:
         Raises:
             CheckpointError: a missing or damaged shard, shards of several saves, or rows of another width.
         """
-        self._refill(*shards.read(folder, self.capacity, self.dim, self.rank, self.world))
+        self._fill(*shards.read_shards(folder, self.capacity, self.dim, self.rank, self.world))

@@ -1,6 +1,6 @@
-r"""What the sharded loss must equal, on one process, in float64: the paper's equations term by term, and all at once.
+r"""The oracle of the sharded loss, on one process in float64: the paper's equations term by term, and all at once.
 
-Neither is for training. The first is slow and obviously right; the second is exact even where the first loses its
+Neither is for training. The first form is slow and obviously right. The second is exact even where the first loses its
 digits, and autograd through it is the oracle of every gradient test.
 """
 
@@ -55,8 +55,11 @@ def info_nce_dense(
     is_negative: Bool[Tensor, "m c"],
     temperature: float | Float[Tensor, ""],
 ) -> Float[Tensor, " m"]:
-    r"""Loss of each anchor against all ``keys`` where ``is_negative``, as :math:`\log(1 + e^x)` with :math:`x` the
-    log-sum of the negatives minus the positive's logit: no difference of nearly equal numbers, in value or gradient."""
+    r"""The loss of each anchor against all ``keys`` where ``is_negative``, as :math:`\log(1 + e^x)`.
+
+    :math:`x` is the log-sum-exp of the negatives minus the positive's logit, so that neither value nor gradient is a
+    difference of nearly equal numbers.
+    """
     logits = (anchors @ keys.T / temperature).masked_fill(~is_negative, -torch.inf)
     margins = torch.logsumexp(logits, 1) - (anchors * positives).sum(1) / temperature
     return torch.logaddexp(margins, torch.zeros_like(margins))
@@ -70,7 +73,7 @@ def capt_loss_dense(
     ids: Int[Tensor, " n"] | None = None,
     queue_ids: Int[Tensor, " k"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Eq. 4 over all rows at once. With ``ids`` and ``queue_ids``, keys of the anchor's instance are no negatives."""
+    """Eq. 4 over all rows at once. With ``ids`` and ``queue_ids``, keys of the anchor's instance are not negatives."""
     rows, partners = torch.cat([s, s_hat]), torch.cat([s_hat, s])
     instances = torch.arange(len(s)) if ids is None else ids
     instances = torch.cat([instances, instances])

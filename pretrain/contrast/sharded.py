@@ -9,12 +9,17 @@ For an anchor :math:`q_i` with positive :math:`k_i^+` and negatives :math:`k_j`,
     \bar k_i = \frac{1}{\ell_i} \sum_j e^{s_{ij}} k_j .
 
 So loss and gradient need two sums over the negatives, and a sum over keys is a sum over ranks: **anchors travel, keys
-stay**. Every rank adds up its own keys for all anchors; one reduce-scatter brings each anchor's totals home. The
-difference :math:`p_i^+ - 1`, which loses all its digits once an anchor has found its positive, is never formed.
+stay**. One step has five parts:
 
-Collectives of a step: all-gather of the anchors, reduce-scatter of the sums; besides these two only numbers per anchor
-(its log-sum where live keys take gradients, its id, its largest logit where a reference is needed) and per rank (its
-row count). None happens in ``backward``. ``docs/contrast.md`` has the proofs.
+1. all-gather the anchors :math:`q_i / \tau`;
+2. each rank adds up its own keys for all anchors, :math:`\sum_j e^{s_{ij}}` and :math:`\sum_j e^{s_{ij}} k_j`;
+3. reduce-scatter these sums, so that every anchor's totals arrive at its owner;
+4. the owner computes :math:`L_i` and the gradients of :math:`q_i`, :math:`k_i^+` and :math:`\tau`;
+5. all-gather :math:`s_i^+ + L_i`, one number per anchor, from which each rank computes the gradient of its live keys.
+
+The difference :math:`p_i^+ - 1`, which loses all its digits once an anchor has found its positive, is never formed.
+Besides the collectives above there are only those of the anchors' ids, of their largest logits where a running maximum
+is needed, and of the ranks' row counts. ``backward`` has none. ``docs/contrast.md`` has the proofs.
 """
 
 from __future__ import annotations
@@ -29,18 +34,27 @@ from torch.autograd.function import once_differentiable
 
 from pretrain.contrast.exchange import Exchange
 from pretrain.contrast.kernels.products import Products
-from pretrain.contrast.kernels.protocol import Ids, Kernel, Sums
+from pretrain.contrast.kernels.protocol import InstanceIds, Kernel, SoftmaxSums
 from pretrain.contrast.queue import NO_ID, ShardedQueue
 from pretrain.contrast.stats import ContrastStats
 
 
 @dataclass(frozen=True)
 class SoftmaxContext:
-    """What one call knows besides its differentiable tensors.
+    """The inputs of one softmax that are not differentiable.
 
-    ``anchor_ids (m,)`` and ``live_ids (c,)`` name instances; a key of the anchor's own instance is never a negative.
-    ``shared_ids`` says that an id means the same on every rank and in the queue (because the user gave it).
-    ``products`` is the precision of all matrix products; sums are fp32 (fp64).
+    Attributes:
+        exchange: the ranks that see each other's anchors, and their numbers of anchors.
+        kernel: the arithmetic on this rank's keys.
+        queue: frozen negatives, or ``None``.
+        in_batch: whose anchors see this rank's live keys: ``global``, ``local`` or ``none``.
+        anchor_ids: ``(m,)``, the instance of each anchor.
+        live_ids: ``(c,)``, the instance of each live key; a key of the anchor's own instance is never a negative.
+        shared_ids: whether an id means the same on every rank and in the queue (because the user gave it).
+        products: the precision of the matrix products; exponentials and sums are fp32 (fp64).
+        needs_max: whether logits may be too large for a bare exponential, or diagnostics ask for the largest.
+        scale: factor of the returned loss and of all gradients.
+        stats: diagnostics to fill, or ``None``.
     """
 
     exchange: Exchange
@@ -51,94 +65,107 @@ class SoftmaxContext:
     live_ids: Tensor
     shared_ids: bool
     products: Products
-    running_reference: bool
+    needs_max: bool
     scale: float
     stats: ContrastStats | None
 
-    def query_ids(self, queries: Tensor) -> Tensor:
-        """The instances of the gathered anchors; without shared ids only this rank's own are known, and needed."""
+    def gathered_ids(self, gathered: int) -> Tensor:
+        """The ids of all ``gathered`` anchors; without shared ids only this rank's are known, and needed."""
         if self.shared_ids or len(self.exchange.counts) == 1:
-            return self.exchange.gather(self.anchor_ids)
-        ids = self.anchor_ids.new_full((len(queries),), NO_ID)
-        ids[self.exchange.own] = self.anchor_ids
+            return self.exchange.all_gather(self.anchor_ids)
+        ids = self.anchor_ids.new_full((gathered,), NO_ID)
+        ids[self.exchange.local_rows] = self.anchor_ids
         return ids
 
-    def live_parts(self, query_ids: Tensor) -> Iterator[tuple[slice, Ids | None]]:
-        """Which gathered anchors see this rank's live keys, and the ids that tell own keys from negatives."""
-        own, end = self.exchange.own, len(query_ids)
+    def live_blocks(self, gathered_ids: Tensor) -> Iterator[tuple[slice, InstanceIds | None]]:
+        """The gathered anchors that see this rank's live keys, in blocks, with ids where a block has own keys."""
+        local, end = self.exchange.local_rows, len(gathered_ids)
         if self.in_batch == "global" and self.shared_ids:
-            yield slice(0, end), Ids(query_ids, self.live_ids)
+            yield slice(0, end), InstanceIds(gathered_ids, self.live_ids)
         elif self.in_batch != "none":
-            yield own, Ids(self.anchor_ids, self.live_ids)
-            if self.in_batch == "global" and own.start:
-                yield slice(0, own.start), None
-            if self.in_batch == "global" and own.stop < end:
-                yield slice(own.stop, end), None
+            yield local, InstanceIds(self.anchor_ids, self.live_ids)
+            if self.in_batch == "global" and local.start:
+                yield slice(0, local.start), None
+            if self.in_batch == "global" and local.stop < end:
+                yield slice(local.stop, end), None
 
 
 class ShardedSoftmax(torch.autograd.Function):
-    """``forward`` finds the loss and every gradient; ``backward`` multiplies them by the gradient that comes in."""
+    """``forward`` computes the loss and every gradient; ``backward`` multiplies them by the incoming gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, anchors: Tensor, positives: Tensor, live: Tensor, temperature: Tensor | float, step: SoftmaxContext
+        ctx: Any, anchors: Tensor, positives: Tensor, live: Tensor, temperature: Tensor | float, context: SoftmaxContext
     ) -> Tensor:
-        """This rank's share of the loss, a scalar. Shapes: anchors and positives ``(m, d)``, live keys ``(c, d)``."""
-        queries = step.exchange.gather((anchors / temperature).to(step.products.travels_as(anchors.dtype)))
-        query_ids = step.query_ids(queries)
-
-        wants_gradient = any(ctx.needs_input_grad)
-        sums = Sums(
+        """The loss of this rank's anchors, a scalar. Shapes: anchors and positives ``(m, d)``, live keys ``(c, d)``."""
+        queries = context.exchange.all_gather((anchors / temperature).to(context.products.wire_dtype(anchors.dtype)))
+        gathered_ids = context.gathered_ids(len(queries))
+        blocks = list(context.live_blocks(gathered_ids))
+        sums = SoftmaxSums(
             normaliser=anchors.new_zeros(len(queries)),
-            weighted=anchors.new_zeros(queries.shape) if wants_gradient else None,
-            reference=anchors.new_full((len(queries),), -1.0) / temperature if step.running_reference else None,
+            weighted_keys=anchors.new_zeros(queries.shape) if any(ctx.needs_input_grad) else None,
+            running_max=anchors.new_full((len(queries),), -1.0) / temperature if context.needs_max else None,
         )
-        if step.queue is not None:
-            ids = Ids(query_ids, step.queue.ids) if step.shared_ids else None
-            step.kernel.accumulate(sums, queries, step.queue.rows, ids, step.products)
-        live_parts = list(step.live_parts(query_ids))
-        for part, ids in live_parts:
-            step.kernel.accumulate(sums[part], queries[part], live, ids, step.products)
-        if sums.reference is not None:
-            sums.raise_reference(step.exchange.highest(sums.reference))
-        own = step.exchange.bring_home(sums)
+        _accumulate_keys(sums, queries, gathered_ids, live, blocks, context)
+        sums = context.exchange.reduce_scatter(sums)
 
-        # One number an anchor: float64 costs nothing here and saves the digits of a difference of large logits.
+        # One number per anchor: float64 costs nothing here and saves the digits of a difference of large logits.
         positive_logits = (anchors.double() * positives.double()).sum(1) / temperature
-        margins = own.normaliser.double().log() - positive_logits
-        if own.reference is not None:
-            margins += own.reference
+        margins = sums.normaliser.double().log() - positive_logits  # x_i
+        if sums.running_max is not None:
+            margins += sums.running_max
         losses = torch.logaddexp(margins, torch.zeros_like(margins))
-        if step.stats is not None and own.reference is not None:
-            step.stats.update(torch.sigmoid(-margins), (positive_logits - own.reference) * temperature)
+        if context.stats is not None and sums.running_max is not None:
+            context.stats.update(torch.sigmoid(-margins), (positive_logits - sums.running_max) * temperature)
 
-        if own.weighted is not None:
+        if sums.weighted_keys is not None:
             tiny = torch.finfo(anchors.dtype).tiny  # an anchor without any negative: 0 / tiny, times sigmoid(-inf)
-            mean_negative = own.weighted / own.normaliser.clamp_min(tiny)[:, None]
-            weight = torch.sigmoid(margins).to(anchors.dtype)[:, None] * step.scale / temperature
-            d_anchors = weight * (mean_negative - positives)
-            d_temperature = -(anchors * d_anchors).sum() / temperature if ctx.needs_input_grad[3] else None
-            d_live = None
+            mean_negative = sums.weighted_keys / sums.normaliser.clamp_min(tiny)[:, None]
+            weight = torch.sigmoid(margins).to(anchors.dtype)[:, None] * context.scale / temperature
+            grad_anchors = weight * (mean_negative - positives)
+            grad_temperature = -(anchors * grad_anchors).sum() / temperature if ctx.needs_input_grad[3] else None
+            grad_live = None
             if ctx.needs_input_grad[2]:
-                lse = (positive_logits + losses).to(anchors.dtype)
-                d_live = _live_gradient(queries, live_parts, live, lse, step)
-            ctx.save_for_backward(d_anchors, -weight * anchors, d_live, d_temperature)
-        return (losses.sum() * step.scale).to(anchors.dtype)
+                lse = context.exchange.all_gather((positive_logits + losses).to(anchors.dtype))
+                grad_live = _live_gradient(queries, lse, live, blocks, context)
+            ctx.save_for_backward(grad_anchors, -weight * anchors, grad_live, grad_temperature)
+        return (losses.sum() * context.scale).to(anchors.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         """The saved gradients times the gradient of the objective with respect to this loss."""
         saved = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
-        return *(gradient * g if g is not None and needed else None for g, needed in saved), None
+        return *(grad_output * grad if grad is not None and needed else None for grad, needed in saved), None
+
+
+def _accumulate_keys(
+    sums: SoftmaxSums,
+    queries: Tensor,
+    gathered_ids: Tensor,
+    live: Tensor,
+    blocks: list[tuple[slice, InstanceIds | None]],
+    context: SoftmaxContext,
+) -> None:
+    """Add this rank's queue rows and live keys to the sums of all anchors; give all ranks the same running maxima."""
+    if context.queue is not None:
+        ids = InstanceIds(gathered_ids, context.queue.ids) if context.shared_ids else None
+        context.kernel.accumulate(sums, queries, context.queue.rows, ids, context.products)
+    for rows, ids in blocks:
+        context.kernel.accumulate(sums[rows], queries[rows], live, ids, context.products)
+    if sums.running_max is not None:
+        sums.rescale(context.exchange.all_reduce_max(sums.running_max))
 
 
 def _live_gradient(
-    queries: Tensor, parts: list[tuple[slice, Ids | None]], live: Tensor, lse: Tensor, step: SoftmaxContext
+    queries: Tensor,
+    lse: Tensor,
+    live: Tensor,
+    blocks: list[tuple[slice, InstanceIds | None]],
+    context: SoftmaxContext,
 ) -> Tensor:
-    r"""What all anchors ask of this rank's live keys: :math:`\frac1\tau \sum_i p_{ij} q_i`, ``(c, d)``."""
+    r"""The gradient of this rank's live keys from the anchors of all ranks, :math:`\frac1\tau \sum_i p_{ij} q_i`."""
     total = lse.new_zeros(live.shape)
-    everyone_lse = step.exchange.gather(lse)
-    for part, ids in parts:
-        total += step.kernel.key_gradient(queries[part], live, everyone_lse[part], ids, step.products)
-    return total * step.scale
+    for rows, ids in blocks:
+        total += context.kernel.key_gradient(queries[rows], live, lse[rows], ids, context.products)
+    return total * context.scale

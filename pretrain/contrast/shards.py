@@ -21,109 +21,111 @@ from torch import Tensor
 
 from pretrain.base.errors import CheckpointError
 
-_DTYPES = ("F32", "BF16", "F64")
-_NAME = re.compile(r"queue-(\d{5})-of-(\d{5})\.safetensors", re.ASCII)
+_ROW_DTYPES = ("F32", "BF16", "F64")
+_SHARD_NAME = re.compile(r"queue-(\d{5})-of-(\d{5})\.safetensors", re.ASCII)
 
 
-def share(capacity: int, rank: int, world: int) -> int:
-    """Rows of a global queue of ``capacity`` that ``rank`` of ``world`` keeps; at most ``ceil(capacity / world)``."""
+def shard_size(capacity: int, rank: int, world: int) -> int:
+    """The number of rows of a global queue of ``capacity`` that ``rank`` of ``world`` keeps."""
     return (capacity + rank) // world
 
 
-def write(folder: Path, rows: Tensor, ids: Tensor, start: int, rank: int, world: int) -> Path:
-    """Write one rank's shard, rows oldest first, and return the file; ``start`` is the oldest row's place in memory."""
+def write_shard(folder: Path, rows: Tensor, ids: Tensor, start: int, rank: int, world: int) -> Path:
+    """Write one rank's shard, oldest row first, and return the file; ``start`` is that row's place in memory."""
     path = folder / f"queue-{rank:05d}-of-{world:05d}.safetensors"
     save_file({"rows": rows.cpu(), "ids": ids.cpu(), "start": torch.tensor(start)}, path)
     return path
 
 
-def read(folder: Path, capacity: int, dim: int, rank: int, world: int) -> tuple[Tensor, Tensor, int]:
-    """Rows and ids, oldest first, that ``rank`` of ``world`` keeps of the newest ``capacity`` in ``folder``; and the
-    place of the oldest, which has a meaning for as many ranks as wrote them.
+def read_shards(folder: Path, capacity: int, dim: int, rank: int, world: int) -> tuple[Tensor, Tensor, int]:
+    """Read what ``rank`` of ``world`` keeps of the newest ``capacity`` rows in ``folder``.
 
-    Only these rows are read, and for as many ranks as wrote them only this rank's file. Raises
-    :class:`CheckpointError` for a missing, damaged or foreign shard.
+    Returns rows and ids, oldest first, and the oldest row's place in memory (0 if another number of ranks wrote the
+    shards). Only these rows are read; if as many ranks wrote them, only this rank's file.
+
+    Raises:
+        CheckpointError: a missing, damaged or foreign shard.
     """
-    paths = _complete_set(folder)
+    paths = _shard_files(folder)
     if len(paths) == world:
-        return _read_own(paths[rank], share(capacity, rank, world), dim)
-    counts = [_count(path, dim) for path in paths]
-    rows, ids, places = [], [], []
-    for path, (wanted, place) in zip(paths, _mine(counts, capacity, rank, world), strict=True):
-        if len(wanted):
-            with _opened(path) as file:
-                rows.append(file.get_slice("rows")[wanted.tolist()])
-                ids.append(file.get_slice("ids")[wanted.tolist()])
-            places.append(place)
+        return _read_shard_of_rank(paths[rank], shard_size(capacity, rank, world), dim)
+    counts = [_count_rows(path, dim) for path in paths]
+    rows, ids, ages = [], [], []
+    for path, (indices, age) in zip(paths, _kept_rows(counts, capacity, rank, world), strict=True):
+        if len(indices):
+            with _open_shard(path) as file:
+                rows.append(file.get_slice("rows")[indices.tolist()])
+                ids.append(file.get_slice("ids")[indices.tolist()])
+            ages.append(age)
     if not rows:
         return torch.empty(0, dim), torch.empty(0, dtype=torch.int64), 0
-    oldest_first = torch.cat(places).argsort(descending=True)
+    oldest_first = torch.cat(ages).argsort(descending=True)
     return torch.cat(rows)[oldest_first], torch.cat(ids)[oldest_first], 0
 
 
-def _mine(counts: Sequence[int], capacity: int, rank: int, world: int) -> list[tuple[Tensor, Tensor]]:
-    """Of each file, which rows ``rank`` keeps, and the place of each, 0 for the newest row of all.
+def _kept_rows(counts: Sequence[int], capacity: int, rank: int, world: int) -> list[tuple[Tensor, Tensor]]:
+    """For each file, the indices of the rows that ``rank`` keeps, and the age of each (0 is the newest row of all).
 
-    Newer than the row of age ``t`` in a file are those of a lower age in any, and those of its age in later files. A
-    file at a time, since all rows of a large queue would be a gigabyte of numbers on every rank.
+    Rows newer than the row of age ``t`` in a file are those of a lower age in any file, and those of its age in later
+    files. Files are handled one by one: the ages of all rows of a large queue would take a gigabyte on every rank.
     """
     longest = max(counts, default=0)
     ends = torch.tensor(counts).bincount(minlength=longest + 1)
     holding = len(counts) - ends.cumsum(0)  # files with a row of each age
-    younger = holding.cumsum(0) - holding
+    newer = holding.cumsum(0) - holding
     later = torch.zeros(longest + 1, dtype=torch.int64)
-    found = []
+    kept_rows = []
     for count in reversed(counts):
-        place = younger[:count] + later[:count]
+        ages = newer[:count] + later[:count]
         later[:count] += 1
-        age = ((place < capacity) & ((-1 - place) % world == rank)).nonzero().flatten().flip(0)
-        found.append((count - 1 - age, place[age]))
-    return found[::-1]
+        kept = ((ages < capacity) & ((-1 - ages) % world == rank)).nonzero().flatten().flip(0)
+        kept_rows.append((count - 1 - kept, ages[kept]))
+    return kept_rows[::-1]
 
 
-def _read_own(path: Path, most: int, dim: int) -> tuple[Tensor, Tensor, int]:
-    """The newest ``most`` rows of a rank's own shard: of as many ranks, each keeps its own (see the module's text)."""
-    first = max(0, _count(path, dim) - most)
-    with _opened(path) as file:
+def _read_shard_of_rank(path: Path, most: int, dim: int) -> tuple[Tensor, Tensor, int]:
+    """Read the newest ``most`` rows of this rank's shard, which as many ranks wrote: each rank keeps its own rows."""
+    first = max(0, _count_rows(path, dim) - most)
+    with _open_shard(path) as file:
         return file.get_slice("rows")[first:], file.get_slice("ids")[first:], int(file.get_tensor("start"))
 
 
-def _complete_set(folder: Path) -> list[Path]:
-    """The shards of one save, in rank order."""
-    found = {path: match for path in sorted(folder.glob("queue-*")) if (match := _NAME.fullmatch(path.name))}
-    worlds = {int(match[2]) for match in found.values()}
+def _shard_files(folder: Path) -> list[Path]:
+    """The shard files of one save, in rank order. Raises :class:`CheckpointError` for an incomplete or mixed set."""
+    matches = {path: match for path in sorted(folder.glob("queue-*")) if (match := _SHARD_NAME.fullmatch(path.name))}
+    worlds = {int(match[2]) for match in matches.values()}
     if len(worlds) != 1:
         what = "holds no queue shard" if not worlds else f"mixes queue shards of {sorted(worlds)} ranks"
         raise CheckpointError(f"{folder} {what}; it should hold queue-*-of-*.safetensors of one save")
     (world,) = worlds
-    missing = sorted(set(range(world)) - {int(match[1]) for match in found.values()})
+    missing = sorted(set(range(world)) - {int(match[1]) for match in matches.values()})
     if missing:
         raise CheckpointError(
             f"{folder} lacks queue-{missing[0]:05d}-of-{world:05d}.safetensors ({len(missing)} missing)"
         )
-    if len(found) != world:
-        raise CheckpointError(f"{folder}: {list(found)[-1].name} is the shard of no rank of {world}")
-    return list(found)
+    if len(matches) != world:
+        raise CheckpointError(f"{folder}: {list(matches)[-1].name} is the shard of no rank of {world}")
+    return list(matches)
 
 
-def _count(path: Path, dim: int) -> int:
-    """Rows in a shard, whose head is checked: rows of width ``dim``, as many ids, one start."""
-    with _opened(path) as file:
+def _count_rows(path: Path, dim: int) -> int:
+    """Check the header of a shard (rows of width ``dim``, as many ids, one start) and return its number of rows."""
+    with _open_shard(path) as file:
         stored = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (a safetensors handle is no dict)
-        found = {name: (part.get_dtype(), part.get_shape()) for name, part in stored.items()}
-    dtype, shape = found.get("rows", ("", [0, 0]))
-    if len(shape) == 2 and shape[1] != dim and dtype in _DTYPES:
+        header = {name: (part.get_dtype(), part.get_shape()) for name, part in stored.items()}
+    dtype, shape = header.get("rows", ("", [0, 0]))
+    if len(shape) == 2 and shape[1] != dim and dtype in _ROW_DTYPES:
         raise CheckpointError(f"{path} holds rows of shape {shape[1:]}, this model's have [{dim}]")
     count = shape[0]
-    if dtype not in _DTYPES or found != {
+    if dtype not in _ROW_DTYPES or header != {
         "rows": (dtype, [count, dim]), "ids": ("I64", [count]), "start": ("I64", [])
     }:  # fmt: skip
-        raise CheckpointError(f"{path} is damaged: a shard holds rows, ids and start, this one {str(found)[:300]}")
+        raise CheckpointError(f"{path} is damaged: a shard holds rows, ids and start, this one {str(header)[:300]}")
     return int(count)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open_shard(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, "pt") as file:
             yield file

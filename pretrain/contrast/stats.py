@@ -1,4 +1,4 @@
-"""What a contrastive step looked like, beside its loss."""
+"""Diagnostics of a contrastive step, beside its loss."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from torch import Tensor
 
 
 class ContrastStats:
-    """Means over this rank's anchors since the object was made. Pass one as ``stats``; it costs one more pass over the
-    logits, so a training loop does it on the steps that it logs."""
+    """Means over this rank's anchors since the object was made.
+
+    Pass one as ``stats`` to the loss. It costs one more pass over the logits, so pass it on the steps that are logged.
+    """
 
     def __init__(self) -> None:
         self.anchors = 0

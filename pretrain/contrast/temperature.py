@@ -12,10 +12,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pretrain.base.errors import ConfigError
+from pretrain.config.contrast import TemperatureSection
 
 
 def inverted_triangle(step: int, total_steps: int, minimum: float = 0.05) -> float:
-    r"""Eq. 6 of the CAPT paper, :math:`\tau(t) = \frac1T |t - \frac T2| + 0.05`, a V from .55 down to .05 and up again.
+    r"""Eq. 6 of the CAPT paper, :math:`\tau(t) = \frac1T |t - \frac T2| + 0.05`: from 0.55 down to 0.05 and up again.
 
     Args:
         step: optimizer updates done, ``t``; clamped to 0 .. T.
@@ -27,14 +28,14 @@ def inverted_triangle(step: int, total_steps: int, minimum: float = 0.05) -> flo
     """
     if total_steps < 1:
         raise ConfigError(f"a temperature schedule needs 1 step or more, got {total_steps}")
-    _positive("minimum", minimum)
+    _check_positive("minimum", minimum)
     t = min(max(step, 0), total_steps)
     return abs(t - total_steps / 2) / total_steps + minimum
 
 
 @dataclass(frozen=True)
 class InvertedTriangle:
-    """Eq. 6."""
+    """The schedule :func:`inverted_triangle` with its constants."""
 
     total_steps: int
     minimum: float = 0.05
@@ -49,21 +50,21 @@ class InvertedTriangle:
 
 @dataclass(frozen=True)
 class Constant:
-    """One value for the whole run."""
+    """A temperature that stays the same for the whole run."""
 
     value: float = 0.05
 
     def __post_init__(self) -> None:
-        _positive("value", self.value)
+        _check_positive("value", self.value)
 
     def __call__(self, step: int) -> float:
-        """The temperature, whatever the step."""
+        """The temperature, which does not depend on ``step``."""
         return self.value
 
 
 @dataclass(frozen=True)
 class Linear:
-    """From ``start`` at step 0 to ``end`` at step ``total_steps``, and ``end`` from there on."""
+    """A linear change from ``start`` at step 0 to ``end`` at step ``total_steps``, and ``end`` from there on."""
 
     total_steps: int
     start: float = 0.5
@@ -72,8 +73,8 @@ class Linear:
     def __post_init__(self) -> None:
         if self.total_steps < 1:
             raise ConfigError(f"a temperature schedule needs 1 step or more, got {self.total_steps}")
-        _positive("start", self.start)
-        _positive("end", self.end)
+        _check_positive("start", self.start)
+        _check_positive("end", self.end)
 
     def __call__(self, step: int) -> float:
         """The temperature of optimizer update ``step``."""
@@ -89,7 +90,7 @@ class Learned(nn.Module):
 
     def __init__(self, start: float = 0.07, minimum: float = 0.01, maximum: float = 1.0) -> None:
         super().__init__()
-        _positive("minimum", minimum)
+        _check_positive("minimum", minimum)
         if not minimum <= start <= maximum:
             raise ConfigError(f"a learned temperature must start within {minimum} .. {maximum}, got {start}")
         self.minimum, self.maximum = minimum, maximum
@@ -97,10 +98,10 @@ class Learned(nn.Module):
         self.log_temperature = nn.Parameter(torch.tensor([math.log(start)]))
 
     def forward(self, step: int) -> Float[Tensor, ""]:
-        """The temperature in float32, whatever the step."""
-        free = self.log_temperature.float().squeeze()
-        bounded = free.detach().clamp(math.log(self.minimum), math.log(self.maximum))
-        return torch.exp(bounded + (free - free.detach()))
+        """The temperature in float32, which does not depend on ``step``."""
+        unbounded = self.log_temperature.float().squeeze()
+        bounded = unbounded.detach().clamp(math.log(self.minimum), math.log(self.maximum))
+        return torch.exp(bounded + (unbounded - unbounded.detach()))
 
 
 Schedule = Callable[[int], float | Tensor]
@@ -127,6 +128,21 @@ def build_temperature(type: str, parameters: Mapping[str, Any]) -> Schedule:
         raise ConfigError(f"temperature schedule {type}: {error}") from None
 
 
-def _positive(name: str, value: float) -> None:
+def build_schedule(section: TemperatureSection, max_steps: int) -> Schedule:
+    """The temperature schedule that a job's ``contrast.temperature`` asks for, over ``max_steps`` updates.
+
+    Raises:
+        ConfigError: a temperature that is out of range.
+    """
+    parameters: dict[str, dict[str, float]] = {
+        "inverted_triangle": {"total_steps": max_steps, "minimum": section.minimum},
+        "constant": {"value": section.value},
+        "linear": {"total_steps": max_steps, "start": section.start, "end": section.end},
+        "learned": {"start": section.value},
+    }
+    return build_temperature(section.type, parameters[section.type])
+
+
+def _check_positive(name: str, value: float) -> None:
     if not (value > 0 and math.isfinite(value)):
         raise ConfigError(f"temperature {name} must be a positive number, got {value}")

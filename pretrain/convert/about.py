@@ -1,4 +1,4 @@
-"""What the head of a model card says that no run records: licence, languages, the model it comes from, results."""
+"""Fields of a model card that no run records: licence, languages, the base model, results for the hub."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pretrain.base.errors import ConfigError
 from pretrain.base.files import read_json
-from pretrain.convert.import_hf import IMPORTED
 from pretrain.models.hub import hub_id, is_hub_id
+
+IMPORTED = "imported.json"
+"""A file of an imported run. Its ``source`` is the hub id (with its revision) or the folder's name of the model."""
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*|code|multilingual")

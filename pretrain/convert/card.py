@@ -1,154 +1,23 @@
-"""The model card of an export: what the weights are, what they were trained on, how to load them, what to mind.
-
-Everything in it is read from the checkpoint and its run, or was said on the command line (licence, languages); what
-nobody said is left out. Of paths only the last part is shown.
-"""
+"""The parts of a model card that do not depend on the kind of model: measurements, tables, versions, names of files."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pretrain.base.sensitive import has_secret
-from pretrain.convert.about import About, result
 from pretrain.engine.metrics_file import METRICS, VALIDATION, Row, read_metrics
-from pretrain.language.evaluations import Section
-from pretrain.models.hub import is_hub_id
 
 logger = logging.getLogger(__name__)
 
-Form = Literal["hf", "sentence-transformers", "onnx"]
-
-_HEAD: dict[Form, dict[str, Any]] = {
-    "hf": {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["capt", "roberta"]},
-    "sentence-transformers": {
-        "library_name": "sentence-transformers",
-        "pipeline_tag": "sentence-similarity",
-        "tags": ["capt", "roberta", "sentence-transformers", "feature-extraction"],
-    },
-    "onnx": {"library_name": "onnx", "pipeline_tag": "feature-extraction", "tags": ["capt", "roberta", "onnx"]},
-}
-
-_USE: dict[Form, str] = {
-    "hf": """\
-```python
-from transformers import AutoModelForMaskedLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("PATH")
-model = AutoModelForMaskedLM.from_pretrained("PATH")
-logits = model(**tokenizer("A text with a <mask> in it.", return_tensors="pt")).logits
-```""",
-    "sentence-transformers": """\
-```python
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("PATH")
-embeddings = model.encode(["one sentence", "another sentence"])  # unit rows: a dot product is a cosine
-```""",
-    "onnx": """\
-```python
-import onnxruntime
-from transformers import AutoTokenizer
-
-batch = AutoTokenizer.from_pretrained("PATH")(["one sentence", "another one"], padding=True, return_tensors="np")
-session = onnxruntime.InferenceSession("PATH/model.onnx")
-inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-embeddings = session.run(["sentence_embedding"], inputs)[0]  # unit rows: a dot product is a cosine
-```""",
-}
-
-_CAVEATS: dict[Form, tuple[str, ...]] = {
-    "hf": (
-        "`pooler_output` of `RobertaModel` is not trained (transformers initialises it at random): do not use it.",
-        "The contrastive aggregation head is in `capt_head.safetensors`, which transformers does not read; "
-        "the sentence-transformers export carries it.",
-    ),
-    "sentence-transformers": ("Inputs longer than the trained length are cut.",),
-    "onnx": ("Pass `input_ids` and `attention_mask` as int64; padding goes on the right.",),
-}
-
-_COMMON_CAVEATS = (
-    "The model repeats the biases and errors of its training text; it was evaluated on nothing but what stands here.",
-)
-
-_KEYS = (
-    ("model.init", "started from"),
-    ("data.source", "data source"),
-    ("data.name", "data set"),
-    ("data.files", "data files"),
-    ("data.sequence_length", "sequence length"),
-    ("corruption.type", "corruption"),
-    ("batch.global", "sequences a step"),
-    ("schedule.max_steps", "scheduled steps"),
-    ("schedule.warmup_steps", "warmup steps"),
-    ("optimizer.type", "optimizer"),
-    ("optimizer.lr", "peak learning rate"),
-    ("optimizer.betas", "Adam betas"),
-    ("optimizer.weight_decay", "weight decay"),
-    ("engine.precision", "precision"),
-    ("contrast.weight", "weight of the contrastive loss"),
-    ("contrast.queue", "queue (rows, all ranks)"),
-    ("contrast.in_batch", "in-batch negatives"),
-    ("contrast.temperature.type", "temperature schedule"),
-    ("run.seed", "seed"),
-)
-
+_PACKAGES = ("capt-pretraining", "torch", "transformers", "tokenizers", "safetensors")
 _NOT_OF_THE_MODEL = {
     "lr", "grad_norm", "mfu", "seconds_per_step", "samples_per_second", "tokens_per_second",
 }  # fmt: skip
-
-_UNKNOWN = About()
-_PACKAGES = ("capt-pretraining", "torch", "transformers", "tokenizers", "safetensors")
-
-
-def model_card(
-    form: Form,
-    *,
-    name: str,
-    model: Mapping[str, Any],
-    job: Mapping[str, Any],
-    progress: Mapping[str, int] | None = None,
-    metrics: Mapping[str, Any] | None = None,
-    about: About = _UNKNOWN,
-    evaluations: Sequence[Section] = (),
-    pooling: str = "mean",
-) -> str:
-    """The text of a ``README.md``: YAML head and Markdown.
-
-    Args:
-        form: which export the card belongs to; decides the head, the loading example and the caveats.
-        name: the title.
-        model: facts of the architecture, such as layers and hidden size.
-        job: the resolved configuration as a mapping of sections; only known keys are shown, paths by name only.
-        progress: how far the training is: ``step``, ``samples``, ``tokens``.
-        metrics: final measurements (see :func:`final_metrics`).
-        about: licence, languages and the like, for the head.
-        evaluations: what ``capt evaluate`` has measured; also the head's ``model-index``.
-        pooling: whose sentence vectors ``evaluations`` are shown for.
-    """
-    trained = bool(progress and progress.get("step"))
-    training = _training(job, progress or {}) if trained else {}
-    parts = [
-        about.head(_HEAD[form], name, _results(evaluations, pooling)),
-        f"# {name}",
-        _summary(job, trained),
-        "## Use\n\n" + _USE[form].replace("PATH", about.location),
-        "## Model\n\n" + _table(model),
-    ]
-    if training:
-        parts.append("## Training\n\n" + _table(training))
-    if evaluations:
-        parts.append("## Evaluation\n\n" + "\n\n".join(_evaluation(section, pooling) for section in evaluations))
-    if metrics:
-        parts.append("## Last measurements of the run\n\n" + _table(metrics))
-    parts += [
-        "## Versions\n\n" + _table({package: _version(package) for package in _PACKAGES}),
-        "## Mind\n\n" + "\n".join(f"- {line}" for line in (*_CAVEATS[form], *_COMMON_CAVEATS)),
-    ]
-    return "\n\n".join(parts) + "\n"
+"""Figures that describe the machine or a setting and not the model."""
 
 
 def final_metrics(run: Path, step: int) -> dict[str, float]:
@@ -161,81 +30,41 @@ def final_metrics(run: Path, step: int) -> dict[str, float]:
     metrics = read_metrics(run / METRICS)
     for note in metrics.notes:
         logger.warning("%s: %s", run, note)
-    found: dict[str, float] = {}
+    measured: dict[str, float] = {}
     for prefix, rows in (("", metrics.training), (f"{VALIDATION}/", metrics.validation)):
         last = next((row for row in reversed(rows) if row.step <= step), Row(step))
-        found |= {f"{prefix}{key}": value for key, value in last.figures.items() if _is_measurement(key)}
-    return found
+        measured |= {
+            f"{prefix}{key}": value
+            for key, value in last.figures.items()
+            if key.partition("/")[0] not in _NOT_OF_THE_MODEL
+        }
+    return measured
 
 
-def _is_measurement(key: str) -> bool:
-    """Of the model, that is: not of the machine, nor a setting."""
-    return key.partition("/")[0] not in _NOT_OF_THE_MODEL
+def table(facts: Mapping[str, Any]) -> str:
+    """A Markdown table of two columns without titles."""
+    rows = [f"| {key} | {cell(value)} |" for key, value in facts.items()]
+    return "\n".join(["| | |", "|---|---|", *rows])
 
 
-def _training(job: Mapping[str, Any], progress: Mapping[str, int]) -> dict[str, Any]:
-    facts = {label: value for key, label in _KEYS if (value := _lookup(job, key)) not in (None, [], ())}
-    if "data files" in facts:
-        facts["data files"] = [_name(file) for file in facts["data files"]]
-    for label in ("started from", "data set"):
-        if label in facts and not is_hub_id(str(facts[label])):
-            facts[label] = _name(facts[label])
-    counted = {"step": "steps taken", "samples": "sequences seen", "tokens": "tokens seen (once a sequence)"}
-    return facts | {label: progress[key] for key, label in counted.items() if key in progress}
+def cell(value: Any) -> str:
+    """A value as the text of a table's cell: six digits of a number, a list's items, one line."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(cell(item) for item in value)
+    return str(value).replace("|", "\\|").replace("\n", " ")
 
 
-def _name(path: Any) -> str:
+def last_part(path: Any) -> str:
     """The last part of a path or address: no folder of somebody's home, no query, nothing that looks like a token."""
     name = Path(str(path).partition("?")[0]).name
     return "(not shown)" if has_secret(name) else name
 
 
-def _results(evaluations: Sequence[Section], pooling: str) -> list[dict[str, Any]]:
-    """The head's results: of text the masked-language-model figures, of STS sets Spearman's rho of ``pooling``."""
-    found = []
-    for section in evaluations:
-        spearman = section.poolers.get(pooling, {}).get("spearman")
-        if spearman is not None:
-            metrics: dict[str, float | None] = {"spearman": spearman}
-            found.append(result("sentence-similarity", section.name, metrics))
-        elif section.metrics:
-            found.append(result("fill-mask", section.name, section.metrics))
-    return found
-
-
-def _evaluation(section: Section, pooling: str) -> str:
-    vectors = {f"{name} ({pooling})": value for name, value in section.poolers.get(pooling, {}).items()}
-    rows = {name: value for name, value in {**section.metrics, **vectors}.items() if value is not None}
-    return f"{_shown(section.name)}: {_shown(section.protocol)}\n\n{_table(rows)}"
-
-
-def _summary(job: Mapping[str, Any], trained: bool) -> str:
-    if not trained:
-        return "A RoBERTa encoder with the weights it was started from: no training step has been taken on them."
-    capt = " and CAPT (contrastive pretraining on corrupted views of each sequence)"
-    return (
-        f"A RoBERTa encoder pretrained with masked language modelling{capt if _lookup(job, 'contrast.weight') else ''}."
-    )
-
-
-def _lookup(job: Mapping[str, Any], key: str) -> Any:
-    value: Any = job
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
-
-
-def _table(facts: Mapping[str, Any]) -> str:
-    rows = [f"| {key} | {_shown(value)} |" for key, value in facts.items()]
-    return "\n".join(["| | |", "|---|---|", *rows])
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, list | tuple):
-        return ", ".join(_shown(item) for item in value)
-    return str(value).replace("|", "\\|").replace("\n", " ")
+def versions() -> dict[str, str]:
+    """The installed release of each package that an export depends on."""
+    return {package: _version(package) for package in _PACKAGES}
 
 
 def _version(package: str) -> str:

@@ -1,4 +1,4 @@
-"""``manifest.json`` of a shard set: its typed record, and what the files that it lists must hold to fit it."""
+"""``manifest.json`` of a shard set: its typed record, and the checks of the files that it lists."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from pretrain.base.errors import DataError
-from pretrain.base.files import read_record
-from pretrain.base.verification import Inspection, Recorded
+from pretrain.base.hashing import ExpectedFile, Inspection
+from pretrain.base.records import Record, read_record
 from tokenizer.special import SpecialIds
 
 MANIFEST = "manifest.json"
@@ -28,7 +28,7 @@ Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What the data pipeline needs of a tokenizer (``tokenizer.encode`` has it); sent to workers by pickle."""
+    """The tokenizer that the data pipeline needs (``tokenizer.encode`` has one); it is sent to workers by pickle."""
 
     @property
     def vocab_size(self) -> int:
@@ -37,29 +37,25 @@ class Tokenizer(Protocol):
 
     @property
     def special(self) -> SpecialIds:
-        """Ids by role."""
+        """The special ids by role."""
         ...
 
     @property
     def special_ids(self) -> Collection[int]:
-        """All ids that are not text."""
+        """All ids that stand for no text."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Changes when any text would be encoded differently."""
+        """A hash that changes when any text would be encoded differently."""
         ...
 
     def encode_batch(self, texts: list[str]) -> list[Int32[np.ndarray, " tokens"]]:
-        """Token ids of each text, without special tokens."""
+        """The token ids of each text, without special tokens."""
         ...
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class TokenizerRecord(_Record):
+class TokenizerRecord(Record, extra="forbid"):
     """The tokenizer that made a shard set."""
 
     fingerprint: Name
@@ -68,11 +64,11 @@ class TokenizerRecord(_Record):
     pad: Id
     eos: Id
     mask: Id
-    special_ids: tuple[Id, ...]
+    special_ids: Annotated[tuple[Id, ...], Field(strict=False)]
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> TokenizerRecord:
-        """The record of a tokenizer."""
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> TokenizerRecord:
+        """Record ``tokenizer``."""
         special = tokenizer.special
         return cls(
             fingerprint=tokenizer.fingerprint,
@@ -91,7 +87,7 @@ class TokenizerRecord(_Record):
         return self
 
 
-class FileRecord(_Record):
+class FileRecord(Record, extra="forbid"):
     """One file of a shard set."""
 
     name: Annotated[str, Field(pattern=r"\A(shard-[0-9]{5,9}|documents)\.bin\z")]
@@ -99,7 +95,7 @@ class FileRecord(_Record):
     sha256: Digest
 
 
-class Manifest(_Record):
+class Manifest(Record, extra="forbid"):
     """What ``manifest.json`` says. ``key`` stands for the text, the tokenizer and the options that it was made from.
 
     The sizes of the files follow from the counts, and are checked against them here.
@@ -114,17 +110,17 @@ class Manifest(_Record):
     documents: Count
     tokens: Count
     shard_tokens: Count
-    files: tuple[FileRecord, ...]
+    files: Annotated[tuple[FileRecord, ...], Field(strict=False)]
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """The manifest of ``folder``. Raises ``DataError`` naming what is wrong in it."""
+        """Read the manifest of ``folder``. Raises ``DataError`` naming what is wrong in it."""
         path = folder / MANIFEST
         if not path.is_file():
             inner = (folder / "train" / MANIFEST).is_file()
             remedy = f"name {folder / 'train'}" if inner else "capt data prepare makes one"
             raise DataError(f"{folder} is not a shard set: it has no {MANIFEST} ({remedy})")
-        return read_record(path, cls)
+        return read_record(cls, path, error=DataError)
 
     @model_validator(mode="after")
     def _files_fit_the_counts(self) -> Manifest:
@@ -144,15 +140,15 @@ class Manifest(_Record):
 
     @property
     def shards(self) -> list[str]:
-        """Names of the shards in the order of the stream."""
+        """The names of the shards in the order of the stream."""
         return [f"shard-{i:05}.bin" for i in range(len(self.files) - 1)]
 
-    def records(self) -> dict[str, Recorded]:
+    def records(self) -> dict[str, ExpectedFile]:
         """The files by name, for verification."""
-        return {file.name: Recorded(file.bytes, file.sha256) for file in self.files}
+        return {file.name: ExpectedFile(file.bytes, file.sha256) for file in self.files}
 
     def inspections(self) -> dict[str, Inspection]:
-        """What is looked at when the files are read: every id is of the vocabulary, documents lie end to end."""
+        """The checks of the files' contents: every id is of the vocabulary, documents lie end to end."""
         size, dtype = self.tokenizer.vocab_size, token_dtype(self.tokenizer.vocab_size)
         ids = Inspection(f"ids below {size} of {dtype.str}", lambda: _ids_below(size, dtype))
         ends = Inspection(f"documents end at {self.tokens}", lambda: _documents_end_at(self.tokens))

@@ -1,20 +1,21 @@
-"""From the ``data.*`` section to opened shard sets: built on the first run, found again by content after that."""
+"""Shard sets from the ``data.*`` section: built on the first run, reused after that while text and options stay."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from pretrain.base.errors import DataError
+from pretrain.base.progress import ProgressCallback
 from pretrain.base.verification import ALONE, Ranks, Verifier
 from pretrain.data.config import NO_TEXT, DataConfig
 from pretrain.data.corpus import Corpus, Part
 from pretrain.data.docstrings import docstring_file
-from pretrain.data.files import FileCorpus, resolve
+from pretrain.data.files import FileCorpus, resolve_paths
 from pretrain.data.manifest import Tokenizer
 from pretrain.data.parallel import usable_cores
 from pretrain.data.shard_writer import Options, write_shards
@@ -23,11 +24,10 @@ from pretrain.data.shards import ShardSet
 log = logging.getLogger(__name__)
 
 Split = Literal["train", "validation"]
-Progress = Callable[[int, int], None]
 
 
 def open_corpus(
-    data: DataConfig, split: Split, progress: Progress | None = None, verifier: Verifier | None = None
+    data: DataConfig, split: Split, progress: ProgressCallback | None = None, verifier: Verifier | None = None
 ) -> Corpus | None:
     """The text of a split; None where a job has no validation text.
 
@@ -40,14 +40,16 @@ def open_corpus(
         return _open_corpus(data, split, progress, verifier)
 
 
-def _open_corpus(data: DataConfig, split: Split, progress: Progress | None, verifier: Verifier) -> Corpus | None:
+def _open_corpus(
+    data: DataConfig, split: Split, progress: ProgressCallback | None, verifier: Verifier
+) -> Corpus | None:
     named = data.validation_files or data.validation_split
     if split == "validation" and data.validation_files:
-        held_out = resolve(data.validation_files, "data.validation_files")
-        if both := sorted(set(held_out) & set(resolve(data.files, "data.files"))):
+        held_out = resolve_paths(data.validation_files, "data.validation_files")
+        if both := sorted(set(held_out) & set(resolve_paths(data.files, "data.files"))):
             raise DataError(f"data.validation_files: {both[0]} is training text too (data.files)")
         return FileCorpus(held_out, data.text_column, data.document_start, verifier)
-    corpus = _text(data, progress, verifier, data.validation_split if split == "validation" else None)
+    corpus = _open_text(data, progress, verifier, data.validation_split if split == "validation" else None)
     if named or data.validation_fraction == 0:
         return corpus if split == "train" or named else None
     part = Part(corpus, data.validation_fraction, held_out=split == "validation")
@@ -58,7 +60,7 @@ def _open_corpus(data: DataConfig, split: Split, progress: Progress | None, veri
 
 
 def verifier_of(data: DataConfig, ranks: Ranks = ALONE) -> Verifier:
-    """What hashes the files of a job, and remembers them in ``data.cache``."""
+    """The verifier that hashes the files of a job and remembers the hashes in ``data.cache``."""
     return Verifier(data.cache, ranks, again=data.verify == "always")
 
 
@@ -66,7 +68,7 @@ def prepare(
     data: DataConfig,
     tokenizer: Tokenizer,
     split: Split,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     verifier: Verifier | None = None,
 ) -> ShardSet | None:
     """The shard set of a split: that of ``data.shards``, or one in ``data.cache`` that is built if need be.
@@ -88,11 +90,11 @@ def prepare(
 
 
 def prepare_folder(
-    data: DataConfig, tokenizer: Tokenizer, out: Path, progress: Progress | None = None
+    data: DataConfig, tokenizer: Tokenizer, out: Path, progress: ProgressCallback | None = None
 ) -> dict[Split, ShardSet]:
     """Write the shard sets of a job to ``out/train`` and, where there is validation text, ``out/validation``.
 
-    Shard sets that stand there already are kept if they are the same; raises ``DataError`` if they are others.
+    Shard sets that are there already are kept if they are the same; raises ``DataError`` if they are others.
     """
     splits: tuple[Split, ...] = ("train", "validation")
     verifier = verifier_of(data)
@@ -100,7 +102,7 @@ def prepare_folder(
     return {split: shards for split, shards in written.items() if shards is not None}
 
 
-def tokenizer_corpus(data: DataConfig, progress: Progress | None = None) -> Iterator[str]:
+def tokenizer_corpus(data: DataConfig, progress: ProgressCallback | None = None) -> Iterator[str]:
     """The lines of the training text, for training a tokenizer on what the model will read."""
     corpus = open_corpus(data, "train", progress)
     if corpus is None:
@@ -119,7 +121,7 @@ def _prepare(
     data: DataConfig,
     tokenizer: Tokenizer,
     split: Split,
-    progress: Progress | None,
+    progress: ProgressCallback | None,
     folder: Path | None,
     verifier: Verifier,
 ) -> ShardSet | None:
@@ -146,7 +148,9 @@ def _prepare(
     )
 
 
-def _text(data: DataConfig, progress: Progress | None, verifier: Verifier, hub_split: str | None) -> Corpus:
+def _open_text(
+    data: DataConfig, progress: ProgressCallback | None, verifier: Verifier, hub_split: str | None
+) -> Corpus:
     if data.source == "hub":
         from pretrain.data.hub import HubCorpus  # datasets takes a second to import
 
@@ -160,5 +164,5 @@ def _text(data: DataConfig, progress: Progress | None, verifier: Verifier, hub_s
     else:
         if not data.files:
             raise DataError("data.files is empty: data.shards alone holds no text to train a tokenizer on")
-        paths = resolve(data.files, "data.files")
+        paths = resolve_paths(data.files, "data.files")
     return FileCorpus(paths, data.text_column, data.document_start, verifier)

@@ -21,19 +21,19 @@ GRACE = 6.0
 
 
 class Interrupted(BaseException):
-    """A stop signal came before the first step. No ``Exception``, so that nothing on the way swallows it."""
+    """A stop signal came before the first step. It is no ``Exception``, so that no handler on the way catches it."""
 
 
 class _State:
-    begun = False
+    training = False
     reason = ""
-    last_words: Callable[[], None] | None = None
-    heard = 0
+    exit_action: Callable[[], None] | None = None
+    signal = 0
 
 
 def install(exit_code: int) -> None:
-    """From here on a stop signal raises :class:`Interrupted`; a rank that cannot unwind exits with ``exit_code``."""
-    _State.begun, _State.reason, _State.last_words, _State.heard = False, "", None, 0
+    """Raise :class:`Interrupted` at a stop signal from now on; a rank that cannot unwind exits with ``exit_code``."""
+    _State.training, _State.reason, _State.exit_action, _State.signal = False, "", None, 0
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     for number in SIGNALS:
@@ -42,9 +42,9 @@ def install(exit_code: int) -> None:
     threading.Thread(target=_watch, args=(reading, exit_code), name="signals", daemon=True).start()
 
 
-def begin() -> None:
-    """The first step is next: from here on signals are no business of this module, and a late one changes nothing."""
-    _State.begun = True
+def training_starts() -> None:
+    """The first step is next: from here on :class:`StopSignals` handles signals, and this module ignores them."""
+    _State.training = True
 
 
 def reason() -> str:
@@ -52,34 +52,34 @@ def reason() -> str:
     return _State.reason
 
 
-def hear(number: int) -> None:
-    """A stop signal has come after the first step: all ranks will agree on when to stop."""
-    _State.heard = number
+def record_signal(number: int) -> None:
+    """Remember a stop signal that came after the first step; the ranks will agree on the step after which they stop."""
+    _State.signal = number
 
 
-def heard() -> int:
-    """The stop signal that this process got after the first step; 0 for none."""
-    return _State.heard
+def recorded_signal() -> int:
+    """The stop signal that this process received after the first step; 0 for none."""
+    return _State.signal
 
 
-def give_up(number: int, where: str) -> NoReturn:
-    """End here, since the step that the ranks would stop after cannot be done. Raises :class:`Interrupted`."""
+def interrupt(number: int, where: str) -> NoReturn:
+    """End now, because the step after which the ranks would stop cannot be finished. Raises :class:`Interrupted`."""
     _State.reason = f"{signal.Signals(number).name} received {where}"
     raise Interrupted(_State.reason)
 
 
-def before_exit(last_words: Callable[[], None] | None) -> None:
-    """What a rank that cannot unwind still does: write its status."""
-    _State.last_words = last_words
+def set_exit_action(action: Callable[[], None] | None) -> None:
+    """Set what a rank that cannot unwind does before it exits: it writes its status."""
+    _State.exit_action = action
 
 
 def _receive(number: int, frame: FrameType | None) -> None:
-    if not _State.begun and not _State.reason:  # a second signal must not interrupt the unwinding
-        _State.reason = _words(number)
+    if not _State.training and not _State.reason:  # a second signal must not interrupt the unwinding
+        _State.reason = _reason_text(number)
         raise Interrupted(_State.reason)
 
 
-def _words(number: int) -> str:
+def _reason_text(number: int) -> str:
     return f"{signal.Signals(number).name} received before the first step"
 
 
@@ -87,14 +87,14 @@ def _watch(reading: int, exit_code: int) -> None:
     """Runs in a thread, since Python's handlers wait until the main thread is back from C code."""
     while True:
         number = os.read(reading, 1)[0]
-        if number not in SIGNALS or _State.begun or signal.getsignal(number) is not _receive:
+        if number not in SIGNALS or _State.training or signal.getsignal(number) is not _receive:
             continue
         time.sleep(GRACE)
-        if _State.begun:  # the first step came first
+        if _State.training:  # the first step came first
             continue
-        _State.reason = _State.reason or _words(number)
+        _State.reason = _State.reason or _reason_text(number)
         try:
-            if _State.last_words is not None:
-                _State.last_words()
+            if _State.exit_action is not None:
+                _State.exit_action()
         finally:
             os._exit(exit_code)

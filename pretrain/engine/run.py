@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.allocator import keep_freed_memory
-from pretrain.engine.callbacks import default_callbacks
+from pretrain.engine.callbacks import default_callbacks, user_callbacks
 from pretrain.engine.checkpoint import (
     checkpoints_of,
     find_checkpoint,
@@ -23,11 +24,11 @@ from pretrain.engine.checkpoint import (
     restore_weights_together,
     verify_together,
 )
-from pretrain.engine.claim import Claim, claimed
-from pretrain.engine.engines.deepspeed import build_engines
-from pretrain.engine.loop import Callback, Run, train
+from pretrain.engine.engines.build import build_engines
+from pretrain.engine.loop import NEVER, Callback, Run, train
 from pretrain.engine.precision import check_precision
 from pretrain.engine.run_folder import DONE, STOPPED
+from pretrain.engine.run_status import RunStatus, open_run_folder
 from pretrain.engine.task import Progress, StepMetrics, Task
 from pretrain.registry import task_class
 
@@ -52,7 +53,8 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None, wa
     distributed.initialize(job.engine.timeout_minutes)
     with distributed.synchronize_errors():
         check_precision(job.engine.precision)
-    with claimed(job, resume=resume, wait=wait) as claim:
+        callbacks = user_callbacks(job)
+    with open_run_folder(job, resume=resume, wait=wait) as status:
         source = _choose_checkpoint(job.run.dir, checkpoint) if resume else None
         with distributed.synchronize_errors(
             patient=True
@@ -64,13 +66,13 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None, wa
             distributed.synchronize_errors()
         ):  # after all that may refuse the job: a refused resume leaves the run as it was
             if distributed.rank() == 0:
-                claim.keep_config(job)
-        claim.progress = run.progress
+                status.write_config(job)
+        status.progress = run.progress
         if run.finished:
             logger.info("%s is done: all %d steps; raise schedule.max_steps to go on", run.dir, run.progress.step)
-            claim.end("done", DONE)
+            status.finish("done", DONE)
             return DONE
-        return _train(run, claim)
+        return _train(run, status, callbacks)
 
 
 def _build(job: Job, task: Task, source: Path | None) -> Run:
@@ -80,7 +82,7 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
     if source is not None:
         for name, module in modules.items():
             restore_weights_together(source, name, module)
-    engines = build_engines(modules, job)
+    engines = build_engines(modules, job, task.optimizers())
     progress = Progress()
     if source is not None:
         with distributed.synchronize_errors():
@@ -99,26 +101,29 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
     return Run(job, job.run.dir, task, engines, progress)
 
 
-class _Status(Callback):
+class _StatusCallback(Callback):
     """The last callback: when all others have started, the first step is next; and what is lost is stated."""
 
-    def __init__(self, claim: Claim) -> None:
-        self._claim = claim
+    def __init__(self, status: RunStatus) -> None:
+        self._status = status
 
     def on_start(self, run: Run) -> None:
-        self._claim.begin()
+        self._status.start_training()
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
-        self._claim.note_failed_saves(run.failed_saves)
+        self._status.record_failed_saves(run.failed_saves)
+
+    def next_due(self, run: Run) -> int:
+        return NEVER
 
 
-def _train(run: Run, claim: Claim) -> int:
-    train(run, [*default_callbacks(run.job), _Status(claim)])
+def _train(run: Run, status: RunStatus, callbacks: Sequence[Callback]) -> int:
+    train(run, [*default_callbacks(run.job, callbacks), _StatusCallback(status)])
     if run.finished:
-        claim.end("done", DONE)
+        status.finish("done", DONE)
         return DONE
     logger.info("stopped at step %d: %s; continue with: capt resume %s", run.progress.step, run.stopping, run.dir)
-    claim.end("stopped", STOPPED, run.stopping)
+    status.finish("stopped", STOPPED, run.stopping)
     return STOPPED
 
 

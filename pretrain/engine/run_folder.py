@@ -1,40 +1,36 @@
-"""What a launcher and a rank must agree on: exit codes, how a run stands, and when a folder is taken. No torch."""
+"""What launchers and ranks share about a run folder: exit codes, status, best checkpoint, lock. Imports no torch."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import logging
-import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import Field, FiniteFloat
 
-from pretrain.base.errors import ConfigError
-from pretrain.base.files import open_lock, read_json, require_own_folder, write_json
-from pretrain.base.records import Count, Record, parse
-
-logger = logging.getLogger(__name__)
+from pretrain.base.errors import ConfigError, UserError
+from pretrain.base.files import open_lock, require_own_folder, write_json
+from pretrain.base.locks import is_locked
+from pretrain.base.records import Count, Record, read_record
+from pretrain.engine.metrics_file import METRICS, read_metrics
 
 DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
 
 STATUS, BEST, LOCK = "status.json", "best.json", ".training"
-_RUN_MARKS = ("config.yaml", "metrics.jsonl", "checkpoints")
+CONFIG = "config.yaml"
+_RUN_MARKS = (CONFIG, METRICS, "checkpoints")
 OWN_FOLDERS = ("checkpoints", "codes", "log", "profile", "tensorboard")
 """Folders of a run in which a job writes and removes: no links, so that nothing outside the run is touched."""
 _LONGEST_REASON = 2000
 
 
 class Status(Record):
-    """``status.json``: how the run stands.
+    """``status.json``: the state of the run.
 
     ``starting`` (data are prepared, nothing is trained yet), ``running``, ``done``, ``stopped`` (resumable) or
-    ``failed``. A process that is killed cannot write: ``starting`` and ``running`` are true while the folder is held
-    (:func:`is_held`).
+    ``failed``. A process that is killed cannot write, so ``starting`` and ``running`` are only true while a process
+    holds the folder's lock (:func:`is_active`).
     """
 
     state: Literal["starting", "running", "done", "stopped", "failed"]
@@ -58,12 +54,12 @@ _R = TypeVar("_R", bound=Record)
 
 
 def read_status(folder: Path) -> Status | None:
-    """How the run in ``folder`` stands; None without a ``status.json``. Raises ``ConfigError``, if it is damaged."""
+    """The status of the run in ``folder``; None without a ``status.json``. Raises ``ConfigError`` if it is damaged."""
     return _read(folder / STATUS, Status)
 
 
 def read_best(folder: Path) -> Best | None:
-    """The record of the best checkpoint; None without a ``best.json``. Raises ``ConfigError``, if it is damaged."""
+    """The record of the best checkpoint; None without a ``best.json``. Raises ``ConfigError`` if it is damaged."""
     return _read(folder / BEST, Best)
 
 
@@ -87,11 +83,9 @@ def write_best(folder: Path, best: Best) -> None:
 
 
 def _read(path: Path, kind: type[_R]) -> _R | None:
-    try:
-        content = read_json(path, error=ConfigError)
-    except FileNotFoundError:
-        return None
-    return parse(kind, content, path, "; remove the file")
+    with suppress(FileNotFoundError):
+        return read_record(kind, path, "; remove the file")
+    return None
 
 
 def check_is_free(folder: Path) -> None:
@@ -114,12 +108,12 @@ def check_is_own(folder: Path) -> None:
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a job has taken ``folder``: it can be resumed, or its results looked at."""
+    """Whether a job has begun a run in ``folder``, which can then be resumed or reported."""
     return any((folder / mark).exists() or (folder / mark).is_symlink() for mark in _RUN_MARKS)
 
 
 def discard_refused(folder: Path) -> None:
-    """Remove what a job that was refused before its first step left in its folder: status, launch options, empty log.
+    """Remove the status, launch options and empty log folder of a job that was refused before its first step.
 
     A folder that holds a run stays as it is.
     """
@@ -131,58 +125,17 @@ def discard_refused(folder: Path) -> None:
         (folder / "log").rmdir()
 
 
-@contextmanager
-def held(folder: Path, name: str, refusal: str, wait: float = 0.0) -> Iterator[None]:
-    """Hold ``folder`` by a lock on its file ``name``, which the kernel frees when this process dies.
-
-    Raises:
-        ConfigError: ``refusal``, when another process holds it, and still does after ``wait`` seconds.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    # is_held() of another process holds it for a moment
-    path, patience, pause = folder / name, time.monotonic() + max(wait, 0.5), 0.05
-    while True:
-        with open_lock(path, error=ConfigError) as lock:
-            try:
-                _flock(lock, path, fcntl.LOCK_EX)
-            except BlockingIOError:
-                if time.monotonic() > patience:
-                    raise ConfigError(refusal) from None
-                if pause == 0.05 and wait:
-                    logger.warning("%s is held by another job: waiting up to %.0f s for its end", folder, wait)
-                time.sleep(pause)
-                pause = min(1.1 * pause, 1.0)
-                continue
-            if _is_of(lock, path):
-                yield
-                return
+def is_active(folder: Path) -> bool:
+    """Whether a process trains in ``folder`` at this moment."""
+    return is_locked(folder / LOCK)
 
 
-def is_held(folder: Path, name: str = LOCK) -> bool:
-    """Whether a process holds ``folder``: of a run, whether it is alive."""
-    path = folder / name
-    if not path.is_file() or path.is_symlink():
-        return False
-    try:
-        with path.open("rb") as lock:
-            return not _flock(lock, path, fcntl.LOCK_SH)
-    except BlockingIOError:
-        return True
-
-
-def _flock(lock: IO[str] | IO[bytes], path: Path, kind: int) -> bool:
-    try:
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError as error:  # a network file system without locks
-        logger.warning("%s cannot be locked (%s): see to it that nobody else uses it", path.parent, error.strerror)
-        return False
-    return True
-
-
-def _is_of(lock: IO[str], path: Path) -> bool:
-    """Whether the open file is still the one at ``path``, and not one that its last holder has removed."""
-    with suppress(OSError):
-        return os.path.samestat(os.fstat(lock.fileno()), path.lstat())
-    return False
+def last_step(folder: Path) -> int:
+    """The newest step in the status or the metrics of a run; a process that was killed wrote no status."""
+    steps = [0]
+    with suppress(UserError, OSError):
+        steps += [status.step] if (status := read_status(folder)) else []
+    with suppress(UserError, OSError):
+        metrics = read_metrics(folder / METRICS)
+        steps += [row.step for row in (*metrics.training[-1:], *metrics.validation[-1:])]
+    return max(steps)

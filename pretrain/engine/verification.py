@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from pretrain.base.errors import UserError
-from pretrain.base.verification import Ranks, Recorded, Verifier
+from pretrain.base.hashing import ExpectedFile
+from pretrain.base.verification import Ranks, Verifier
 from pretrain.engine import distributed
 
 
@@ -16,7 +17,7 @@ def all_ranks() -> Ranks:
     return Ranks(distributed.rank(), distributed.gather_objects, partial(distributed.synchronize_errors, patient=True))
 
 
-def verify_files(folder: Path, files: Mapping[str, Recorded], *, error: type[UserError], hint: str = "") -> None:
+def verify_files(folder: Path, files: Mapping[str, ExpectedFile], *, error: type[UserError], hint: str = "") -> None:
     """Compare files of ``folder`` with their records, each read by one rank, or by none that this host remembers.
 
     Collective: all ranks call it with the same files.

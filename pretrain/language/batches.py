@@ -1,4 +1,4 @@
-"""From packed windows to the batches of a step: both views, what to predict, and who is who."""
+"""Batches of packed windows: both views of each, the tokens to predict, and the numbers of the windows."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from pretrain.data.sampler import Sampler
 class LanguageBatch:
     """One micro-batch of ``n`` windows of ``L`` tokens with ``m`` prediction slots each.
 
-    ``labels`` are token ids, ``IGNORE`` in unused slots. ``documents`` numbers the documents of a window where
-    attention must not cross them, padding apart, and ``runs`` says how many stretches of one document there are,
-    once the batch is where it is used. ``padded`` is False when no row of either view holds padding. ``ids`` are window
-    numbers: the same text in a later epoch has the same id.
+    ``labels`` are token ids, ``IGNORE`` in unused slots. ``documents`` numbers the documents of a window, padding
+    apart, where attention must not cross them; `to` sets ``runs``, their number of runs. ``padded`` is False
+    when no row of either view holds padding. ``ids`` are window numbers: the same text in a later epoch has the same.
     """
 
     tokens: Int[Tensor, "n L"]
@@ -87,17 +86,17 @@ class Assembler:
 def validation_batches(
     assembler: Assembler, samples: int, micro: int, world: int, rank: int
 ) -> Iterator[tuple[LanguageBatch, int]]:
-    """This rank's validation batches, each with how many of its rows count.
+    """This rank's validation batches, each with the number of its rows that are valid.
 
     Every rank gets the same number of batches (engines with partitioned parameters need that), whatever ``samples`` is:
-    a rank that runs out of samples repeats sample 0, with nothing to predict, and those rows do not count.
+    a rank that runs out of samples repeats sample 0 with nothing to predict, and those rows are not valid.
     """
-    mine = np.arange(rank, samples, world, dtype=np.int64)
-    share = -(-samples // world)
-    for first in range(0, share, micro):
-        wanted = min(micro, share - first)
-        numbers = mine[first : first + wanted]
-        counted = len(numbers)
-        batch = assembler(np.concatenate([numbers, np.zeros(wanted - counted, dtype=np.int64)]))
-        batch.labels[counted:] = IGNORE
-        yield batch, counted
+    samples_here = np.arange(rank, samples, world, dtype=np.int64)
+    rows_per_rank = -(-samples // world)
+    for first in range(0, rows_per_rank, micro):
+        rows = min(micro, rows_per_rank - first)
+        numbers = samples_here[first : first + rows]
+        valid = len(numbers)
+        batch = assembler(np.concatenate([numbers, np.zeros(rows - valid, dtype=np.int64)]))
+        batch.labels[valid:] = IGNORE
+        yield batch, valid

@@ -1,4 +1,4 @@
-"""``capt evaluate``: what a trained encoder is worth, every number beside the protocol that it was measured by."""
+"""``capt evaluate`` of a trained encoder: every metric stands beside the protocol by which it was measured."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from pretrain.data.prepare import prepare
 from pretrain.engine.artifacts import EVALUATION, keep, write_result
 from pretrain.engine.distributed import device, rank, world_size
 from pretrain.engine.provenance import provenance
+from pretrain.language.accumulators import MaskedTokenAccumulator, PairAccumulator
 from pretrain.language.batches import Assembler, validation_batches
 from pretrain.language.evaluations import Figures, Section, sections_of
-from pretrain.language.from_hf import is_hf, load_hf
-from pretrain.language.metrics import MaskedTokenAccumulator, PairAccumulator, contrast_metrics, noise_invariance
+from pretrain.language.metrics import contrast_metrics, noise_invariance
 from pretrain.language.prepare import vocabulary_of
 from pretrain.language.representations import POOLERS, Representations
-from pretrain.language.restore import Restored, load_model
-from pretrain.language.sts import encode, score_rows
+from pretrain.language.restore import Restored, load_hf, load_model
+from pretrain.language.sts import encode_texts, score_rows
 from pretrain.language.sts_files import Pairs, find_sets
+from pretrain.models.hf_folder import is_hf
 
 RATES = (0.15, 0.3)
 TEMPERATURE = 0.05
@@ -67,7 +68,7 @@ def evaluate(
         sts: a folder for `find_sets`; dev and test of STS-B, test of the others.
         out: JSON file to write the result to as well.
         batch: windows or sentences a forward pass.
-        seed: of the choice of windows and of the corruption.
+        seed: decides which windows are chosen and how they are corrupted.
         poolers: of ``cls``, ``mean`` and ``head``; the head is left out where the checkpoint has none (MLM alone).
         samples: windows of each text, at most.
         length: tokens of a window; unset = as the checkpoint was trained.
@@ -90,7 +91,7 @@ def evaluate(
     settings = Settings(batch, seed, samples, length or restored.job.data.sequence_length)
     if not 8 <= settings.length <= restored.model.config.max_positions:
         raise ConfigError(f"length {length}: this checkpoint takes 8 to {restored.model.config.max_positions} tokens")
-    representations = Representations(restored, _present(restored, poolers))
+    representations = Representations(restored, _available_poolers(restored, poolers))
     sections = [part for path in text for part in _text_sections(restored, representations, path, settings)]
     sections += [_sts_section(representations, pairs, settings) for pairs in sets]
     result = {
@@ -115,10 +116,10 @@ def command(
     batch: int = 32,
     seed: int = 1,
 ) -> dict[str, Any]:
-    """`evaluate` by the options of the command line: of a Hugging Face folder as well, and kept in the run.
+    """`evaluate` with the options of the command line, of a checkpoint or a Hugging Face folder.
 
-    What was measured of the same checkpoint before stays beside it (``evaluation-<checkpoint>.json``), but for sections
-    that were measured anew under the same name.
+    The result is stored in the run (``evaluation-<checkpoint>.json``). Earlier results for the same checkpoint stay
+    there, except sections of the same name, which are replaced.
     """
     poolers = pooler or tuple(POOLERS)
     source = load_hf(checkpoint) if is_hf(checkpoint) else checkpoint
@@ -126,10 +127,11 @@ def command(
         source, text=text, sts=sts, out=out, batch=batch, seed=seed, poolers=poolers, samples=samples, length=length
     )
     if not isinstance(source, Restored) and rank() == 0:
-        measured = Path(result["checkpoint"])
+        folder = Path(result["checkpoint"])
         names = {section["name"] for section in result["sections"]}
-        old = [section.model_dump() for section in sections_of(measured) if section.name not in names]
-        keep(measured, EVALUATION.format(checkpoint=measured.name), {**result, "sections": [*old, *result["sections"]]})
+        earlier = [section.model_dump() for section in sections_of(folder) if section.name not in names]
+        sections = [*earlier, *result["sections"]]
+        keep(folder, EVALUATION.format(checkpoint=folder.name), {**result, "sections": sections})
     return result
 
 
@@ -147,7 +149,7 @@ def as_text(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _present(restored: Restored, poolers: Sequence[str]) -> list[str]:
+def _available_poolers(restored: Restored, poolers: Sequence[str]) -> list[str]:
     present = [pooler for pooler in poolers if pooler != "head" or restored.model.aggregation is not None]
     if not present:
         raise CheckpointError(
@@ -196,11 +198,11 @@ def _masked_section(
     )
     samples = min(settings.samples, len(windows))
     tokens, pairs = MaskedTokenAccumulator(), {pooler: PairAccumulator() for pooler in model.poolers}
-    for batch, counted in validation_batches(assembler, samples, settings.batch, world_size(), rank()):
-        views, sums = model.of_views(batch)
+    for batch, valid in validation_batches(assembler, samples, settings.batch, world_size(), rank()):
+        views, sums = model.encode_views(batch)
         tokens.update(*sums)
         for pooler, (x, x_hat) in views.items():
-            pairs[pooler].update(x[:counted], x_hat[:counted])
+            pairs[pooler].update(x[:valid], x_hat[:valid])
     poolers: dict[str, Figures] = {}
     for pooler, accumulator in pairs.items():
         x, x_hat = accumulator.gather()
@@ -209,27 +211,27 @@ def _masked_section(
     attention = "across" if data.cross_document_attention else "within"
     protocol = (
         f"{samples} of {len(windows)} windows of {settings.length} tokens, seed {settings.seed}, attention {attention} "
-        f"documents; mask_tokens {rate:.0%} (80/10/10); contrast at temperature {TEMPERATURE}; {_how(model)}"
+        f"documents; mask_tokens {rate:.0%} (80/10/10); contrast at temperature {TEMPERATURE}; {_measured_with(model)}"
     )
-    figures = tokens.compute() if restored.has_mlm else {}
+    metrics = tokens.compute() if restored.has_mlm else {}
     name = f"{Path(data.files[0]).name}, {rate:.0%} masked"
-    return Section(name=name, protocol=protocol, metrics=dict(figures), poolers=poolers)
+    return Section(name=name, protocol=protocol, metrics=dict(metrics), poolers=poolers)
 
 
 def _sts_section(model: Representations, pairs: Pairs, settings: Settings) -> Section:
-    rows = encode([*pairs.first, *pairs.second], model.of_texts, settings.batch)
+    rows = encode_texts([*pairs.first, *pairs.second], model.encode_texts, settings.batch)
     columns = np.split(rows, len(model.poolers), axis=1)
     poolers: dict[str, Figures] = {
         name: dict(score_rows(pairs, part)) for name, part in zip(model.poolers, columns, strict=True)
     }
     protocol = (
         f"SimCSE: Spearman of cosine over all {len(pairs.gold)} pairs at once, words joined by one space, max length "
-        f"{model.model.config.max_positions} tokens, no prompt, nothing random; {_how(model)}"
+        f"{model.model.config.max_positions} tokens, no prompt, nothing random; {_measured_with(model)}"
     )
     return Section(name=f"{pairs.name} {pairs.split}", protocol=protocol, poolers=poolers)
 
 
-def _how(model: Representations) -> str:
+def _measured_with(model: Representations) -> str:
     versions = provenance()
     used = ", ".join(f"{name} {versions[name]}" for name in ("capt-pretraining", "torch", "transformers"))
     pooled = ", ".join(f"{pooler} = {POOLERS[pooler]}" for pooler in model.poolers)

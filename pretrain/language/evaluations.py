@@ -1,4 +1,4 @@
-"""What ``capt evaluate`` has measured of a checkpoint and kept in its run, for later evaluations and the model card."""
+"""Results of ``capt evaluate`` that a run holds about its checkpoints, for later evaluations and the model card."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from pretrain.base.files import read_json
 from pretrain.engine.artifacts import EVALUATION, run_of
 
 Figures = dict[str, float | None]
-"""Measured numbers by name; None for one that is not finite."""
+"""Metrics by name; None for a value that is not finite."""
 
 
 class Section(BaseModel):
-    """Numbers measured on one thing, and how: ``metrics`` of the model, ``poolers`` of each pooler's vectors."""
+    """The metrics on one data set and the ``protocol`` of measuring them.
+
+    ``metrics`` are those of the whole model, ``poolers`` those of the sentence vectors of each pooler.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True)
     name: str
@@ -24,12 +27,12 @@ class Section(BaseModel):
     poolers: dict[str, Figures] = {}
 
 
-class _Kept(BaseModel):
+class _StoredEvaluation(BaseModel):
     sections: list[Section]
 
 
 def sections_of(checkpoint: Path) -> list[Section]:
-    """What was measured of ``checkpoint``; nothing where it lies in no run or was never evaluated.
+    """The stored results for ``checkpoint``; empty where it lies in no run or was never evaluated.
 
     Raises:
         DataError: the run's file is not what ``capt evaluate`` writes.
@@ -39,7 +42,7 @@ def sections_of(checkpoint: Path) -> list[Section]:
     if path is None or not path.exists():
         return []
     try:
-        return _Kept.model_validate(read_json(path)).sections
+        return _StoredEvaluation.model_validate(read_json(path)).sections
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise DataError(f"{path}: {where or 'content'} is not what capt evaluate writes; remove the file") from None

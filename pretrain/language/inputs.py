@@ -1,6 +1,6 @@
-"""Whether what a job reads is there, without torch: for dry runs and ``capt config validate``.
+"""Check that the inputs of a job exist, without torch: for dry runs and ``capt config validate``.
 
-Readers are imported where there is something to read: a job that names nothing is checked without numpy and pyarrow.
+Readers are imported where they are used, so that a job without files is checked without numpy and pyarrow.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
 
 
 def describe_inputs(job: LanguageJob) -> list[str]:
-    """A line each for the corpus, the held-out text, the tokenizer and ``model.init``. No text is read.
+    """One line for each of the corpus, the held-out text, the tokenizer and ``model.init``. No text is read.
 
     Raises:
         ConfigError: no text is named.
         DataError: files, shards or the tokenizer are missing, or cannot be what they are said to be.
         CheckpointError: ``model.init`` is no Hugging Face folder.
     """
-    given = job.tokenizer.path or job.model.init
-    corpus = _shards(job.data) if job.data.shards is not None else _text(job.data)
+    tokenizer_source = job.tokenizer.path or job.model.init
+    lines = _shards(job.data) if job.data.shards is not None else _text(job.data)
     if job.model.init is not None and hub_id(job.model.init) is None:
         check_hf_folder(job.model.init)
-    if given is None:
+    if tokenizer_source is None:
         if job.data.shards is not None and not job.data.files and job.data.source == "files":
             raise DataError("tokenizer.path is missing: data.shards alone holds no text to train a tokenizer on")
-        corpus.append(f"tokenizer: {job.tokenizer.type} of {job.tokenizer.vocab_size} ids, trained on the corpus")
-    elif hub_id(given) is not None:
-        corpus.append(f"tokenizer: that of the hub's model {given}, fetched at the start")
+        lines.append(f"tokenizer: {job.tokenizer.type} of {job.tokenizer.vocab_size} ids, trained on the corpus")
+    elif hub_id(tokenizer_source) is not None:
+        lines.append(f"tokenizer: that of the hub's model {tokenizer_source}, fetched at the start")
     else:
         from tokenizer.encode import load_tokenizer
 
-        tokenizer = load_tokenizer(given)
+        tokenizer = load_tokenizer(tokenizer_source)
         _check_shards_are_of(job.data, tokenizer)
-        corpus.append(f"tokenizer: {given}, {tokenizer.vocab_size} ids")
-    return corpus + ([f"model.init: {job.model.init}"] if job.model.init is not None else [])
+        lines.append(f"tokenizer: {tokenizer_source}, {tokenizer.vocab_size} ids")
+    return lines + ([f"model.init: {job.model.init}"] if job.model.init is not None else [])
 
 
 def check_hf_folder(folder: Path) -> None:
@@ -61,12 +61,12 @@ def _text(data: DataConfig) -> list[str]:
         return ["corpus: the docstrings of the installed Python packages, a small one for trying things out"]
     if data.source == "hub":
         return [f"corpus: {_hub(str(data.name))}, {data.split}"]
-    from pretrain.data.files import resolve
+    from pretrain.data.files import resolve_paths
 
-    train = resolve(data.files, "data.files")
+    train = resolve_paths(data.files, "data.files")
     lines = [_files("corpus", train, data)]
     if data.validation_files:
-        held_out = resolve(data.validation_files, "data.validation_files")
+        held_out = resolve_paths(data.validation_files, "data.validation_files")
         lines.append(_files("validation", held_out, data))
     return lines
 

@@ -1,4 +1,4 @@
-"""Batches assembled by other processes, and how long they are waited for."""
+"""Batches that other processes assemble, and the limit on waiting for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from pretrain.language.config import LoaderSection
 
 logger = logging.getLogger(__name__)
 
-Shape = tuple[int, int, int, int]
+BatchShape = tuple[int, int, int, int]
+"""Global batch, micro-batch, number of ranks, rank."""
 _POLL = 1
 """Seconds between two looks at whether a signal has come or the time is up."""
 _GRACE = 5.0
@@ -32,8 +33,8 @@ _GRACE = 5.0
 class _Step:
     """The micro-batches of a step with one tensor for each field of all of them.
 
-    A tensor that comes from another process costs this one a file descriptor for as long as it lives: so many a step,
-    whatever the accumulation.
+    A tensor from another process holds a file descriptor of this one for as long as it lives: stacked, a step needs
+    as many descriptors as fields, whatever the accumulation.
     """
 
     tensors: dict[str, Tensor]
@@ -58,9 +59,9 @@ class _Step:
 
 
 class _Steps(Dataset[Any]):
-    """Indexed by the first sample number of a step: this rank's micro-batches of it, or what stood in the way."""
+    """The micro-batches of this rank by the first sample number of a step; an error message where assembling fails."""
 
-    def __init__(self, assembler: Assembler, shape: Shape) -> None:
+    def __init__(self, assembler: Assembler, shape: BatchShape) -> None:
         self._assembler = assembler
         self._shape = shape
 
@@ -75,11 +76,11 @@ class _Steps(Dataset[Any]):
 
 
 def training_batches(
-    assembler: Assembler, starts: Sequence[int], shape: Shape, loader: LoaderSection
+    assembler: Assembler, starts: Sequence[int], shape: BatchShape, loader: LoaderSection
 ) -> Iterator[list[LanguageBatch]]:
     """This rank's micro-batches of the steps that begin at the sample numbers ``starts``.
 
-    ``shape`` is (global batch, micro-batch, world, rank). ``loader.workers`` processes assemble ahead of the training.
+    ``loader.workers`` processes assemble them ahead of the training.
 
     Raises:
         DataError: the data cannot be read; a process has died; nothing has come for ``loader.timeout_minutes``.
@@ -92,8 +93,8 @@ def training_batches(
         num_workers=loader.workers,
         prefetch_factor=loader.prefetch if loader.workers else None,
         pin_memory=torch.cuda.is_available(),
-        collate_fn=_as_is,
-        worker_init_fn=_leave_stopping_to_the_rank,
+        collate_fn=_identity,
+        worker_init_fn=_ignore_stop_signals,
         timeout=_POLL if loader.workers else 0,
     )
     arriving = iter(steps)
@@ -105,7 +106,7 @@ def training_batches(
 
 
 def _next(arriving: Iterator[Any], number: int, loader: LoaderSection) -> Any:
-    """The next step, looked for every second; workers take turns, so its number tells which one is late."""
+    """Wait for step ``number``, with a look at the clock every second. Workers take turns: the number tells which."""
     worker, begin, stop_heard = number % loader.workers, time.monotonic(), 0.0
     while True:
         try:
@@ -114,20 +115,20 @@ def _next(arriving: Iterator[Any], number: int, loader: LoaderSection) -> Any:
             if not str(error).startswith("DataLoader timed out"):
                 raise _dead_worker(error) from error
         now = time.monotonic()
-        if heard := interruption.heard():
+        if heard := interruption.recorded_signal():
             stop_heard = stop_heard or now
             if now - stop_heard > _GRACE:
-                _end(arriving)
-                interruption.give_up(heard, f"while no data came for {now - begin:.0f} s (loader worker {worker})")
+                _kill_workers(arriving)
+                interruption.interrupt(heard, f"while no data came for {now - begin:.0f} s (loader worker {worker})")
         if now - begin > 60 * loader.timeout_minutes:
-            _end(arriving)
+            _kill_workers(arriving)
             raise DataError(
                 f"no data for {now - begin:.0f} s: loader worker {worker} of {loader.workers} has not answered. A file "
                 "system that hangs does this; if batches merely take so long, raise loader.timeout_minutes"
             )
 
 
-def _end(arriving: Any) -> None:
+def _kill_workers(arriving: Any) -> None:
     """Kill the workers: torch would ask them to stop, and wait for the one that hangs."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises wherever the rank is just then
     for process in arriving._workers:
@@ -149,11 +150,11 @@ def _dead_worker(error: RuntimeError) -> Exception:
     return DataError(f"a loader worker has died ({text[:200]}): {remedy}")
 
 
-def _leave_stopping_to_the_rank(worker: int) -> None:
+def _ignore_stop_signals(worker: int) -> None:
     """A scheduler that signals every process of a job must not take the loaders from a rank that is about to save."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
 
-def _as_is(step: Any) -> Any:
+def _identity(step: Any) -> Any:
     return step

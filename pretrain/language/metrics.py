@@ -1,8 +1,8 @@
-"""Validation numbers of an encoder, exact whatever the number of processes.
+"""Validation metrics of an encoder, exact for any number of processes.
 
-The functions take all N rows on every rank (``PairAccumulator.gather`` brings them there), share the N queries out
-over the ranks, and return the same float everywhere: every rank must call them. They work in float64, because the
-differences they look for in an anisotropic encoder drown in float32, and hold a block of queries x keys at a time.
+Every function takes all N rows on every rank (from ``PairAccumulator.gather``), divides the N queries over the ranks,
+and returns the same float on all of them: every rank must call it. The functions compute in float64, because the
+differences between texts in an anisotropic encoder are lost in float32, and on one block of queries x keys at a time.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from pretrain.base.errors import DataError
-from pretrain.engine.distributed import all_gather, all_reduce_sum, device, rank, world_size
+from pretrain.engine.distributed import all_reduce_sum, rank, world_size
 
-_CELLS = 2**22  # similarities held at once: 32 MiB in float64
-_TIE = 1e-9  # cosines closer than this are equal: float64 rounding of equal rows is 1e-15
+_MAX_SIMILARITIES = 2**22  # in memory at once: 32 MiB in float64
+_TIE_TOLERANCE = 1e-9  # cosines closer than this are equal: float64 rounding of equal rows is 1e-15
 
 
 def contrastive_loss(s: Float[Tensor, "n d"], s_hat: Float[Tensor, "n d"], temperature: float) -> float:
@@ -32,10 +31,10 @@ def contrastive_loss(s: Float[Tensor, "n d"], s_hat: Float[Tensor, "n d"], tempe
     Raises:
         ValueError: rows without unit norm, or fewer than two pairs.
     """
-    s, s_hat = _unit(s), _unit(s_hat)
+    s, s_hat = _unit_rows(s), _unit_rows(s_hat)
     total = s.new_zeros(())
     for anchors, positives in ((s, s_hat), (s_hat, s)):
-        for rows in _blocks(len(s), 2 * len(s)):
+        for rows in _query_blocks(len(s), 2 * len(s)):
             own_view = anchors[rows] @ anchors.T / temperature
             own_view.diagonal(rows.start).fill_(-torch.inf)
             other_view = anchors[rows] @ positives.T / temperature
@@ -47,13 +46,13 @@ def contrastive_loss(s: Float[Tensor, "n d"], s_hat: Float[Tensor, "n d"], tempe
 def retrieval_accuracy(queries: Float[Tensor, "n d"], keys: Float[Tensor, "n d"]) -> float:
     """Share of queries whose own key (same row) has the highest cosine among all N keys; chance is 1/N.
 
-    k keys that tie for the highest share the hit (1/k each), so a collapsed encoder scores chance, and the order
-    of the rows does not matter.
+    Where k keys tie for the highest cosine, the own key counts as 1/k of a hit, so that a collapsed encoder scores
+    chance and the order of the rows does not matter.
 
     Raises:
         ValueError: rows without unit norm, or fewer than two pairs.
     """
-    return _top1(_unit(queries), _unit(keys))
+    return _top1(_unit_rows(queries), _unit_rows(keys))
 
 
 def alignment(s: Float[Tensor, "n d"], s_hat: Float[Tensor, "n d"]) -> float:
@@ -62,7 +61,7 @@ def alignment(s: Float[Tensor, "n d"], s_hat: Float[Tensor, "n d"]) -> float:
     Raises:
         ValueError: rows without unit norm, or fewer than two pairs.
     """
-    return float((_unit(s) - _unit(s_hat)).square().sum(dim=1).mean())
+    return float((_unit_rows(s) - _unit_rows(s_hat)).square().sum(dim=1).mean())
 
 
 def uniformity(s: Float[Tensor, "n d"]) -> float:
@@ -74,9 +73,9 @@ def uniformity(s: Float[Tensor, "n d"]) -> float:
     Raises:
         ValueError: rows without unit norm, or fewer than two rows.
     """
-    s = _unit(s)
+    s = _unit_rows(s)
     total = s.new_zeros(())
-    for rows in _blocks(len(s), len(s)):
+    for rows in _query_blocks(len(s), len(s)):
         # ||a - b||^2 = 2 - 2 a.b: each term lies in [e^-8, 1], so the float64 sum needs no running maximum
         terms = (4 * (s[rows] @ s.T - 1)).exp_()
         total += terms.sum() - terms.diagonal(rows.start).sum()
@@ -87,10 +86,12 @@ def contrast_metrics(s: Float[Tensor, "n d"], s_hat: Float[Tensor, "n d"], tempe
     """How well N texts and their corruptions find each other, under the names of the metrics file.
 
     ``loss/capt_fixed`` (`contrastive_loss`), ``retrieval/to_corrupted`` and ``retrieval/to_original``
-    (`retrieval_accuracy` both ways), ``alignment``, ``uniformity`` (of the originals).
+    (`retrieval_accuracy` in both directions), ``alignment``, and ``uniformity`` of the originals.
 
     Args:
-        s: unit rows of the originals. s_hat: unit rows of their corruptions. temperature: > 0, the same for all runs.
+        s: unit rows of the originals.
+        s_hat: unit rows of their corruptions.
+        temperature: above 0, and the same for all runs that are compared.
     """
     return {
         "loss/capt_fixed": contrastive_loss(s, s_hat, temperature),
@@ -122,80 +123,31 @@ def noise_invariance(z: Float[Tensor, "n d"], z_hat: Float[Tensor, "n d"]) -> di
     Raises:
         ValueError: fewer than two pairs.
     """
-    z, z_hat = _double(z), _double(z_hat)
+    z, z_hat = _as_float64(z), _as_float64(z_hat)
     mean = (z.mean(dim=0) + z_hat.mean(dim=0)) / 2
     u, u_hat = F.normalize(z, dim=1), F.normalize(z_hat, dim=1)
     c, c_hat = F.normalize(z - mean, dim=1), F.normalize(z_hat - mean, dim=1)
     own = (z - z_hat).square().sum(dim=1).mean()
     # E_{i != j} ||z_i - z^_j||^2 on centred rows, where the squares do not cancel
     spread = (z - mean).square().sum(dim=1).mean() + (z_hat - mean).square().sum(dim=1).mean()
-    random = spread - 2 * _random_product(z - mean, z_hat - mean)
+    random = spread - 2 * _mean_product_of_random_pairs(z - mean, z_hat - mean)
     return {
-        "cosine_gap": float((u * u_hat).sum(dim=1).mean() - _random_product(u, u_hat)),
-        "centred_gap": float((c * c_hat).sum(dim=1).mean() - _random_product(c, c_hat)),
+        "cosine_gap": float((u * u_hat).sum(dim=1).mean() - _mean_product_of_random_pairs(u, u_hat)),
+        "centred_gap": float((c * c_hat).sum(dim=1).mean() - _mean_product_of_random_pairs(c, c_hat)),
         "drift": float(own / random) if random > 0 else 1.0,
         "top1": (_top1(c, c_hat) + _top1(c_hat, c)) / 2,
     }
 
 
-class PairAccumulator:
-    """Collects the two views' rows of this rank's validation batches; ranks may hold different numbers of rows."""
-
-    def __init__(self) -> None:
-        self._rows: list[Tensor] = []
-
-    def update(self, x: Float[Tensor, "b d"], x_hat: Float[Tensor, "b d"]) -> None:
-        """Add a batch: row i of ``x_hat`` represents the corruption of the text of row i of ``x``."""
-        self._rows.append(torch.stack((x.detach().float(), x_hat.detach().float()), dim=1))
-
-    def gather(self) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"]]:
-        """All ranks' rows of both views, on every rank (collective; N x d floats twice).
-
-        Raises:
-            DataError: there are fewer than two pairs on all ranks together.
-        """
-        rows = torch.cat(self._rows) if self._rows else torch.zeros(0, 2, 0, device=device())
-        shapes = all_gather(torch.tensor([rows.shape[0], rows.shape[2]], device=rows.device))
-        counts, width = shapes[:, 0].tolist(), int(shapes[:, 1].max())
-        if sum(counts) < 2:
-            raise DataError(f"validation needs at least two sequences to compare, got {sum(counts)}")
-        padded = rows.new_zeros(max(counts), 2, width)
-        padded[: len(rows), :, : rows.shape[2]] = rows
-        pairs = torch.cat([part[:count] for part, count in zip(all_gather(padded), counts, strict=True)])
-        return pairs[:, 0], pairs[:, 1]
-
-
-class MaskedTokenAccumulator:
-    """Sums of the MLM loss and hits over masked tokens: ranks and batches with more of them weigh more."""
-
-    def __init__(self) -> None:
-        self._sums = torch.zeros(3, dtype=torch.float64, device=device())
-
-    def update(self, loss_sum: Float[Tensor, ""], correct: Shaped[Tensor, ""], count: Shaped[Tensor, ""]) -> None:
-        """Add the sums of a batch: the cross entropy in nats, the right predictions, the masked tokens."""
-        self._sums += torch.stack((loss_sum.detach().double(), correct.double(), count.double()))
-
-    def compute(self) -> dict[str, float]:
-        """``loss/mlm`` (mean nats a masked token) and ``accuracy/mlm`` over all ranks (collective).
-
-        Raises:
-            DataError: no token was masked on any rank.
-        """
-        loss, correct, count = all_reduce_sum(self._sums).tolist()
-        if count == 0:
-            raise DataError("validation saw no masked token: the corruption masks none, or the texts are too short")
-        return {"loss/mlm": loss / count, "accuracy/mlm": correct / count}
-
-
-def _double(x: Tensor) -> Tensor:
+def _as_float64(x: Tensor) -> Tensor:
     if len(x) < 2:
         raise ValueError(f"at least two rows are needed, got {len(x)}")
     return x.detach().double()
 
 
-def _unit(x: Tensor) -> Tensor:
-    """Float64 rows, normalised to the last digit; rows that were not normalised at all are refused."""
-    x = _double(x)
+def _unit_rows(x: Tensor) -> Tensor:
+    """Float64 rows, normalised to the last digit. Raises ``ValueError`` for rows far from unit norm."""
+    x = _as_float64(x)
     norms = x.norm(dim=1, keepdim=True)
     if not bool((norms - 1).abs().max() < 1e-2):
         low, high = norms.min().item(), norms.max().item()
@@ -205,23 +157,23 @@ def _unit(x: Tensor) -> Tensor:
 
 def _top1(queries: Tensor, keys: Tensor) -> float:
     hits = queries.new_zeros(())
-    for rows in _blocks(len(queries), len(keys)):
+    for rows in _query_blocks(len(queries), len(keys)):
         scores = queries[rows] @ keys.T
-        lead = scores.amax(dim=1)
-        won = scores.diagonal(rows.start) >= lead - _TIE
-        tied = (scores >= lead.unsqueeze(1) - _TIE).sum(dim=1)
-        hits += (won.double() / tied).sum()
+        highest = scores.amax(dim=1)
+        is_hit = scores.diagonal(rows.start) >= highest - _TIE_TOLERANCE
+        tied = (scores >= highest.unsqueeze(1) - _TIE_TOLERANCE).sum(dim=1)
+        hits += (is_hit.double() / tied).sum()
     return float(all_reduce_sum(hits)) / len(queries)
 
 
-def _random_product(a: Tensor, b: Tensor) -> Tensor:
-    """``E_{i != j} a_i.b_j`` in O(n d): the product of the sums holds every pair, the own pairs are taken off."""
+def _mean_product_of_random_pairs(a: Tensor, b: Tensor) -> Tensor:
+    """``E_{i != j} a_i.b_j`` in O(n d): the product of the sums has every pair; the pairs i = j are subtracted."""
     return (a.sum(dim=0) @ b.sum(dim=0) - (a * b).sum()) / (len(a) * (len(a) - 1))
 
 
-def _blocks(n: int, keys: int) -> Iterator[slice]:
-    """This rank's share of n query rows, cut so that a block against ``keys`` keys stays below ``_CELLS``."""
+def _query_blocks(n: int, keys: int) -> Iterator[slice]:
+    """This rank's part of n query rows, in blocks that stay below ``_MAX_SIMILARITIES`` against ``keys`` keys."""
     start, stop = (n * r // world_size() for r in (rank(), rank() + 1))
-    size = max(1, _CELLS // keys)
+    size = max(1, _MAX_SIMILARITIES // keys)
     for first in range(start, stop, size):
         yield slice(first, min(first + size, stop))

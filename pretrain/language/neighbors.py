@@ -13,7 +13,7 @@ import numpy as np
 
 from pretrain.base.errors import DataError
 from pretrain.config.load import load_job
-from pretrain.data.files import FileCorpus, resolve
+from pretrain.data.files import FileCorpus, resolve_paths
 from pretrain.data.prepare import tokenizer_corpus
 from pretrain.language.config import LanguageJob
 from pretrain.language.sentence_folder import load_sentence_model
@@ -31,7 +31,7 @@ class Neighbor:
 
 
 def candidates(run: Path | None, text: Sequence[Path], limit: int) -> list[str]:
-    """The different ones of the first ``limit`` lines of the files ``text``, else of the run's training text.
+    """The distinct lines among the first ``limit`` of the files ``text``, or of the training text of ``run``.
 
     The log says how many are searched, and when there are more.
 
@@ -40,7 +40,7 @@ def candidates(run: Path | None, text: Sequence[Path], limit: int) -> list[str]:
     """
     lines: Iterable[str]
     if text:
-        corpus = FileCorpus(resolve([str(path) for path in text], "--text"), "text", None)
+        corpus = FileCorpus(resolve_paths([str(path) for path in text], "--text"), "text", None)
         lines = (line for passage in corpus for line in passage.text.splitlines())
     elif run is not None:
         job = load_job(run / "config.yaml", resolved=True)
@@ -52,10 +52,10 @@ def candidates(run: Path | None, text: Sequence[Path], limit: int) -> list[str]:
     first = list(islice(_long_enough(lines), limit + 1))
     if not first:
         raise DataError(f"no line of {_MIN_CHARACTERS} characters or more to search in")
-    found = list(dict.fromkeys(first[:limit]))
+    texts = list(dict.fromkeys(first[:limit]))
     more = f", of the first {limit:,} only: --lines takes more" if len(first) > limit else ""
-    logger.info("searching %s different lines of %d characters or more%s", f"{len(found):,}", _MIN_CHARACTERS, more)
-    return found
+    logger.info("searching %s different lines of %d characters or more%s", f"{len(texts):,}", _MIN_CHARACTERS, more)
+    return texts
 
 
 def _long_enough(lines: Iterable[str]) -> Iterator[str]:

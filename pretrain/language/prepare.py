@@ -1,4 +1,4 @@
-"""Tokenizer and packed data of a job: given, found in the cache, or made on the first run."""
+"""Tokenizer and packed data of a job: as configured, from the cache, or made on the first run."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pretrain.base.errors import ConfigError
+from pretrain.base.locks import cache_lock
+from pretrain.base.progress import ProgressCallback
 from pretrain.base.verification import ALONE, Ranks, Verifier
-from pretrain.data.corruption import Corruptor, Vocabulary
+from pretrain.data.corruption import CorruptionVocabulary, Corruptor
 from pretrain.data.packing import PackedDataset
 from pretrain.data.prepare import open_corpus, tokenizer_corpus, verifier_of
 from pretrain.data.prepare import prepare as prepare_shards
-from pretrain.data.shard_writer import locked
 from pretrain.language.config import LanguageJob
-from pretrain.language.from_hf import HFModel, read_hf
 from pretrain.models.config import RobertaConfig
+from pretrain.models.hf_model import HFModel, read_hf
 from pretrain.models.hub import TOKENIZER_FILES, local_folder
 from tokenizer.encode import TextTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a job reads: tokenizer and its folder, windows of both splits, noise, the completed model configuration."""
+    """The inputs of a job: tokenizer, windows of both splits, corruptor, and the completed configuration."""
 
     tokenizer: TextTokenizer
     tokenizer_folder: Path
@@ -38,31 +37,33 @@ class Prepared:
     corruptor: Corruptor
     model_config: RobertaConfig
     source: HFModel | None
-    """What ``model.init`` names."""
+    """The pretrained model that ``model.init`` names."""
     job: LanguageJob
     """The job with the sizes that ``model.init`` decides filled in."""
 
 
-def vocabulary_of(tokenizer: TextTokenizer) -> Vocabulary:
+def vocabulary_of(tokenizer: TextTokenizer) -> CorruptionVocabulary:
     """What the corruptions need to know of a tokenizer."""
-    return Vocabulary(tokenizer.vocab_size, tokenizer.special.mask, tuple(tokenizer.special_ids))
+    return CorruptionVocabulary(tokenizer.vocab_size, tokenizer.special.mask, tuple(tokenizer.special_ids))
 
 
-def _given_tokenizer(job: LanguageJob) -> Path | None:
+def _configured_tokenizer(job: LanguageJob) -> Path | None:
     if job.tokenizer.path is not None:
         return local_folder(job.tokenizer.path, TOKENIZER_FILES)
     return None if job.model.init is None else local_folder(job.model.init)
 
 
-def tokenizer_folder(job: LanguageJob, progress: Progress | None = None, verifier: Verifier | None = None) -> Path:
+def tokenizer_folder(
+    job: LanguageJob, progress: ProgressCallback | None = None, verifier: Verifier | None = None
+) -> Path:
     """The folder of the job's tokenizer: ``tokenizer.path``, that of ``model.init``, or one trained on ``data.*``.
 
     A trained one is cached by content. All ranks of ``verifier`` call this: one trains, the others wait.
     """
     section = job.tokenizer
-    given = _given_tokenizer(job)
-    if given is not None:
-        return given
+    configured = _configured_tokenizer(job)
+    if configured is not None:
+        return configured
     verifier = verifier or verifier_of(job.data)
     corpus = open_corpus(job.data, "train", progress, verifier)
     assert corpus is not None, "every job has training text"
@@ -75,13 +76,13 @@ def tokenizer_folder(job: LanguageJob, progress: Progress | None = None, verifie
     folder = job.data.cache / "tokenizers" / name
     with verifier.ranks.synchronize_errors():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_suffix(".lock")):
+        with cache_lock(folder.with_suffix(".lock")):
             if not folder.exists():
                 _train(job, folder, progress)
     return folder
 
 
-def kept_tokenizer(job: LanguageJob, run_dir: Path, ranks: Ranks = ALONE) -> Path | None:
+def tokenizer_of_run(job: LanguageJob, run_dir: Path, ranks: Ranks = ALONE) -> Path | None:
     """The tokenizer that a run which has a checkpoint trained on its text, in the run's own folder; None without one.
 
     It stays that of the run whatever becomes of the text (``data.allow_change``) and of the cache. The run keeps a
@@ -96,16 +97,16 @@ def kept_tokenizer(job: LanguageJob, run_dir: Path, ranks: Ranks = ALONE) -> Pat
         before = read_job(newest)
         if not isinstance(before, LanguageJob) or before.tokenizer != job.tokenizer or before.model.init is not None:
             return None
-        kept = run_dir / "tokenizer"
-        if ranks.rank == 0 and not kept.is_dir():
+        folder = run_dir / "tokenizer"
+        if ranks.rank == 0 and not folder.is_dir():
             partial = run_dir / ".tokenizer"
             shutil.rmtree(partial, ignore_errors=True)
             shutil.copytree(newest / "tokenizer", partial, copy_function=shutil.copyfile)
-            partial.rename(kept)
-    return kept
+            partial.rename(folder)
+    return folder
 
 
-def _train(job: LanguageJob, folder: Path, progress: Progress | None) -> None:
+def _train(job: LanguageJob, folder: Path, progress: ProgressCallback | None) -> None:
     from tokenizer.train import train
 
     section = job.tokenizer
@@ -122,7 +123,7 @@ def _train(job: LanguageJob, folder: Path, progress: Progress | None) -> None:
 
 
 def prepare(
-    job: LanguageJob, progress: Progress | None = None, ranks: Ranks = ALONE, run_dir: Path | None = None
+    job: LanguageJob, progress: ProgressCallback | None = None, ranks: Ranks = ALONE, run_dir: Path | None = None
 ) -> Prepared:
     """Everything a rank needs before it can build the model. All ``ranks`` call this; what fails on one fails on all.
 
@@ -134,16 +135,16 @@ def prepare(
     """
     verifier = verifier_of(job.data, ranks)
     with ranks.synchronize_errors():
-        _given_tokenizer(job)  # a hub that one node cannot reach
-    kept = None if run_dir is None else kept_tokenizer(job, run_dir, ranks)
-    folder = kept or tokenizer_folder(job, progress, verifier)
+        _configured_tokenizer(job)  # a hub that one node cannot reach
+    folder = None if run_dir is None else tokenizer_of_run(job, run_dir, ranks)
+    folder = folder or tokenizer_folder(job, progress, verifier)
     length = job.data.sequence_length
     source = None
     with ranks.synchronize_errors():
         tokenizer = load_tokenizer(folder)
         if job.model.init is not None:
             source = read_hf(job.model.init)
-            job = _started_from(job, source, tokenizer)
+            job = _with_sizes_of_init(job, source, tokenizer)
         config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     train = prepare_shards(job.data, tokenizer, "train", progress, verifier)
     assert train is not None, "every job has training text"
@@ -160,11 +161,11 @@ def prepare(
     )
 
 
-def _started_from(job: LanguageJob, source: HFModel, tokenizer: TextTokenizer) -> LanguageJob:
-    name, given = job.model.init, job.model
+def _with_sizes_of_init(job: LanguageJob, source: HFModel, tokenizer: TextTokenizer) -> LanguageJob:
+    name = job.model.init
     if tokenizer.backend.get_vocab() != source.tokenizer.backend.get_vocab():
         raise ConfigError(f"tokenizer.path: not the vocabulary of model.init {name}; leave tokenizer.path out")
-    model = given.started_from(source.config, str(name))
+    model = job.model.with_sizes_of(source.config, str(name))
     if job.data.sequence_length > model.max_positions:
         raise ConfigError(
             f"data.sequence_length {job.data.sequence_length} is longer than the position table of {name}: "

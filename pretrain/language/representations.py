@@ -1,4 +1,4 @@
-"""What an encoder makes of a sequence: one vector by each of several poolers."""
+"""Vectors that an encoder gives for whole sequences, one by each of several poolers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pretrain.engine.distributed import device
 from pretrain.language.batches import LanguageBatch
 from pretrain.language.restore import Restored
 from pretrain.models.heads import MLMOutput
-from pretrain.models.roberta import take_rows
+from pretrain.models.pooling import mean_over_tokens, take_rows
 
 POOLERS = {
     "cls": "final hidden state of <s>, head not used",
@@ -34,8 +34,8 @@ class Representations:
         self.poolers = tuple(poolers)
 
     @torch.no_grad()
-    def of_views(self, batch: LanguageBatch) -> tuple[dict[str, tuple[Tensor, Tensor]], MLMOutput]:
-        """By pooler, the (n, h) rows of the originals and of the corrupted; and the MLM loss sums of the latter."""
+    def encode_views(self, batch: LanguageBatch) -> tuple[dict[str, tuple[Tensor, Tensor]], MLMOutput]:
+        """The (n, h) rows of the originals and of the corrupted for each pooler, and the MLM sums of the corrupted."""
         batch = batch.to(device())
         n = len(batch.tokens)
         views = torch.cat([batch.tokens, batch.corrupted])
@@ -45,10 +45,10 @@ class Representations:
         return pairs, self.model.mlm(take_rows(hidden[n:], batch.positions), batch.labels)
 
     @torch.no_grad()
-    def of_texts(self, texts: Sequence[str]) -> Float[np.ndarray, "n w"]:
-        """``<s> text </s>``, cut to the position table: the rows of all p poolers side by side, each h wide."""
+    def encode_texts(self, texts: Sequence[str]) -> Float[np.ndarray, "n w"]:
+        """Vectors of ``<s> text </s>``, cut to the position table: h columns for each pooler, side by side."""
         special = self.tokenizer.special
-        room = self.model.config.max_positions - 2
+        room = self.model.encoder.max_positions - 2
         ids = [
             [special.bos, *encoded[:room].tolist(), special.eos] for encoded in self.tokenizer.encode_batch(list(texts))
         ]
@@ -58,8 +58,8 @@ class Representations:
         return torch.cat(list(self._pool(hidden, tokens).values()), dim=1).cpu().numpy()
 
     def _pool(self, hidden: Float[Tensor, "n L h"], tokens: Int[Tensor, "n L"]) -> dict[str, Tensor]:
-        real = (tokens != self.model.config.pad_id).unsqueeze(-1)
-        pools = {"cls": hidden[:, 0].float(), "mean": (hidden.float() * real).sum(1) / real.sum(1)}
+        hidden = hidden.float()
+        pools = {"cls": hidden[:, 0], "mean": mean_over_tokens(hidden, tokens, self.model.encoder.pad_id)}
         if self.model.aggregation is not None:
             pools["head"] = self.model.aggregation(pools[self.model.config.pooling])
         return {name: pools[name] for name in self.poolers}

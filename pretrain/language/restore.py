@@ -1,21 +1,24 @@
-"""A trained model back from a checkpoint, for evaluation and conversion."""
+"""Load a trained model from a checkpoint or a Hugging Face folder, for evaluation and conversion."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from pretrain.config.load import job_from_mapping
 from pretrain.engine.checkpoint import find_checkpoint, open_checkpoint, restored
 from pretrain.language.config import LanguageJob
 from pretrain.language.module import LanguageModule
-from pretrain.models.build import unpadded
+from pretrain.models.build import build_model, unpadded
 from pretrain.models.capt import CaptModel
+from pretrain.models.hf_map import MLM
+from pretrain.models.hf_model import read_hf
 from tokenizer.encode import TextTokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint's model in evaluation mode (without rows that padded the vocabulary), its tokenizer and its job."""
+    """A model in evaluation mode (without rows that padded the vocabulary), its tokenizer and its job."""
 
     checkpoint: Path
     model: CaptModel
@@ -38,3 +41,29 @@ def load_model(path: Path) -> Restored:
     plain = config.model_copy(update={"compile": False, "activation_checkpointing": "none"})
     module = restored(checkpoint, "model", lambda: LanguageModule(job, plain))
     return Restored(checkpoint, unpadded(module.capt).eval(), tokenizer, job)
+
+
+def load_hf(folder: Path) -> Restored:
+    """The masked-language model in ``folder``, in evaluation mode; its windows are as long as its position table.
+
+    It has an aggregation head only where ``capt_head.safetensors`` (our own exports) brings one. Where the folder has
+    no masked-language-model head, `Restored.has_mlm` is false and that of the model holds random weights.
+
+    Raises:
+        UserError: as `read_hf` does, or a tensor has the wrong shape.
+    """
+    source = read_hf(folder)
+    state = source.state
+    if not source.has_mlm:
+        fresh = CaptModel(source.config, contrast=source.has_head).state_dict()
+        state = {name: tensor for name, tensor in fresh.items() if name.startswith(MLM)} | state
+    model = build_model(state, source.config, str(folder))
+    mapping = {
+        "task": {"type": "capt_language"},
+        "data": {"sequence_length": source.config.max_positions},
+        "model": source.config.model_dump(mode="json", by_alias=True),
+        "contrast": {"weight": float(source.has_head)},
+    }
+    job = job_from_mapping(mapping, str(folder))
+    assert isinstance(job, LanguageJob)
+    return Restored(folder, model, source.tokenizer, job, has_mlm=source.has_mlm)

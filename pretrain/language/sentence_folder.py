@@ -27,16 +27,16 @@ class _Module(BaseModel):
 _MODULES = TypeAdapter(list[_Module])
 
 
-def load_sentence_model(given: Path) -> Any:
+def load_sentence_model(path: Path) -> Any:
     """The ``SentenceTransformer`` in a folder, or of the hub model it names, on the CPU.
 
     Raises:
         CheckpointError: no such folder, not sentence-transformers', pickles or code in it, or damaged.
     """
-    folder = local_folder(given, SENTENCE_FILES)
+    folder = local_folder(path, SENTENCE_FILES)
     if not (folder / "modules.json").is_file():
         what = "no modules.json; capt convert --to sentence-transformers writes such a folder"
-        raise CheckpointError(f"{given}: {what if folder.is_dir() else 'no such folder'}")
+        raise CheckpointError(f"{path}: {what if folder.is_dir() else 'no such folder'}")
     _check(folder)
     from sentence_transformers import SentenceTransformer
 
@@ -48,7 +48,7 @@ def load_sentence_model(given: Path) -> Any:
         return model
     except Exception as error:  # what its many readers raise for a file that they do not like
         text = " ".join(str(error).split())[:300]
-        raise CheckpointError(f"{given}: sentence-transformers cannot use it: {type(error).__name__}: {text}") from None
+        raise CheckpointError(f"{path}: sentence-transformers cannot use it: {type(error).__name__}: {text}") from None
 
 
 def _check(folder: Path) -> None:

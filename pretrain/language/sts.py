@@ -21,8 +21,8 @@ Encoder = Callable[[list[str]], np.ndarray]
 """Any encoder: n texts to an ``(n, d)`` array."""
 
 
-def encode(texts: Sequence[str], encoder: Encoder, batch: int) -> Float[np.ndarray, "n d"]:
-    """One row a text, in float64. Each distinct text is encoded once, beside texts of like length: little padding.
+def encode_texts(texts: Sequence[str], encoder: Encoder, batch: int) -> Float[np.ndarray, "n d"]:
+    """One row for each text, in float64. Distinct texts are encoded once, in batches of similar length.
 
     Raises:
         ValueError: the encoder returned another number of rows, or a row that is not finite.
@@ -44,7 +44,7 @@ def encode(texts: Sequence[str], encoder: Encoder, batch: int) -> Float[np.ndarr
 
 def score(pairs: Pairs, encoder: Encoder, batch: int = 64) -> dict[str, float]:
     """`score_rows` of what ``encoder`` makes of the sentences, ``batch`` of them at a time."""
-    return score_rows(pairs, encode([*pairs.first, *pairs.second], encoder, batch))
+    return score_rows(pairs, encode_texts([*pairs.first, *pairs.second], encoder, batch))
 
 
 def score_rows(pairs: Pairs, rows: Float[np.ndarray, "m d"]) -> dict[str, float]:

@@ -26,7 +26,7 @@ SUBSETS = {
 
 _STSB_PLACES = ("", "STS-B", "STSBenchmark", "STS/STSBenchmark")
 MAX_SCORE = 5.0
-"""Of a pair of sentences: 0 unrelated, 5 the same in meaning."""
+"""The score of two sentences that mean the same; 0 stands for unrelated ones."""
 
 
 @dataclass(frozen=True)
@@ -51,26 +51,27 @@ def find_sets(folder: Path, splits: Sequence[str] = ("dev", "test")) -> list[Pai
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; give one that holds STS-B, or SentEval's STS and SICK folders")
-    found: list[Pairs] = []
+    sets: list[Pairs] = []
     if "test" in splits:
         for year, subsets in SUBSETS.items():
             place = _first(folder, (f"{year}-en-test", f"STS/{year}-en-test"))
             if place is not None:
-                found.append(_pairs(year, "test", place, [_read_senteval(place, subset) for subset in subsets]))
-    found += [pairs for split in splits if (pairs := _stsb(folder, split)) is not None]
+                sets.append(_pairs(year, "test", place, [_read_senteval(place, subset) for subset in subsets]))
+    sets += [pairs for split in splits if (pairs := _stsb(folder, split)) is not None]
     sick = _first(folder, ("SICK_test_annotated.txt", "SICK/SICK_test_annotated.txt"))
     if sick is not None and "test" in splits:
         columns = ("sentence_A", "sentence_B", "relatedness_score")
-        found.append(_pairs("SICK-R", "test", sick, [_read_table(sick, columns)]))
-    if not found:
+        sets.append(_pairs("SICK-R", "test", sick, [_read_table(sick, columns)]))
+    if not sets:
         raise DataError(
             f"{folder}: holds no STS set; expected STS-B's dev.tsv or sts-test.tsv, or SentEval's STS/STS12-en-test "
             "or SICK/SICK_test_annotated.txt"
         )
-    return found
+    return sets
 
 
-Row = tuple[str, str, float]
+ScoredPair = tuple[str, str, float]
+"""Two sentences and the score of their similarity."""
 
 
 def _stsb(folder: Path, split: str) -> Pairs | None:
@@ -89,19 +90,19 @@ def _first(folder: Path, names: Sequence[str]) -> Path | None:
     return next((folder / name for name in names if (folder / name).exists()), None)
 
 
-def _pairs(name: str, split: str, place: Path, parts: Sequence[Sequence[Row]]) -> Pairs:
+def _pairs(name: str, split: str, place: Path, parts: Sequence[Sequence[ScoredPair]]) -> Pairs:
     rows = [row for part in parts for row in part]
     if len(rows) < 2:
         raise DataError(f"{place}: {len(rows)} scored pairs; a correlation needs at least two")
     return Pairs(name, split, [r[0] for r in rows], [r[1] for r in rows], np.array([r[2] for r in rows]))
 
 
-def _read_senteval(folder: Path, subset: str) -> list[Row]:
+def _read_senteval(folder: Path, subset: str) -> list[ScoredPair]:
     texts, scores = folder / f"STS.input.{subset}.txt", folder / f"STS.gs.{subset}.txt"
     inputs, golds = list(_lines(texts)), list(_lines(scores))
     if len(inputs) != len(golds):
         raise DataError(f"{scores}: {len(golds)} lines, but {texts.name} has {len(inputs)}; line i scores pair i")
-    rows: list[Row] = []
+    rows: list[ScoredPair] = []
     for (number, line), (_, gold) in zip(inputs, golds, strict=True):
         cells = line.split("\t")
         if len(cells) != 2:
@@ -111,9 +112,9 @@ def _read_senteval(folder: Path, subset: str) -> list[Row]:
     return rows
 
 
-def _read_stsb(path: Path) -> list[Row]:
+def _read_stsb(path: Path) -> list[ScoredPair]:
     """The original files: genre, file, year, id, score, sentence, sentence [, source, source], without a header."""
-    rows: list[Row] = []
+    rows: list[ScoredPair] = []
     for number, line in _lines(path):
         cells = line.split("\t")
         if len(cells) not in (7, 9):
@@ -122,7 +123,7 @@ def _read_stsb(path: Path) -> list[Row]:
     return rows
 
 
-def _read_table(path: Path, columns: Sequence[str]) -> list[Row]:
+def _read_table(path: Path, columns: Sequence[str]) -> list[ScoredPair]:
     """A tab-separated file with a header; ``columns`` names the two sentences and the score. Quotes are just text."""
     lines = _lines(path)
     header = next(lines)[1].split("\t")
@@ -130,7 +131,7 @@ def _read_table(path: Path, columns: Sequence[str]) -> list[Row]:
     if missing:
         raise DataError(f"{path}, line 1: no column {', '.join(missing)}; the header has {', '.join(header)}")
     first, second, gold = (header.index(column) for column in columns)
-    rows: list[Row] = []
+    rows: list[ScoredPair] = []
     for number, line in lines:
         cells = line.split("\t")
         if len(cells) != len(header):

@@ -16,31 +16,32 @@ from torch import Tensor, nn
 
 from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.base.randomness import EPOCHS
-from pretrain.base.records import Count, Record, parse
+from pretrain.base.records import Count, Record, parse_record
 from pretrain.config.schema import Job
 from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
-from pretrain.contrast.kernels.products import require
+from pretrain.contrast.kernels.products import check_precision
 from pretrain.data.corruption import IGNORE
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
+from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, StepMetrics, is_logged
 from pretrain.engine.verification import all_ranks
 from pretrain.language.batches import Assembler, LanguageBatch
 from pretrain.language.config import LanguageJob
-from pretrain.language.from_hf import start_from
 from pretrain.language.loading import training_batches
 from pretrain.language.module import LanguageModule
 from pretrain.language.prepare import Prepared, prepare
 from pretrain.language.validation import validate
 from pretrain.models.flops import flops_per_token
+from pretrain.models.hf_model import start_from
 
 logger = logging.getLogger(__name__)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class _State(Record):
-    """What :meth:`LanguageTask.save_state` puts into ``state.json``: names of tokenizer and text, the queue."""
+    """The part of ``state.json`` that `LanguageTask.save_state` writes: digests of tokenizer and text, queue length."""
 
     tokenizer: str = Field(pattern="^[0-9a-f]{64}$")
     text: Annotated[str, Field(max_length=1000)] | None = None
@@ -55,7 +56,7 @@ class LanguageTask:
         self.status = ""
         self.contrasts = job.contrast.weight > 0
         if self.contrasts:
-            require(job.contrast.precision, distributed.device())
+            check_precision(job.contrast.precision, distributed.device())
         self.prepared: Prepared = prepare(job, ranks=all_ranks(), run_dir=run_dir)
         self.job = self.prepared.job
         self.model_config = self.prepared.model_config
@@ -76,11 +77,11 @@ class LanguageTask:
                 dtype=_DTYPES[self.job.contrast.queue_dtype],
                 device=distributed.device(),
             )
-            self.queue.expect(2 * self.job.batch.global_)
+            self.queue.warn_if_smaller_than(2 * self.job.batch.global_)
         return {"model": self._module}
 
     def _require_memory(self) -> None:
-        """Refuse sizes that this host cannot hold, which the system would answer by killing whatever is largest."""
+        """Refuse sizes beyond this host's memory, before the operating system ends a process for them."""
         need = 4 * self.model_config.elements
         contrast = self.job.contrast
         if self.contrasts and distributed.device().type == "cpu":
@@ -92,6 +93,10 @@ class LanguageTask:
                 f"the model (and contrast.queue, where it lies in host memory) takes {need / 2**30:,.1f} GiB on every "
                 f"rank, this host has {have / 2**30:,.1f}: take smaller model.* sizes or a shorter contrast.queue"
             )
+
+    def optimizers(self) -> Mapping[str, ModuleOptimizer]:
+        """None of its own."""
+        return {}
 
     def build_batches(self, progress: Progress) -> Iterator[list[LanguageBatch]]:
         """This rank's micro-batches of each coming step."""
@@ -126,19 +131,19 @@ class LanguageTask:
         assert self._module is not None
         tau = self._module.temperature(progress.step)
         stats = ContrastStats() if self.contrasts and is_logged(self.job, progress.step + 1) else None
-        # counted where the batch was made, and filled in: to copy a number to a device is to wait for the device
-        masked = sum(int(np.count_nonzero(part.labels.numpy() != IGNORE)) for part in batch)
-        here = torch.full((), masked, dtype=torch.float64, device=engine.device)
-        everywhere = distributed.all_reduce_sum(here).clamp_min(1)
-        # The engine averages over ranks and micro-batches; this factor turns that into a sum.
-        to_sum = distributed.world_size() * len(batch) / everywhere
+        # Counted on the host and filled in on the device: to copy a number to a device would mean to wait for it.
+        masked_here = sum(int(np.count_nonzero(micro_batch.labels.numpy() != IGNORE)) for micro_batch in batch)
+        masked = distributed.all_reduce_sum(
+            torch.full((), masked_here, dtype=torch.float64, device=engine.device)
+        ).clamp_min(1)
+        # The engine averages over ranks and micro-batches; this factor makes a mean over masked tokens of it.
+        mlm_scale = distributed.world_size() * len(batch) / masked
         totals: dict[str, Tensor] = {}
-        for part in batch:
-            part = part.to(engine.device)
-            loss, parts = self._losses(engine, part, to_sum, progress.step, stats)
+        for micro_batch in batch:
+            loss, metrics = self._losses(engine, micro_batch.to(engine.device), mlm_scale, progress.step, stats)
             engine.backward(loss)
             engine.step()
-            for name, value in parts.items():
+            for name, value in metrics.items():
                 totals[name] = totals.get(name, 0.0) + value.detach() / len(batch)
         progress.samples += self.job.batch.global_
         progress.tokens += self.job.batch.global_ * self.job.data.sequence_length
@@ -152,34 +157,38 @@ class LanguageTask:
         return report
 
     def _losses(
-        self, engine: Engine, part: LanguageBatch, to_sum: Tensor, step: int, stats: ContrastStats | None
+        self, engine: Engine, batch: LanguageBatch, mlm_scale: Tensor, step: int, stats: ContrastStats | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        out = engine(
-            part.tokens, part.corrupted, part.positions, part.labels, part.documents,
-            padded=part.padded, runs=part.runs, step=step,
+        """The loss of a micro-batch and its metrics; pushes both views into the queue, and fills ``stats`` if given."""
+        output = engine(
+            batch.tokens, batch.corrupted, batch.positions, batch.labels, batch.documents,
+            padded=batch.padded, runs=batch.runs, step=step,
         )  # fmt: skip
-        mlm = out.mlm_loss_sum * to_sum.to(out.mlm_loss_sum.dtype)
-        report = {"loss/mlm": mlm, "accuracy/mlm": out.mlm_correct * to_sum}
+        out = output.capt
+        mlm = out.mlm_loss_sum * mlm_scale.to(out.mlm_loss_sum.dtype)
+        metrics = {"loss/mlm": mlm, "accuracy/mlm": out.mlm_correct * mlm_scale}
         loss = mlm
         if self.contrasts:
             section = self.job.contrast
-            ids = part.ids if section.mask_duplicates else None
+            ids = batch.ids if section.mask_duplicates else None
             queue = self.queue if step >= section.queue_start else None
             contrast = functools.partial(
-                capt_loss, queue=queue, temperature=out.temperature, in_batch=section.in_batch,
+                capt_loss, queue=queue, temperature=output.temperature, in_batch=section.in_batch,
                 reduction=section.reduction, ids=ids, impl=section.impl, precision=section.precision,
                 equal_rows=True,
             )  # fmt: skip
             capt = contrast(out.s, out.s_hat)
-            if stats is not None:  # in a pass of its own: sums that know the largest logit round otherwise
+            if (
+                stats is not None
+            ):  # in a pass of its own: sums with statistics follow the largest logit and round differently
                 with torch.no_grad():
                     contrast(out.s, out.s_hat, stats=stats)
             if self.queue is not None:
                 self.queue.enqueue(out.s.detach(), out.s_hat.detach(), ids=ids)
             loss = mlm + section.weight * capt
-            report["loss/capt"] = capt
-        report["loss"] = loss
-        return loss, report
+            metrics["loss/capt"] = capt
+        metrics["loss"] = loss
+        return loss, metrics
 
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
         """MLM loss and accuracy, retrieval, alignment, uniformity and noise invariance on held-out text."""
@@ -188,7 +197,7 @@ class LanguageTask:
         return validate(engines["model"], self._assembler("validation"), self.job, len(self.prepared.validation))
 
     def save_state(self, folder: Path) -> dict[str, Any]:
-        """This rank's queue shard; what tokenizer and text are known by goes into the JSON state."""
+        """Save this rank's queue shard; the JSON state names tokenizer and text by their digests."""
         if self.queue is not None:
             self.queue.save_shard(folder)
         return {
@@ -204,7 +213,7 @@ class LanguageTask:
             CheckpointError: the checkpoint was trained with another tokenizer, or on other text (a checkpoint of an
                 earlier version does not say on which).
         """
-        stored = parse(_State, state, folder / "state.json", error=CheckpointError)
+        stored = parse_record(_State, state, folder / "state.json", error=CheckpointError)
         if stored.tokenizer != self.prepared.tokenizer.fingerprint:
             raise CheckpointError(
                 f"{folder}: trained with tokenizer {stored.tokenizer[:12]}, this job has "
@@ -232,14 +241,14 @@ class LanguageTask:
         )
 
     def next_steps(self, run_dir: Path) -> Sequence[str]:
-        """Measure the encoder, and take it elsewhere."""
+        """Commands that measure and export the encoder."""
         return [
             f"capt evaluate {run_dir} --text HELD_OUT.txt (what the encoder has learnt; --sts FOLDER for similarity)",
             f"capt convert {run_dir} OUT --to hf (or sentence-transformers, onnx)",
         ]
 
     def export_files(self) -> Mapping[str, Path]:
-        """The tokenizer travels with every checkpoint."""
+        """Every checkpoint holds a copy of the tokenizer."""
         return {"tokenizer": self.prepared.tokenizer_folder}
 
 

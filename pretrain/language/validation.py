@@ -7,11 +7,12 @@ import logging
 import torch
 
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
 from pretrain.engine.task import StepMetrics
+from pretrain.language.accumulators import MaskedTokenAccumulator, PairAccumulator
 from pretrain.language.batches import Assembler, validation_batches
 from pretrain.language.config import LanguageJob
-from pretrain.language.metrics import MaskedTokenAccumulator, PairAccumulator, contrast_metrics, noise_invariance
+from pretrain.language.metrics import contrast_metrics, noise_invariance
 
 logger = logging.getLogger(__name__)
 _COLLAPSED = -0.1
@@ -30,17 +31,17 @@ def validate(engine: Engine, assembler: Assembler, job: LanguageJob, windows: in
     masked = MaskedTokenAccumulator()
     samples = min(job.validate_.samples, windows)
     world, rank = distributed.world_size(), distributed.rank()
-    for batch, counted in validation_batches(assembler, samples, job.batch.micro, world, rank):
+    for batch, valid in validation_batches(assembler, samples, job.batch.micro, world, rank):
         batch = batch.to(engine.device)
-        out = engine(
+        out, _, pooled = engine(
             batch.tokens, batch.corrupted, batch.positions, batch.labels, batch.documents, padded=batch.padded, step=0,
-            pools=True,
+            pool=True,
         )  # fmt: skip
         masked.update(out.mlm_loss_sum, out.mlm_correct, out.mlm_count)
-        for name, (x, x_hat) in out.pools.items():
-            pools[name].update(x[:counted], x_hat[:counted])
+        for name, (x, x_hat) in pooled.items():
+            pools[name].update(x[:valid], x_hat[:valid])
         if job.contrast.weight > 0:
-            head.update(out.s[:counted], out.s_hat[:counted])
+            head.update(out.s[:valid], out.s_hat[:valid])
     report: StepMetrics = {**masked.compute(), "validation_samples": samples}
     if job.contrast.weight > 0:
         contrast = contrast_metrics(*head.gather(), job.validate_.temperature)

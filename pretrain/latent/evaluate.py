@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pretrain.base.errors import ConfigError, DataError
+from pretrain.base.progress import ProgressCallback
 from pretrain.engine import distributed
 from pretrain.engine.artifacts import keep, write_result
 from pretrain.latent.artifacts import EVALUATION
@@ -20,8 +21,6 @@ from pretrain.latent.evaluation.generated import generated_perplexities, writes_
 from pretrain.latent.evaluation.measure import measure
 from pretrain.latent.ngram.kenlm import find_programs
 from pretrain.latent.restore import Restored, load_model
-
-Progress = Callable[[int, int], None]
 
 AGGREGATE = 10_000
 """Sentences over which the aggregate posterior is taken."""
@@ -62,7 +61,7 @@ ROWS = {
 def evaluate(
     path: Path | Restored, *, split: str = "test", data: Path | None = None, samples: int = 128, weighted: int = 500,
     limit: int | None = None, weighted_limit: int | None = None, generated: Estimator | None = None,
-    out: Path | None = None, progress: Progress | None = None,
+    out: Path | None = None, progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure a checkpoint on a split of its data.
 
@@ -129,7 +128,7 @@ def evaluate(
 def command(
     checkpoint: Path, *, split: str = "test", data: Path | None = None, draws: int = 128, weighted: int = 500,
     weighted_sentences: int | None = None, generated: str | None = None, out: Path | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """`evaluate` as ``capt evaluate`` calls it: its options, and the test text generated from unless told otherwise."""
     split = {"valid": "validation", "dev": "validation"}.get(split, split)
@@ -146,7 +145,7 @@ def command(
     )  # fmt: skip
 
 
-def _watched(batches: list[tuple[int, Batch]], progress: Progress | None) -> Iterator[tuple[int, Batch]]:
+def _watched(batches: list[tuple[int, Batch]], progress: ProgressCallback | None) -> Iterator[tuple[int, Batch]]:
     for done, batch in enumerate(batches):
         if progress is not None:
             progress(done, len(batches))

@@ -77,25 +77,25 @@ def attend(
 
 
 class Runs(NamedTuple):
-    """A batch of windows, end to end, as runs of tokens that see each other and nothing else.
+    """A batch of windows, laid end to end, as runs of tokens that attend to each other and to nothing else.
 
-    Run ``i`` is the tokens ``offsets[i]`` to ``offsets[i + 1]`` of the ``b L``; none is longer than ``longest``.
+    Run ``i`` is the tokens ``offsets[i]`` to ``offsets[i + 1] - 1`` of the ``b L``; none is longer than ``longest``.
     """
 
     offsets: Int[Tensor, " n"]
     longest: int
 
 
-def document_runs(documents: Int[Tensor, "b L"], number: int) -> Runs:
+def document_runs(documents: Int[Tensor, "b L"], count: int) -> Runs:
     """The runs of equal numbers in each row of ``documents``.
 
     Args:
         documents: numbers that are equal in neighbouring tokens of one document, padding apart.
-        number: how many runs there are. The host knows it; to count them on a GPU would be to wait for it.
+        count: the number of runs. The host knows it; to count them on a GPU would mean to wait for the GPU.
     """
     b, length = documents.shape
     begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
-    starts = torch.nonzero_static(begins.flatten(), size=number).flatten()
+    starts = torch.nonzero_static(begins.flatten(), size=count).flatten()
     return Runs(F.pad(starts, (0, 1), value=b * length), length)
 
 
@@ -106,10 +106,10 @@ def attend_within(
     runs: Runs,
     p: float,
 ) -> Float[Tensor, "b L heads e"]:
-    """:func:`attend` where tokens see their own run only: by flash attention over runs of any length, without a mask.
+    """:func:`attend` where tokens attend to their own run only, without a mask: attention over runs of any length.
 
-    torch has kernels for it on GPUs (flash attention in 16 bits, a memory-efficient one in fp32); elsewhere it works
-    run by run, slowly.
+    torch has kernels for it on GPUs (flash attention in 16 bits, a memory-efficient one in fp32); on other devices it
+    computes one run after the other, slowly.
     """
     q_runs, k_runs, v_runs = (
         torch.nested.nested_tensor_from_jagged(
@@ -121,8 +121,8 @@ def attend_within(
     return y.transpose(1, 2).values().view(q.shape)
 
 
-def takes_runs(x: Tensor) -> bool:
-    """True where :func:`attend_within` is faster than a mask, which keeps torch from flash attention."""
+def prefers_runs(x: Tensor) -> bool:
+    """True where :func:`attend_within` is faster than a mask, with which torch cannot use flash attention."""
     return x.is_cuda
 
 
@@ -144,7 +144,7 @@ class SelfAttention(nn.Module):
         x: Float[Tensor, "b L h"],
         mask: Bool[Tensor, "b 1 #r L"] | Runs | None,
     ) -> Float[Tensor, "b r h"]:
-        """What each of ``queries`` gathers from the sequence ``x``; with runs, ``queries`` are all of it."""
+        """The attention output of each of ``queries`` over the sequence ``x``; with runs, ``queries`` must be ``x``."""
         b, _, h = x.shape
         p = self.dropout if self.training else 0.0
         q = self.query(queries).view(b, -1, self.heads, h // self.heads)

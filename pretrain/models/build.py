@@ -1,4 +1,4 @@
-"""A ``CaptModel`` from weights that were read somewhere, with everything that does not fit listed."""
+"""Build a `CaptModel` from weights of any origin; everything that does not fit is listed in the error."""
 
 from __future__ import annotations
 

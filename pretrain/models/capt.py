@@ -1,4 +1,4 @@
-"""The module that CAPT trains: both views through one encoder, the language-model head, the aggregation head."""
+"""The model that CAPT trains: both views through one encoder, the language-model head, the aggregation head."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from pretrain.base.errors import ConfigError
 from pretrain.models.config import RobertaConfig
+from pretrain.models.encoder import Encoder
 from pretrain.models.heads import AggregationHead, MLMHead
-from pretrain.models.roberta import RobertaEncoder, initialise, take_rows
+from pretrain.models.pooling import mean_over_tokens, take_rows
+from pretrain.models.roberta import RobertaEncoder, initialise_weights
+
+Pairs = tuple[Float[Tensor, "n h"], Float[Tensor, "n h"]]
+"""Rows of the original sequences, and of the corrupted ones."""
 
 
 class CaptOutput(NamedTuple):
@@ -25,19 +31,35 @@ class CaptOutput(NamedTuple):
 
 
 class CaptModel(nn.Module):
-    """RoBERTa with the heads of CAPT (Luo et al. 2020, sections 2-3); without ``contrast`` the MLM-only baseline.
+    """A text encoder with the heads of CAPT (Luo et al. 2020, sections 2-3).
 
     Both views go through the encoder in one forward pass, concatenated, so that every parameter is used once a
-    backward pass. The last layer is computed only where it is read: at ``<s>`` and at the masked positions.
+    backward pass. Hidden states are asked for only where they are read: at ``<s>`` and at the masked positions.
+
+    Args:
+        config: the sizes of the heads, and of the RoBERTa where no ``encoder`` is given.
+        contrast: with the aggregation head; without it the model is the MLM-only baseline.
+        encoder: a pretrained encoder, whose weights stay as they are (None = a RoBERTa that is drawn anew).
+
+    Raises:
+        ConfigError: the encoder's token embeddings are narrower than its hidden states (ALBERT, ELECTRA-small), so
+            that the language-model head cannot share them.
     """
 
-    def __init__(self, config: RobertaConfig, contrast: bool = True) -> None:
+    def __init__(self, config: RobertaConfig, contrast: bool = True, encoder: Encoder | None = None) -> None:
         super().__init__()
         self.config = config
-        self.encoder = RobertaEncoder(config)
-        self.mlm = MLMHead(config, self.encoder.embeddings.word)
-        self.aggregation = AggregationHead(config) if contrast else None
-        initialise(self, config.initializer_range)
+        self.encoder: Encoder = RobertaEncoder(config) if encoder is None else encoder
+        word, hidden_size = self.encoder.word_embedding, self.encoder.hidden_size
+        if word.embedding_dim != hidden_size:
+            raise ConfigError(
+                f"the encoder embeds tokens in {word.embedding_dim} dimensions and has hidden states of {hidden_size}: "
+                "a language-model head that shares the embeddings needs the same number; take another encoder"
+            )
+        self.mlm = MLMHead(word, self.encoder.vocab_size, config.layer_norm_eps)
+        self.aggregation = AggregationHead(hidden_size, config.ffn) if contrast else None
+        drawn = self if encoder is None else nn.ModuleList(head for head in (self.mlm, self.aggregation) if head)
+        initialise_weights(drawn, config.initializer_range)
 
     def forward(
         self,
@@ -58,7 +80,7 @@ class CaptModel(nn.Module):
             labels: the original ids at ``positions``, -100 = unused.
             documents: document number of each token, to keep attention inside documents (None = whole sequence).
             padded: whether any token of either view is padding.
-            runs: how many runs of equal numbers ``documents`` has, where the caller knows it on the host.
+            runs: the number of runs of equal numbers in ``documents``, where the caller knows it on the host.
         """
         if self.aggregation is None:
             hidden = self.encoder(corrupted, padded=padded, documents=documents, runs=runs, rows=positions)
@@ -95,8 +117,25 @@ class CaptModel(nn.Module):
             return F.normalize(pooled.float(), dim=-1, eps=1e-12)
         return self.aggregation(pooled)  # type: ignore[no-any-return]
 
+    def pool_views(
+        self,
+        tokens: Int[Tensor, "n L"],
+        corrupted: Int[Tensor, "n L"],
+        documents: Int[Tensor, "n L"] | None,
+        padded: bool,
+    ) -> dict[str, Pairs]:
+        """Both views' hidden states in fp32, pooled as ``cls`` (the state of ``<s>``) and as ``mean`` (over tokens).
+
+        The encoder's own output without a head, by which a model trained on MLM alone compares with one of CAPT.
+        """
+        n = len(tokens)
+        views = torch.cat([tokens, corrupted])
+        documents = None if documents is None else documents.repeat(2, 1)
+        hidden = self.encoder(views, padded=padded, documents=documents).float()
+        mean = mean_over_tokens(hidden, views, self.encoder.pad_id)
+        return {"cls": (hidden[:n, 0], hidden[n:, 0]), "mean": (mean[:n], mean[n:])}
+
     def _mean(self, hidden: Tensor, tokens: Tensor, padded: bool) -> Tensor:
         if not padded:
             return hidden.mean(1)
-        real = (tokens != self.config.pad_id).unsqueeze(-1)
-        return (hidden * real).sum(1) / real.sum(1).clamp_min(1)
+        return mean_over_tokens(hidden, tokens, self.encoder.pad_id)

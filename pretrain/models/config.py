@@ -16,7 +16,7 @@ from pydantic import (
 
 from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.config.base import NonNegativeInt, PositiveInt, Section
-from pretrain.models.hf_config import parse
+from pretrain.models.hf_config import parse_hf_config
 from pretrain.models.hub import Source
 
 PRESETS: dict[str, dict[str, int]] = {
@@ -39,7 +39,7 @@ _HF_FIELDS: dict[str, str] = {
     "pad_id": "pad_token_id",
 }
 SIZES = ("layers", "hidden", "heads", "ffn", "vocab_size", "max_positions", "pad_id", "layer_norm_eps")
-"""What ``init`` decides where the job does not say it."""
+"""Fields that ``init`` decides where the job does not set them."""
 
 _ARCHITECTURE = ("layers", "hidden", "heads", "ffn", "layer_norm_eps", "pad_id", "max_positions")
 
@@ -47,8 +47,8 @@ _ARCHITECTURE = ("layers", "hidden", "heads", "ffn", "layer_norm_eps", "pad_id",
 class RobertaConfig(Section):
     """A post-LN RoBERTa encoder (Liu et al. 2019) with CAPT's aggregation head. Field names are ``model.*`` keys.
 
-    ``layers``, ``hidden``, ``heads`` and ``ffn`` come from ``init`` where there is one, else from ``size``, if not
-    given. Lengths are in tokens.
+    Where ``layers``, ``hidden``, ``heads`` and ``ffn`` are not set, they come from ``init`` if there is one, else from
+    ``size``. Lengths are in tokens.
     """
 
     size: Literal["tiny", "small", "base", "large", "custom"] = "small"
@@ -97,12 +97,12 @@ class RobertaConfig(Section):
         return {**PRESETS.get(size, {}), **values} if isinstance(size, str) else values
 
     @model_serializer(mode="wrap")
-    def _without_what_init_decides(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    def _omit_sizes_of_init(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         written: dict[str, Any] = handler(self)
         if self.init is None:
             return written
-        open_ = {name for name in (*SIZES, "pooling") if name not in self.model_fields_set}
-        return {key: value for key, value in written.items() if key not in open_}
+        decided_by_init = {name for name in (*SIZES, "pooling") if name not in self.model_fields_set}
+        return {key: value for key, value in written.items() if key not in decided_by_init}
 
     @model_validator(mode="after")
     def _fits_together(self) -> RobertaConfig:
@@ -125,7 +125,7 @@ class RobertaConfig(Section):
 
     @property
     def elements(self) -> int:
-        """Of the tables and the layers' matrices: the model has at least so many parameters."""
+        """Elements of the tables and of the layers' matrices: the model has at least so many parameters."""
         layer = 4 * self.hidden * self.hidden + 2 * self.hidden * self.ffn
         return self.layers * layer + (self.vocab_rows + self.position_rows) * self.hidden
 
@@ -178,27 +178,26 @@ class RobertaConfig(Section):
         Raises:
             CheckpointError: a key is missing or has a value that this encoder cannot represent; the key is named.
         """
-        found = parse(config, source)
-        fields = {ours: getattr(found, theirs) for ours, theirs in _HF_FIELDS.items()}
-        usable = found.max_position_embeddings - found.pad_token_id - 1
+        hf = parse_hf_config(config, source)
+        fields = {ours: getattr(hf, theirs) for ours, theirs in _HF_FIELDS.items()}
+        usable = hf.max_position_embeddings - hf.pad_token_id - 1
         try:
-            return cls(size="custom", vocab_size=found.vocab_size, max_positions=usable, **fields)
+            return cls(size="custom", vocab_size=hf.vocab_size, max_positions=usable, **fields)
         except ValidationError as error:
             first = error.errors()[0]
             where = "".join(f"{_HF_FIELDS.get(str(name), name)}: " for name in first["loc"])
             raise CheckpointError(f"{source} does not describe a RoBERTa encoder: {where}{first['msg']}") from None
 
-    def started_from(self, other: RobertaConfig, source: str) -> RobertaConfig:
-        """This configuration with the sizes of ``other`` (those of ``init``, read from ``source``) where it gives none.
+    def with_sizes_of(self, other: RobertaConfig, source: str) -> RobertaConfig:
+        """This configuration with the sizes of ``other``, read from ``source``, for those that the job does not set.
 
         Raises:
-            CheckpointError: as `require_same_architecture`, for a size that was given.
+            CheckpointError: as `require_same_architecture`, for a size that the job does set.
         """
-        given = self.model_fields_set
-        taken = {name: getattr(other, name) for name in SIZES if name not in given}
-        if "pooling" not in given:
-            taken["pooling"] = other.pooling
-        completed = self.model_copy(update={**taken, "size": "custom"})
+        sizes = {name: getattr(other, name) for name in SIZES if name not in self.model_fields_set}
+        if "pooling" not in self.model_fields_set:
+            sizes["pooling"] = other.pooling
+        completed = self.model_copy(update={**sizes, "size": "custom"})
         completed.require_same_architecture(other, source)
         return completed
 

@@ -1,4 +1,4 @@
-"""What stands on the encoder: the masked-language-model head and CAPT's aggregation head."""
+"""The heads on an encoder: the masked-language-model head and CAPT's aggregation head."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from pretrain.models.config import RobertaConfig
 from pretrain.models.cross_entropy import masked_cross_entropy
 
 
 class MLMOutput(NamedTuple):
-    """Sums over the masked positions, so that they add up over micro-batches and ranks."""
+    """Sums over the masked positions, so that they add up over micro-batches and ranks.
+
+    Attributes:
+        loss_sum: the cross entropies in nats.
+        correct: the number of right predictions.
+        masked: the number of masked positions.
+    """
 
     loss_sum: Tensor
     correct: Tensor
-    used: Tensor
+    masked: Tensor
 
 
 class MLMHead(nn.Module):
@@ -26,24 +31,30 @@ class MLMHead(nn.Module):
 
     The weight of ``word`` is registered here as well, the same Parameter: ZeRO-3 gathers the parameters of the
     module that runs, and the product with it runs here.
+
+    Args:
+        word: the table of token embeddings, its columns as many as those of the hidden states.
+        vocab_size: the first so many rows of the table are predicted; those behind them fill it up.
+        eps: of the LayerNorm.
     """
 
-    def __init__(self, config: RobertaConfig, word: nn.Embedding) -> None:
+    def __init__(self, word: nn.Embedding, vocab_size: int, eps: float) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden, config.hidden)
-        self.norm = nn.LayerNorm(config.hidden, eps=config.layer_norm_eps)
-        self.classes = config.classes
+        rows, hidden_size = word.weight.shape
+        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.norm = nn.LayerNorm(hidden_size, eps=eps)
+        self.vocab_size = vocab_size
         self.weight = word.weight
-        self.bias = nn.Parameter(torch.zeros(config.vocab_rows))
+        self.bias = nn.Parameter(torch.zeros(rows))
 
     def forward(self, hidden: Float[Tensor, "*rows h"], labels: Int[Tensor, "*rows"]) -> MLMOutput:
-        """Cross entropy at the given positions only; a label of -100 marks a row that counts for nothing."""
+        """Cross entropy at the given positions only; a label of -100 marks a row that is not predicted."""
         x = self._transform(hidden).flatten(0, -2)
-        return MLMOutput(*masked_cross_entropy(x, self.weight, self.bias, labels.flatten(), self.classes))
+        return MLMOutput(*masked_cross_entropy(x, self.weight, self.bias, labels.flatten(), self.vocab_size))
 
     def logits(self, hidden: Float[Tensor, "*rows h"]) -> Float[Tensor, "*rows V"]:
-        """Scores over the vocabulary, for whole (not ZeRO-3 partitioned) models."""
-        return F.linear(self._transform(hidden), self.weight[: self.classes], self.bias[: self.classes])
+        """Scores over the vocabulary, for models that ZeRO-3 does not partition."""
+        return F.linear(self._transform(hidden), self.weight[: self.vocab_size], self.bias[: self.vocab_size])
 
     def _transform(self, hidden: Tensor) -> Tensor:
         return self.norm(F.gelu(self.dense(hidden)))  # type: ignore[no-any-return]
@@ -53,12 +64,16 @@ class AggregationHead(nn.Module):
     r"""The aggregation layer of CAPT's Eq. 1, :math:`s(x) = A(h(x)) / \|A(h(x))\|`, with A = h -> ffn -> GELU -> h.
 
     Its input is the raw final hidden state of ``<s>`` (or the token mean), as in the paper's section 3.1 and Table 4.
+
+    Args:
+        hidden_size: columns of input and output, ``h``.
+        inner_size: columns between the two layers; the paper takes the encoder's feed-forward size.
     """
 
-    def __init__(self, config: RobertaConfig) -> None:
+    def __init__(self, hidden_size: int, inner_size: int) -> None:
         super().__init__()
-        self.inner = nn.Linear(config.hidden, config.ffn)
-        self.outer = nn.Linear(config.ffn, config.hidden)
+        self.inner = nn.Linear(hidden_size, inner_size)
+        self.outer = nn.Linear(inner_size, hidden_size)
 
     def forward(self, pooled: Float[Tensor, "n h"]) -> Float[Tensor, "n h"]:
         """Unit rows, normalised in fp32 because bf16 cannot tell similar directions apart at a temperature of .05."""

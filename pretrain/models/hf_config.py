@@ -1,4 +1,4 @@
-"""What a foreign ``config.json`` may say of a RoBERTa or XLM-R encoder, as a typed record with bounds. No torch."""
+"""The keys of a Hugging Face ``config.json`` of RoBERTa or XLM-R as a typed record with bounds. No torch."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ class HFConfig(BaseModel):
     initializer_range: float = Field(gt=0, le=100)
 
 
-def listed(names: Iterable[str]) -> str:
-    """The first five names of tensors, which a foreign file may have given any length and any characters."""
-    given = list(names)
-    first = [name if name.isprintable() and len(name) <= 100 else shown(name) for name in given[:5]]
-    return ", ".join(first) + (f" and {len(given) - 5} more" if len(given) > 5 else "")
+def list_names(names: Iterable[str]) -> str:
+    """The first five ``names`` of tensors for an error message; those of a foreign file may have any length."""
+    every = list(names)
+    first = [name if name.isprintable() and len(name) <= 100 else shown(name) for name in every[:5]]
+    return ", ".join(first) + (f" and {len(every) - 5} more" if len(every) > 5 else "")
 
 
-def parse(config: Mapping[str, Any], source: str) -> HFConfig:
-    """The record in the mapping ``config``, which was read from ``source``.
+def parse_hf_config(config: Mapping[str, Any], source: str) -> HFConfig:
+    """Check the mapping ``config``, which was read from ``source``, and return it as a record.
 
     Raises:
-        CheckpointError: a key is missing, of another type or out of bounds; the text names it.
+        CheckpointError: a key is missing, of another type or out of bounds; the message names it.
     """
     missing = [key for key in HFConfig.model_fields if key not in config]
     if missing:
         raise CheckpointError(f"{source} has no {', '.join(missing)}; a RoBERTa or XLM-R encoder needs them")
     try:
-        found = HFConfig.model_validate(dict(config))
+        parsed = HFConfig.model_validate(dict(config))
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
@@ -55,12 +55,13 @@ def parse(config: Mapping[str, Any], source: str) -> HFConfig:
         raise CheckpointError(
             f"{source}: {key} is {shown(config[key])}, which describes no RoBERTa encoder: {message}"
         ) from None
-    if found.max_position_embeddings <= found.pad_token_id + 1:
+    if parsed.max_position_embeddings <= parsed.pad_token_id + 1:
         raise CheckpointError(f"{source}: max_position_embeddings leaves no position beyond pad_token_id + 1")
-    if found.pad_token_id >= found.vocab_size:
-        raise CheckpointError(f"{source}: pad_token_id {found.pad_token_id} is outside vocab_size {found.vocab_size}")
-    if found.hidden_size % found.num_attention_heads:
+    if parsed.pad_token_id >= parsed.vocab_size:
+        raise CheckpointError(f"{source}: pad_token_id {parsed.pad_token_id} is outside vocab_size {parsed.vocab_size}")
+    if parsed.hidden_size % parsed.num_attention_heads:
         raise CheckpointError(
-            f"{source}: num_attention_heads {found.num_attention_heads} does not divide hidden_size {found.hidden_size}"
+            f"{source}: num_attention_heads {parsed.num_attention_heads} does not divide "
+            f"hidden_size {parsed.hidden_size}"
         )
-    return found
+    return parsed

@@ -20,14 +20,17 @@ from torch import Tensor
 
 from pretrain.base import files as safe_files
 from pretrain.base.errors import CheckpointError, shown
-from pretrain.models.hf_config import listed
+from pretrain.models.hf_config import list_names
 
 _MAX_JSON_BYTES = 4_000_000
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 """Endings of files that could run code when they are opened."""
 
+TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
+"""Files beside a tokenizer that could name code, and are read with `read_json` before the tokenizer is."""
+
 _DTYPES = ("F64", "F32", "F16", "BF16")
-"""Of weights; quantized ones are not numbers that could be copied into a model."""
+"""Types of weights that can be read; quantized weights are not numbers that could be copied into a model."""
 
 _BUFFER = re.compile(r"(.*\.)?(position|token_type)_ids")
 """Integers that old releases of transformers wrote beside the weights."""
@@ -61,6 +64,11 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "pruned_heads": ({}, None),
 }
 """Values that decide the architecture. Any other value is another model, which our encoder would compute wrongly."""
+
+
+def is_hf(folder: Path) -> bool:
+    """True for a folder with a ``config.json``, which our checkpoints and runs do not have."""
+    return (folder / "config.json").is_file()
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -125,16 +133,16 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     except ValidationError as error:
         first = error.errors()[0]
         where = "".join(f"[{shown(part)}]" if i else str(part) for i, part in enumerate(first["loc"]))
-        given = " is missing" if first["type"] == "missing" else f" is {shown(first['input'])}"
-        raise CheckpointError(f"{index}: {where}{given}; a shard is a plain *.safetensors file name") from None
+        problem = "is missing" if first["type"] == "missing" else f"is {shown(first['input'])}"
+        raise CheckpointError(f"{index}: {where} {problem}; a shard is a plain *.safetensors file name") from None
     if not weight_map:
         raise CheckpointError(f"{index}: weight_map is empty")
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(weight_map.values())):
         tensors.update(read_tensor_file(folder / name))
     if tensors.keys() != weight_map.keys():
-        odd = sorted(tensors.keys() ^ weight_map.keys())
-        raise CheckpointError(f"{index}: the index and its shards name different tensors: {listed(odd)}")
+        unequal = sorted(tensors.keys() ^ weight_map.keys())
+        raise CheckpointError(f"{index}: the index and its shards name different tensors: {list_names(unequal)}")
     return tensors
 
 
@@ -147,13 +155,13 @@ def read_tensor_file(path: Path) -> dict[str, Tensor]:
             f"in that folder: {TO_SAFETENSORS.replace('FILE', pickles[0])}"
         )
     with open_tensors(path) as file:
-        odd = [
+        unusable = [
             f"{kind} {name}"
             for name in file.keys()  # noqa: SIM118 (a safetensors handle is no dict)
             if (kind := file.get_slice(name).get_dtype()) not in _DTYPES and not _BUFFER.fullmatch(name)
         ]
-        if odd:
-            raise CheckpointError(f"{path}: weights are {', '.join(_DTYPES)} here, not {listed(odd)}")
+        if unusable:
+            raise CheckpointError(f"{path}: weights are {', '.join(_DTYPES)} here, not {list_names(unusable)}")
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 

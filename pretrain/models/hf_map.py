@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pretrain.base.errors import CheckpointError
-from pretrain.models.hf_config import listed
+from pretrain.models.hf_config import list_names
 
 ROBERTA: dict[str, tuple[str, ...]] = {
     "encoder.embeddings.word.weight": ("roberta.embeddings.word_embeddings.weight",),
@@ -36,13 +36,13 @@ ROBERTA: dict[str, tuple[str, ...]] = {
 """Ours -> Hugging Face. ``#`` is the layer, ``*`` stands for ``weight`` and ``bias``."""
 
 TIED = {"mlm.weight": "encoder.embeddings.word.weight"}
-"""Our second names of a shared parameter."""
+"""Our second name of a shared parameter -> the first."""
 
 HF_TIED = {
     "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
     "lm_head.decoder.bias": "lm_head.bias",
 }
-"""Their second names: left out of files by transformers, present in some that other tools wrote."""
+"""The second names of transformers, which leaves them out of its files; other tools write them."""
 
 HF_UNUSED = re.compile(r"roberta\.(embeddings\.(position|token_type)_ids|pooler\.dense\.(weight|bias))")
 """Buffers of old releases, and the pooler, which masked-language modelling never trains."""
@@ -58,7 +58,7 @@ MLM = "mlm."
 """Prefix of the masked-language-model head, which a bare encoder lacks."""
 
 
-def names(layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+def parameter_names(layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Every parameter of a model of ``layers`` layers: our name and the Hugging Face names of its parts."""
     for ours, theirs in ROBERTA.items():
         for layer in range(layers) if "#" in ours else (0,):
@@ -74,7 +74,7 @@ def to_hf(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
         CheckpointError: names are missing or unexpected, or a tied pair differs.
     """
     _check_ties(state, TIED, "the checkpoint")
-    table = dict(names(layers))
+    table = dict(parameter_names(layers))
     mine = {name for name in state if name not in TIED and not name.startswith(HEAD)}
     _check_names(mine, set(table), "the checkpoint")
     out: dict[str, Tensor] = {}
@@ -95,14 +95,14 @@ def from_hf(state: Mapping[str, Tensor], layers: int, source: str = "the Hugging
     """
     _check_ties(state, HF_TIED, source)
     headless = not any(name.startswith("lm_head.") for name in state)
-    table = {ours: parts for ours, parts in names(layers) if not (headless and ours.startswith(MLM))}
+    table = {ours: parts for ours, parts in parameter_names(layers) if not (headless and ours.startswith(MLM))}
     theirs = {name for name in state if name not in HF_TIED and not HF_UNUSED.fullmatch(name)}
     _check_names(theirs, {name for parts in table.values() for name in parts}, source)
-    out = {ours: joined(state, parts, source) for ours, parts in table.items()}
+    out = {ours: concatenate(state, parts, source) for ours, parts in table.items()}
     return out | {name: out[other] for name, other in TIED.items()}
 
 
-def joined(state: Mapping[str, Tensor], parts: Sequence[str], source: str) -> Tensor:
+def concatenate(state: Mapping[str, Tensor], parts: Sequence[str], source: str) -> Tensor:
     """The tensors ``parts`` of ``state`` as the rows of one. Raises ``CheckpointError`` where their shapes differ."""
     try:
         return torch.cat([state[name] for name in parts])
@@ -111,7 +111,7 @@ def joined(state: Mapping[str, Tensor], parts: Sequence[str], source: str) -> Te
         raise CheckpointError(f"{source}: not the shapes of this RoBERTa: {shapes}") from None
 
 
-def prefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def with_roberta_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """``state`` under the names of ``RobertaForMaskedLM``: a bare ``RobertaModel`` writes them without ``roberta.``."""
     if any(name.startswith("roberta.") for name in state):
         return dict(state)
@@ -125,8 +125,9 @@ def _fill(name: str, at: Mapping[str, str]) -> str:
 def _check_names(given: set[str], wanted: set[str], source: str) -> None:
     missing, unexpected = sorted(wanted - given), sorted(given - wanted)
     if missing or unexpected:
-        parts = [f"{word}: {listed(odd)}" for word, odd in (("missing", missing), ("unexpected", unexpected)) if odd]
-        raise CheckpointError(f"{source} does not have the tensors of this RoBERTa: {'; '.join(parts)}")
+        differences = {"missing": missing, "unexpected": unexpected}
+        problem = "; ".join(f"{kind}: {list_names(names)}" for kind, names in differences.items() if names)
+        raise CheckpointError(f"{source} does not have the tensors of this RoBERTa: {problem}")
 
 
 def _check_ties(state: Mapping[str, Tensor], ties: Mapping[str, str], source: str) -> None:

@@ -1,7 +1,7 @@
-"""Hub ids, wherever a Hugging Face folder may stand: ``USER/NAME``, or ``USER/NAME@REVISION`` for a branch or commit.
+"""Hub ids in place of Hugging Face folders: ``USER/NAME``, or ``USER/NAME@REVISION`` for a branch or commit.
 
-What can be a folder here is never asked for at the hub: a path that begins with ``/``, ``.`` or ``~`` (`source_path`),
-has more or fewer than two parts, or whose first part is a folder. Only weights (safetensors), JSON and
+The hub is never asked for a path that may be a folder of this machine: one that begins with ``/``, ``.`` or ``~``
+(`source_path`), has more or fewer than two parts, or whose first part is a folder. Only weights (safetensors), JSON and
 tokenizer files are fetched, no pickle and no code, into the hub client's own cache; ``HF_HOME``, ``HF_HUB_OFFLINE`` and
 ``HF_TOKEN`` mean what they mean there.
 """
@@ -37,16 +37,16 @@ SENTENCE_FILES = (
     *ENCODER_FILES, "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
     "?_*/config.json", "?_*/model.safetensors",
 )  # fmt: skip
-"""What each kind of reader opens, as patterns of the hub client."""
+"""The files that each kind of reader opens, as patterns of the hub client."""
 
 
-def source_path(given: str | Path) -> Path:
+def source_path(text: str | Path) -> Path:
     """A path as it was typed: a leading ``./``, which `pathlib` drops, says that no hub id is meant."""
-    return Path.cwd() / given if str(given).startswith("./") else Path(given)
+    return Path.cwd() / text if str(text).startswith("./") else Path(text)
 
 
 Source = Annotated[
-    PathField, BeforeValidator(lambda given: str(source_path(given)) if isinstance(given, str) else given)
+    PathField, BeforeValidator(lambda value: str(source_path(value)) if isinstance(value, str) else value)
 ]
 """A field of a configuration: a folder, or a hub id."""
 
@@ -58,25 +58,25 @@ def is_hub_id(text: str) -> bool:
 
 def hub_id(path: Path) -> tuple[str, str | None] | None:
     """The repository and the revision that ``path`` names, or None where it is or may be a path of this machine."""
-    found = _ID.fullmatch(str(path))
-    if found is None or path.exists() or path.is_symlink() or Path(path.parts[0]).exists():
+    match = _ID.fullmatch(str(path))
+    if match is None or path.exists() or path.is_symlink() or Path(path.parts[0]).exists():
         return None
-    return found["repo"], found["revision"]
+    return match["repo"], match["revision"]
 
 
-def origin(given: Path, folder: Path) -> str:
-    """What ``given``, read from ``folder``, may be called in public: the hub id with its revision, or a folder's name.
+def origin(path: Path, folder: Path) -> str:
+    """The public name of ``path``, which was read from ``folder``: the hub id with its revision, or a folder's name.
 
     A folder of the hub client's cache (``models--USER--NAME/snapshots/REVISION``) is its hub id as well.
     """
     cached = _SNAPSHOT.fullmatch("/".join(folder.absolute().parts[-3:]))
     if cached is not None:
         return f"{cached['user']}/{cached['name']}@{cached['revision']}"
-    return given.name
+    return path.name
 
 
 def local_folder(path: Path, files: tuple[str, ...] = ENCODER_FILES) -> Path:
-    """``path`` itself, or where ``files`` of the hub model lie that it names.
+    """``path`` itself, or the folder of the hub client's cache with ``files`` of the hub model that ``path`` names.
 
     Raises:
         CheckpointError: the hub has no such model or revision, or cannot be reached and there is no copy in its cache.
@@ -91,7 +91,7 @@ def local_folder(path: Path, files: tuple[str, ...] = ENCODER_FILES) -> Path:
 
 @functools.cache
 def _snapshot(repo: str, revision: str | None, files: tuple[str, ...], cache: str) -> Path:
-    """Asked for once a process, which so sees one revision."""
+    """Download once in each process, so that every reader in it sees the same revision."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (  # type: ignore[attr-defined]
         GatedRepoError,

@@ -14,6 +14,9 @@ from pretrain.models import attention
 from pretrain.models.attention import Runs, SelfAttention
 from pretrain.models.config import RobertaConfig
 from pretrain.models.dropout import dropout
+from pretrain.models.encoder import Encoder
+from pretrain.models.flops import encoder_flops
+from pretrain.models.pooling import take_rows
 from pretrain.models.vocabulary import WordEmbedding
 
 
@@ -89,42 +92,36 @@ class EncoderLayer(nn.Module):
         return self.ffn_norm(at + dropout(y, self.dropout, self.training))  # type: ignore[no-any-return]
 
 
-class RobertaEncoder(nn.Module):
-    """Embeddings and layers, initialised with N(0, ``initializer_range``) as BERT."""
+class RobertaEncoder(Encoder):
+    """Embeddings and layers; `initialise_weights` draws them as BERT's."""
 
     def __init__(self, config: RobertaConfig) -> None:
         super().__init__()
-        self.pad_id = config.pad_id
-        self.compiled = config.compile
+        self.config = config
+        self.hidden_size, self.vocab_size = config.hidden, config.classes
+        self.max_positions, self.pad_id = config.max_positions, config.pad_id
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(_checkpointed(EncoderLayer(config), config) for _ in range(config.layers))
 
     def forward(
         self,
         tokens: Int[Tensor, "b L"],
+        types: Int[Tensor, "b L"] | None = None,
         *,
         padded: bool = False,
         documents: Int[Tensor, "b L"] | None = None,
         runs: int | None = None,
         rows: Int[Tensor, "b r"] | None = None,
     ) -> Float[Tensor, "b _ h"]:
-        """Final hidden states, of all positions or of ``rows``.
+        """Final hidden states at all positions, or at ``rows`` only; see `Encoder.forward`.
 
         With ``rows`` the last layer computes queries, projections and feed-forward for those rows alone, since
-        nothing else of its output is read; the result equals the full computation.
-
-        Args:
-            tokens: ids.
-            padded: whether any token is padding. The caller knows it on the host; asking the tensor would make a GPU
-                wait, and without padding the attention needs no mask.
-            documents: document number of each token; tokens see only their own document (None = everything).
-            runs: how many runs of equal numbers ``documents`` has, padding numbered apart, if the caller knows it on
-                the host: a GPU then needs no mask.
-            rows: positions whose output is read (None = all).
+        nothing else of its output is read; the result equals the full computation. ``types`` make no difference:
+        RoBERTa has one segment.
         """
         x = self.embeddings(tokens, padded)
         within: Runs | None = None
-        if documents is not None and runs is not None and attention.takes_runs(x) and not self.compiled:
+        if documents is not None and runs is not None and attention.prefers_runs(x) and not self.config.compile:
             within = attention.document_runs(documents, runs)
         mask = self._mask(tokens, padded, documents) if within is None else within
         autocast = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
@@ -136,6 +133,15 @@ class RobertaEncoder(nn.Module):
             mask = mask.take_along_dim(rows[:, None, :, None], dim=2)
         return self.layers[-1](x, mask, rows, autocast)  # type: ignore[no-any-return]
 
+    @property
+    def word_embedding(self) -> nn.Embedding:
+        """The table of token embeddings."""
+        return self.embeddings.word
+
+    def flops(self, length: float, read: float | None = None) -> float:
+        """Forward FLOP of a sequence; see `pretrain.models.flops.encoder_flops`."""
+        return encoder_flops(self.config, length, length if read is None else read)
+
     def _mask(self, tokens: Tensor, padded: bool, documents: Tensor | None) -> Tensor | None:
         if documents is not None:
             if padded:  # padding is a document of its own, so that no row of the mask is empty
@@ -144,12 +150,7 @@ class RobertaEncoder(nn.Module):
         return (tokens != self.pad_id)[:, None, None, :] if padded else None
 
 
-def take_rows(x: Float[Tensor, "b L h"], rows: Int[Tensor, "b r"]) -> Float[Tensor, "b r h"]:
-    """Row ``rows[i, j]`` of sequence ``i``."""
-    return x.gather(1, rows.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
-
-
-def initialise(module: nn.Module, std: float) -> None:
+def initialise_weights(module: nn.Module, std: float) -> None:
     """BERT's initialisation, in place: matrices N(0, ``std``), rows of padding and biases 0, LayerNorm the identity."""
     for part in module.modules():
         if isinstance(part, WordEmbedding):

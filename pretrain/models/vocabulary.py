@@ -1,4 +1,4 @@
-"""The tables with a row for each id: filled up to a multiple that matrix units like, and cut back."""
+"""The tables with a row for each token id, padded to a multiple that matrix units prefer, or cut back to the ids."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 TABLES = ("encoder.embeddings.word.weight", "mlm.weight", "mlm.bias")
-"""Our names of them."""
+"""Parameters of `CaptModel` that have a row for each token id."""
 
 
 class WordEmbedding(nn.Embedding):
-    """``classes`` rows for the ids and zeros up to ``rows``, which no id has and which are predicted never.
+    """``classes`` rows for the token ids, then rows of zeros up to ``rows``, which belong to no id.
 
-    Drawn from the generator as without the zeros, so that a seed means the same model for any padding.
+    The random draws are those of a table without the zeros, so that a seed gives the same model for any padding.
     """
 
     def __init__(self, classes: int, rows: int, width: int, padding_idx: int) -> None:
@@ -32,7 +32,7 @@ class WordEmbedding(nn.Embedding):
 
 
 def with_rows(state: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """``state`` with ``rows`` rows in each of :data:`TABLES`: zeros behind those there are, or only the first ones."""
+    """``state`` with ``rows`` rows in each of :data:`TABLES`: zeros are appended, or the last rows are left out."""
     out = dict(state)
     for name in TABLES:
         if name in out and out[name].ndim > 0 and len(out[name]) != rows:

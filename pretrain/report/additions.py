@@ -5,21 +5,25 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pretrain.registry import task_packages
-from pretrain.report.document import Section
+from pretrain.base.errors import ConfigError
+from pretrain.registry import task_module
+from pretrain.report.document import ReportSection
 
 
-def task_sections(types: Iterable[str], function: str, found: Sequence[Any]) -> list[Section]:
-    """``function(found)`` of each task of ``types`` that has one, in the order of their names."""
-    wanted = set(types)
-    sections: list[Section] = []
-    for type_, package in sorted(task_packages().items()):
-        if type_ in wanted and importlib.util.find_spec(f"{package}.report"):
-            add = getattr(importlib.import_module(f"{package}.report"), function, None)
-            sections += add(found) if add is not None else []
+def task_sections(types: Iterable[str], function: str, folders: Sequence[Any]) -> list[ReportSection]:
+    """``function(folders)`` of each task of ``types`` that has one, in the order of their names.
+
+    A run can be reported where its task is not installed: it then gets no sections of its own.
+    """
+    sections: list[ReportSection] = []
+    for type_ in sorted(set(types)):
+        try:
+            module = task_module(type_, "report")
+        except ConfigError:
+            continue
+        add = getattr(module, function, None)
+        sections += add(folders) if add is not None else []
     return sections

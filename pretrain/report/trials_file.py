@@ -1,4 +1,4 @@
-"""``trials.jsonl`` of a sweep, a line a finished trial: its typed records. Imports no torch."""
+"""``trials.jsonl`` of a sweep: one typed record for each finished trial, for its writer and its readers. No torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, field_validator
 
 from pretrain.base.files import open_regular
 from pretrain.base.records import Count, Record
@@ -19,13 +19,27 @@ _Number = Annotated[FiniteFloat, Field(strict=False, ge=-1e100, le=1e100)]
 _KEYS = 1000
 
 
-class TrialLine(Record):
-    """A finished trial. ``score`` is its best validation value, ``metrics`` the row in which it stands."""
+State = Literal["done", "failed", "pruned"]
+"""How a trial ended; the scheduler ended a pruned one early."""
+
+
+class ParameterChange(Record):
+    """Population based training: from ``step`` on a member trains with ``params``, continuing the run ``source``."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    step: Count
+    params: dict[str, Any]
+    source: str = Field(alias="from")
+
+
+class TrialRecord(Record):
+    """A finished trial. ``score`` is its best validation value, ``metrics`` the validation row that holds it."""
 
     study: _Name
     params: Annotated[dict[_Name, Any], Field(max_length=_KEYS)]
     seed: Count
-    state: Literal["done", "failed", "pruned"]
+    state: State
     metric: _Name = "score"
     mode: Literal["max", "min"] = "max"
     score: _Number | None = None
@@ -37,13 +51,13 @@ class TrialLine(Record):
     seconds: Annotated[_Number, Field(ge=0)] = 0.0
     attempts: Count = 1
     error: str = ""
-    history: tuple[dict[str, Any], ...] | None = None
-    """Of population based training: what the member has trained with."""
+    history: Annotated[tuple[ParameterChange, ...] | None, Field(strict=False)] = None
+    """Population based training: the parameters that the member has trained with."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _are_lists(cls, values: Any) -> Any:
-        return {**values, "history": tuple(values["history"])} if _has_history(values) else values
+    def to_json(self) -> str:
+        """The record as a line of the file; ``history`` stands only in lines of population based training."""
+        unused = {"history"} if self.history is None else None
+        return json.dumps(self.model_dump(mode="json", by_alias=True, exclude=unused))
 
     @field_validator("study", "metric", "run")
     @classmethod
@@ -61,32 +75,28 @@ class TrialLine(Record):
         return run
 
 
-def _has_history(values: Any) -> bool:
-    return isinstance(values, dict) and isinstance(values.get("history"), list)
-
-
-def read_trials(path: Path) -> tuple[dict[str, TrialLine], list[str]]:
-    """The trials by their runs, of several lines about one the last, and what was odd: lines that are no trial's.
+def read_trials(path: Path) -> tuple[dict[str, TrialRecord], list[str]]:
+    """The trials by their run folders (of several lines about one, the last), and notes about damaged lines.
 
     Raises:
         DataError: it is not a regular file, or over a GiB. ``OSError`` passes.
     """
-    found: dict[str, TrialLine] = {}
+    records: dict[str, TrialRecord] = {}
     damaged: list[str] = []
     with open_regular(path) as file:
         for number, raw in enumerate(bounded_lines(file, path), start=1):
             if not raw.strip():
                 continue
             try:
-                line = TrialLine.model_validate(json.loads(raw))
+                line = TrialRecord.model_validate(json.loads(raw))
             except ValidationError as error:
                 key = error.errors(include_url=False, include_input=False, include_context=False)[0]["loc"]
                 damaged.append(f"{number} ({ascii(key[0])[:42] if key else 'no object'})")
             except (ValueError, RecursionError):
                 damaged.append(str(number))
             else:
-                found.pop(line.run, None)
-                found[line.run] = line
+                records.pop(line.run, None)
+                records[line.run] = line
     more = f" and {len(damaged) - 10} more" if len(damaged) > 10 else ""
     notes = [f"damaged lines of {TRIALS} were left out: {', '.join(damaged[:10])}{more}"] if damaged else []
-    return found, notes
+    return records, notes

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from pretrain.base.locks import file_lock
 from pretrain.engine.checkpoint import find_checkpoint
-from pretrain.engine.run_folder import held
 from tests.distributed.test_run import _mapping, _run
 from tests.fuzz.harness import snapshot
 from tests.support import run_ranks
@@ -79,7 +79,7 @@ def test_what_a_killed_job_left_is_swept_by_the_next(finished: Path, tmp_path: P
         (run_dir / "checkpoints" / name / "tokenizer").mkdir(parents=True)
     before = snapshot(run_dir)
     mapping = _alone(run_dir, schedule={"max_steps": 3, "warmup_steps": 1})
-    with held(run_dir, ".training", ""):
+    with file_lock(run_dir / ".training"):
         run_ranks(_run, 1, mapping, True)
     assert snapshot(run_dir) == before, "not while another job may be writing them"
     assert run_ranks(_run, 1, mapping, True) == [0]
@@ -204,7 +204,7 @@ def _reading(mapping: dict[str, Any]) -> tuple[Any, int, int]:
 
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
     hashed = read = 0
-    real_hash, real_open = verification._hash, index.safe_open
+    real_hash, real_open = verification.hash_file, index.safe_open
 
     def noted_hash(path: Path, *others: Any) -> str:
         nonlocal hashed
@@ -237,7 +237,7 @@ def _reading(mapping: dict[str, Any]) -> tuple[Any, int, int]:
         def get_slice(self, key: str) -> Part:
             return Part(self._inner.get_slice(key))
 
-    verification._hash, index.safe_open = noted_hash, Opened
+    verification.hash_file, index.safe_open = noted_hash, Opened
     return _run(mapping, True), hashed, read
 
 

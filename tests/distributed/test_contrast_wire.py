@@ -25,7 +25,7 @@ def _traffic(capacity: int, options: dict[str, Any], frozen: bool) -> dict[str, 
     rank = distributed.rank()
     s, s_hat = (unit(N, D, seed=2 * rank + i, dtype=torch.float32).requires_grad_(not frozen) for i in (0, 1))
     queue = ShardedQueue(capacity, D)
-    queue.enqueue(unit(queue.share, D, seed=9 + rank, dtype=torch.float32))
+    queue.enqueue(unit(queue.shard_size, D, seed=9 + rank, dtype=torch.float32))
     stats = ContrastStats() if options.pop("stats", False) else None
     ids = torch.arange(N) if options.pop("ids", False) else None
     with Wire() as wire, _LargestTensor() as largest:
@@ -83,7 +83,7 @@ def test_rows_known_to_be_equal_are_not_counted() -> None:
         ({}, True, [8, 2 * N * D * 4, 2 * N * 4]),
         ({"precision": "bf16"}, False, [8, 2 * N * D * 2, 2 * N * (D + 1) * 4, 2 * N * 4]),
     ],
-    ids=["queue only", "running reference", "ids", "validation", "bf16"],
+    ids=["queue only", "running maximum", "ids", "validation", "bf16"],
 )
 def test_what_each_option_adds(options: dict[str, Any], frozen: bool, expected: list[int]) -> None:
     for result in run_ranks(_traffic, 2, 507, options, frozen):

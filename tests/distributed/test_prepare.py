@@ -18,13 +18,13 @@ def _prepare(mapping: dict[str, Any], warm: bool) -> tuple[list[str], str, str]:
     from pretrain.language.prepare import prepare
 
     read: list[str] = []
-    original = verification._hash
+    original = verification.hash_file
 
     def counted(path: Path, *rest: Any) -> str:
         read.append(path.name)
         return original(path, *rest)
 
-    verification._hash = counted
+    verification.hash_file = counted
     verification._SETTLED = -1e9  # the files are seconds old
     try:
         prepared = prepare(job_from_mapping(mapping, "test"), ranks=all_ranks())  # type: ignore[arg-type]

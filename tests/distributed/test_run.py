@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from pretrain.base.errors import CheckpointError, ConfigError, UserError
+from pretrain.base.locks import file_lock
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.checkpoint import checkpoints_of, find_checkpoint
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
-from pretrain.engine.run_folder import held
 from pretrain.registry import TASKS
 from tests.support import run_ranks
 
@@ -94,7 +94,7 @@ def test_a_used_folder_is_refused(finished: Path) -> None:
 def test_a_folder_in_which_another_job_trains_is_left_alone(finished: Path) -> None:
     before = {name: (finished / name).read_bytes() for name in ("metrics.jsonl", "status.json", "config.yaml")}
     mapping = _mapping(finished, schedule={"max_steps": 8})
-    with held(finished, ".training", ""):
+    with file_lock(finished / ".training"):
         outcomes = run_ranks(_run, 2, mapping, True)
     assert all("another process is training in this folder" in str(outcome) for outcome in outcomes), outcomes
     assert {name: (finished / name).read_bytes() for name in before} == before

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.callbacks import default_callbacks
-from pretrain.engine.engines.deepspeed import build_engines
+from pretrain.engine.engines.build import build_engines
 from pretrain.engine.loop import Callback, Run, train
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
@@ -111,12 +111,12 @@ def _unwatched(batches: Iterator[Any]) -> Iterator[Any]:
 def _waits(mapping: dict[str, Any]) -> dict[int, list[str]]:
     """What waited in each step of a run, with all its callbacks."""
     quiet_libraries(debug=False)
-    checks: Any = importlib.import_module("pretrain.contrast.info_nce")
-    checks._may_look = lambda values: False  # checks that a GPU is spared
+    checks: Any = importlib.import_module("pretrain.contrast.checks")
+    checks.is_readable = lambda values: False  # checks that a GPU is spared
     job = job_from_mapping(mapping, "test")
     task = task_class(job.task.type)(job, job.run.dir)
     job.run.dir.mkdir(parents=True, exist_ok=True)
-    engines = build_engines(task.build_modules(), task.job)
+    engines = build_engines(task.build_modules(), task.job, task.optimizers())
     watcher, make = _Watcher(), task.build_batches
     task.build_batches = lambda progress: _unwatched(make(progress))  # type: ignore[method-assign]
     train(Run(task.job, job.run.dir, task, engines, Progress()), [watcher, *default_callbacks(task.job)])

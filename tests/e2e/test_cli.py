@@ -90,7 +90,7 @@ def test_help_needs_no_asking(capt: Capt, arguments: list[str]) -> None:
         (["convert", "nowhere", "out", "--to", "hf"], "nowhere"),
         (["convert", "nowhere", "out"], "either --to"),
         (["convert", "nowhere", "out", "--to", "hf", "--from", "hf"], "either --to"),
-        (["convert", "nowhere", "out", "--to", "tensorflow"], "valid: hf, sentence-transformers, onnx"),
+        (["convert", "nowhere", "out", "--to", "tensorflow"], "nowhere: neither a checkpoint"),
         (["convert", "nowhere", "out", "--from", "onnx"], "valid: hf"),
         (["convert", "nowhere", "out", "--from", "hf"], "nowhere"),
         (["report", "nowhere"], "nowhere"),

@@ -33,6 +33,9 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        for name in ("pretrain.py", "launcher.py", "tokenizer.py", "yaml.py", "configs/__init__.py"):
+            (path / name).parent.mkdir(exist_ok=True)
+            (path / name).write_text("raise SystemExit('a module of the working folder was run')\n")
         line = "the river ran over stones and under a bridge while birds sang in the blue light of early morning"
         (path / "text.txt").write_text("\n\n".join(f"{line[i % 40 :]} {line[: i % 50]}." for i in range(300)))
 
@@ -45,7 +48,7 @@ class Folder:
         if forked:
             done = run_capt(*arguments, cwd=self.path, env=env)
         else:
-            command = [sys.executable, "-m", "launcher.cli", *arguments]
+            command = [sys.executable, "-P", "-m", "launcher.cli", *arguments]
             done = subprocess.run(
                 command, cwd=self.path, env=env, capture_output=True, text=True, timeout=240, check=False
             )

@@ -16,11 +16,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from finetune.backbone import load_backbone
-from finetune.encoders import FAMILIES
 from pretrain.base.errors import CheckpointError
-from pretrain.convert.import_hf import import_hf
-from pretrain.language.from_hf import read_hf
+from pretrain.language.import_hf import command as import_hf
 from pretrain.models.config import RobertaConfig
+from pretrain.models.foreign.families import FAMILIES
+from pretrain.models.hf_model import read_hf
 from tests.fuzz.harness import HOSTILE, check, command, inputs, library, mutated, snapshot
 from tests.unit.convert.models import config, model, tokenizer
 
@@ -239,7 +239,7 @@ def test_sentence_transformers_folders(good: Path, tmp_path: Path) -> None:
 def test_the_seed_input_is_read(good: Path, tmp_path: Path) -> None:
     """What the edits damage is a folder that every reader takes."""
     assert isinstance(read_hf(good).config, RobertaConfig)
-    assert load_backbone(good).encoder.hidden == 12
+    assert load_backbone(good).encoder.hidden_size == 12
     import_hf(good, tmp_path / "run")
     with pytest.raises(CheckpointError):
         read_hf(tmp_path)

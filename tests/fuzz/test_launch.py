@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from launcher.cluster import load_cluster
-from launcher.environment import travelling
+from launcher.environment import forwarded_to_hosts
 from launcher.hostfile import read_hostfile
 from launcher.plan import Options
 from launcher.requeue import main
@@ -134,7 +134,7 @@ def test_environment_files(folder: Path) -> None:
         content = "\n".join(lines).encode()
         plant(rng, folder / ".deepspeed_env", mutated(rng, content) if rng.random() < 0.3 else content)
         found: dict[str, str] = {}
-        outcome = library(lambda: found.update(travelling({}, (folder,))))  # noqa: B023
+        outcome = library(lambda: found.update(forwarded_to_hosts({}, (folder,))))  # noqa: B023
         check(outcome, f"environment:{number}")
         for name, value in found.items():
             assert name.startswith(("NCCL_", "GLOO_", "CAPT_", "UCX_", "TORCH_", "OMP_", "HF_")), name

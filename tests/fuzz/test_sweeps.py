@@ -10,15 +10,15 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from launcher.sweep.begun import begun, note
 
 from finetune.glue.files import read_split
-from finetune.glue.submission import HEADER, OUTPUTS, check_submission
+from finetune.glue.submission import HEADER, SUBMISSION_FILES, check_submission
 from finetune.glue.tasks import GLUE
-from launcher.sweep.bases import keep_bases
-from launcher.sweep.begun import begun, note
-from launcher.sweep.records import TrialLog, TrialState, best_row, validations
-from launcher.sweep.restart import prepare, what_went_wrong
-from launcher.sweep.trials import Plan, Point, StudyPlan
+from launcher.sweep.base_jobs import check_base_jobs
+from launcher.sweep.restart import prepare_restart, what_went_wrong
+from launcher.sweep.trial_log import TrialLog, TrialState, best_row, validations
+from launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec
 from pretrain.engine.metrics_file import read_metrics
 from pretrain.report import report
 from pretrain.report.runs import read_run
@@ -87,7 +87,7 @@ def test_reports_of_runs(tmp_path: Path) -> None:
         outcome = library(lambda run=run: read_run(run))
         check(outcome, f"report:{number}")
         if outcome.code == 0 and rng.random() < 0.2:
-            report([run], tmp_path / "out")  # drawing takes its second, whatever is drawn
+            report([run], tmp_path / "out")  # drawing takes its second, whatever is render
         assert snapshot(run) == before
         for page in tmp_path.glob("out/report.*"):
             assert b"<script" not in page.read_bytes()
@@ -99,15 +99,15 @@ def test_sweep_folders(tmp_path: Path) -> None:
         victim = tmp_path / f"victim{number}" / "checkpoints" / "step-00000001"
         victim.mkdir(parents=True)
         study = StudyPlan("s", "accuracy", "max", {"optimizer": {"lr": 0.1}}, sweep / "trials" / "s")
-        plan = Plan(sweep, sweep, "pretrain", {"s": study}, 1, 1, 1, False)
-        point = Point("s", {"optimizer.lr": 0.1}, 1)
+        plan = SweepPlan(sweep, sweep, "pretrain", {"s": study}, 1, 1, 1, False)
+        spec = TrialSpec("s", {"optimizer.lr": 0.1}, 1)
         for seed in (1, 2):
             add_trial(sweep, "s", {"optimizer.lr": 0.1}, seed, [0.5, 0.6])
-        run = plan.run_dir(point)
+        run = plan.run_dir(spec)
         run.mkdir(parents=True)
-        note(run, point)
+        note(run, spec)
         TrialState(attempts=1, seconds=2.0).write(run)
-        keep_bases(plan)
+        check_base_jobs(plan)
         (run / "status.json").write_text('{"state": "done"}')
         lines = [json.loads(line) for line in (sweep / "trials.jsonl").read_text().splitlines()]
         lines[0]["run"] = rng.choice((lines[0]["run"], f"../victim{number}", str(victim.parents[1]), "trials/../.."))
@@ -119,12 +119,12 @@ def test_sweep_folders(tmp_path: Path) -> None:
         before = snapshot(victim)
         for step in (
             lambda sweep=sweep: read_sweep(sweep),
-            lambda plan=plan: keep_bases(plan),
+            lambda plan=plan: check_base_jobs(plan),
             lambda study=study: begun(study),
             lambda run=run, study=study: best_row(validations(run), study),
             lambda run=run: what_went_wrong(run, 1),
-            lambda plan=plan, point=point: TrialLog(plan, 0).add(point, "done"),
-            lambda run=run: prepare(run, None),
+            lambda plan=plan, spec=spec: TrialLog(plan, 0).add(spec, "done"),
+            lambda run=run: prepare_restart(run, None),
         ):
             check(library(step), f"sweep:{number}")
         assert victim.is_dir()
@@ -158,7 +158,7 @@ def test_glue_files(glue: Path, tmp_path: Path) -> None:
 
 
 def test_submissions(tmp_path: Path) -> None:
-    files = {f"{name}.tsv": f"{HEADER}\n0\tentailment\n1\t0.5\n".encode() for name in OUTPUTS}
+    files = {f"{name}.tsv": f"{HEADER}\n0\tentailment\n1\t0.5\n".encode() for name in SUBMISSION_FILES}
     for number, rng in inputs("submission"):
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:

@@ -71,7 +71,7 @@ def test_attention_by_runs_equals_the_mask(precision: str, monkeypatch: pytest.M
     weight = torch.randn(6, 128, 128, generator=generator)
     results = []
     for by_runs in (False, True):
-        monkeypatch.setattr(attention, "takes_runs", lambda x, by_runs=by_runs: by_runs)
+        monkeypatch.setattr(attention, "prefers_runs", lambda x, by_runs=by_runs: by_runs)
         torch.manual_seed(1)
         config = RobertaConfig(
             size="custom", layers=3, hidden=128, heads=2, ffn=256, vocab_size=97, max_positions=128, dropout=0.0,

@@ -24,8 +24,8 @@ from transformers import RobertaConfig as HFRobertaConfig
 from pretrain.base.errors import CheckpointError, DataError
 from pretrain.convert import huggingface
 from pretrain.convert.huggingface import export_hf
-from pretrain.convert.import_hf import import_hf
 from pretrain.convert.reference import TEXTS, tokenize
+from pretrain.language.import_hf import command as import_hf
 from pretrain.language.restore import load_model
 from pretrain.models.config import RobertaConfig
 from pretrain.models.vocabulary import with_rows

@@ -17,7 +17,7 @@ from pretrain.models.build import load_weights
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
 from pretrain.models.hf_map import HEAD, from_hf, to_hf
-from pretrain.models.roberta import take_rows
+from pretrain.models.pooling import take_rows
 from tests.unit.models.support import assert_same, batch, small_model
 
 

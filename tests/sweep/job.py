@@ -1,4 +1,4 @@
-"""``python -m tests.sweep.job RUN/job.yaml [--resume --checkpoint NAME]``: a run folder as ``pretrain`` makes it.
+"""``python -m tests.sweep.job RUN/job.yaml --merged [--resume --checkpoint NAME]``: a run folder, as pretrain has it.
 
 One number is trained: it approaches 1 at a speed that is best at ``optimizer.lr`` 0.1. Starts leave a line in
 ``starts-RANK`` of the run folder, so that tests can tell which trials were run, where, and how often.
@@ -21,11 +21,11 @@ from tests.sweep.toy.config import SweepToyJob
 
 def main() -> int:
     arguments = sys.argv[1:]
-    mapping = load_mapping(arguments[0])
+    mapping = load_mapping(arguments[0], resolved=True)
     job = SweepToyJob.model_validate(mapping)
     rank, run = int(os.environ["RANK"]), job.run.dir
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    facts = {name: os.environ[name] for name in names} | {"pid": os.getpid(), "resume": arguments[1:]}
+    facts = {name: os.environ[name] for name in names} | {"pid": os.getpid(), "resume": arguments[2:]}
     facts |= {"secrets": "HF_TOKEN" in os.environ, "travelled": os.environ.get("CAPT_TRAVELLED")}
     with (run / f"starts-{rank}").open("a") as f:
         f.write(json.dumps(facts) + "\n")

@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[2]
-CAPT = (sys.executable, "-m", "tests.sweep.capt")
+CAPT = (sys.executable, "-P", "-m", "tests.sweep.capt")  # -P: as the script capt, without the working folder
+HIJACK = "raise SystemExit('a module of the working folder was run')\n"
 JOB = {
     "task": {"type": "sweep_toy"},
     "schedule": {"max_steps": 20},
@@ -31,6 +32,9 @@ class Folder:
         self.path = path
         self.out = path / "out"
         self.address = ["--address", address] if address else []
+        for name in ("pretrain.py", "launcher.py", "tokenizer.py", "yaml.py", "configs/__init__.py"):
+            (path / name).parent.mkdir(exist_ok=True)
+            (path / name).write_text(HIJACK)
         (path / "job.yaml").write_text(yaml.safe_dump(JOB))
         plugin = path / "plugin" / "toys-1.dist-info"  # what 'pip install' of a task's distribution would leave
         plugin.mkdir(parents=True)

@@ -122,7 +122,7 @@ def test_real_jobs_run_through_the_engine(folder: Folder) -> None:
     studies = {"toy": {"base": "job.yaml", "metric": "loss", "mode": "min"}}
     sweep = {"dir": str(folder.out), "seeds": [1]}
     folder.sweep(studies=studies, sweep=sweep, space={}, trial={"gpus": 0, "workers": 2})
-    folder.run(capt=(sys.executable, "-m", "launcher.cli"))
+    folder.run(capt=(sys.executable, "-P", "-m", "launcher.cli"))
     (line,) = folder.lines()
     assert (line["state"], line["score"], line["attempts"]) == ("done", 1.0, 1)
     run = folder.out / line["run"]

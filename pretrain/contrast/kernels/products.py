@@ -1,4 +1,4 @@
-r"""In what precision a kernel multiplies two fp32 matrices, and what it costs in digits.
+r"""The precisions in which a kernel can multiply two fp32 matrices, and the error of each.
 
 With :math:`|\hat{ab} - ab| \le \delta\,|a|\,|b|` for the product of two numbers, before fp32 sums:
 
@@ -31,17 +31,17 @@ Precision = Literal["fp32", "tf32", "bf16x6", "bf16x3", "bf16"]
 Terms = tuple[Tensor, ...]
 """Matrices of one shape whose sum is an operand, the largest first."""
 
-ERROR: dict[Precision, float] = {
+RELATIVE_ERROR: dict[Precision, float] = {
     "fp32": 0.0, "tf32": 2**-9, "bf16x6": 2**-21, "bf16x3": 2**-14, "bf16": 2**-7 + 2**-16,
 }  # fmt: skip
-"""The bound delta of each."""
+"""The bound :math:`\\delta` of each precision."""
 
 _TERMS: dict[Precision, int] = {"bf16": 1, "bf16x3": 2, "bf16x6": 3}
 
 
 @dataclass(frozen=True)
 class Products:
-    """Matrix products in one precision. Rows that are stored in bf16 are one term in any of the bf16 kinds: exact."""
+    """Matrix products in one precision. Rows stored in bf16 are one exact term in each bf16 kind."""
 
     precision: Precision = "fp32"
 
@@ -58,32 +58,32 @@ class Products:
             rest = rest - terms[-1]  # exact: what rounding to 8 of 24 bits leaves
         return tuple(terms)
 
-    def travels_as(self, dtype: torch.dtype) -> torch.dtype:
-        """The type in which anchors that are computed with in ``dtype`` go over the wire."""
+    def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The type in which anchors are sent to other ranks, where all else is computed in ``dtype``."""
         return torch.bfloat16 if self.precision == "bf16" else dtype
 
     @contextmanager
-    def on(self, device: torch.device) -> Iterator[None]:
-        """Within it fp32 products on a GPU are what this precision says, whatever the process has set; then as before.
+    def applied_on(self, device: torch.device) -> Iterator[None]:
+        """A context in which fp32 products on a GPU have this precision, whatever the process has set.
 
-        ``fp32`` is meant as IEEE's even where the process lets fp32 products be TF32.
+        ``fp32`` means IEEE's fp32 even where the process allows TF32. The setting is restored at the end.
         """
         if device.type != "cuda":
             yield
             return
-        with _fp32_products("tf32" if self.precision == "tf32" else "ieee"):
+        with _cuda_fp32_precision("tf32" if self.precision == "tf32" else "ieee"):
             yield
 
 
-WHOLE = Products()
+FP32 = Products()
 
 
-def require(precision: Precision, device: torch.device) -> None:
-    """Check a precision by name, and that ``device`` has it. Raises :class:`ConfigError`."""
+def check_precision(precision: Precision, device: torch.device) -> None:
+    """Raise :class:`ConfigError` for an unknown precision, and for one that ``device`` does not have."""
     if precision not in get_args(Precision):
         raise ConfigError(f"precision must be one of {', '.join(get_args(Precision))}, got {precision!r}")
     if precision == "tf32" and device.type != "cuda":
-        raise ConfigError(f"contrast.precision tf32 is a CUDA GPU's, these rows are on {device.type}: take fp32 there")
+        raise ConfigError(f"contrast.precision tf32 needs a CUDA GPU, these rows are on {device.type}: use fp32")
 
 
 def multiply(out: Tensor, a: Terms, b: Terms, *, add: bool) -> Tensor:
@@ -99,6 +99,11 @@ def multiply(out: Tensor, a: Terms, b: Terms, *, add: bool) -> Tensor:
     return out
 
 
+def transpose(terms: Terms) -> Terms:
+    """Transpose each term of an operand."""
+    return tuple(term.T for term in terms)
+
+
 def _multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
     if a.is_cpu or a.dtype == out.dtype:  # on a CPU bf16 products would be rounded to bf16; in fp32 they are exact
         a, b = a.to(out.dtype), b.to(out.dtype)
@@ -110,7 +115,7 @@ def _multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
 
 
 @contextmanager
-def _fp32_products(kind: str) -> Iterator[None]:
+def _cuda_fp32_precision(kind: str) -> Iterator[None]:
     setting = torch.backends.cuda.matmul
     before = setting.fp32_precision
     setting.fp32_precision = kind

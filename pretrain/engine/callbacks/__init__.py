@@ -1,7 +1,11 @@
-"""Callbacks, one concern a file, in the order in which the loop runs them."""
+"""The callbacks of the loop, each in its own file, and their order."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
+
+from pretrain.base.errors import ConfigError
 from pretrain.config.schema import Job
 from pretrain.engine.callbacks.agreement import Agreement
 from pretrain.engine.callbacks.checkpointer import Checkpointer
@@ -13,19 +17,46 @@ from pretrain.engine.callbacks.progress import ProgressDisplay
 from pretrain.engine.callbacks.throughput import Throughput
 from pretrain.engine.callbacks.validator import Validator
 from pretrain.engine.loop import Callback
+from pretrain.registry import callback_class, check_callbacks
 
 
-def default_callbacks(job: Job) -> list[Callback]:
-    """What every job runs with. Throughput adds to the report before Metrics writes it; the ranks agree before anything
-    is validated or saved."""
-    metrics = Metrics()
+def default_callbacks(job: Job, users: Sequence[Callback] = ()) -> list[Callback]:
+    """What every job runs with, and ``users``, the job's own callbacks (`user_callbacks`).
+
+    Throughput adds to the report before Metrics writes it; the ranks agree before anything is validated or saved; what
+    a callback of the user may stop is saved by the Checkpointer behind it.
+    """
+    metrics = Metrics(users)
     callbacks: list[Callback] = [
         Throughput(),
         Agreement(),
         metrics,
         Validator(metrics),
         ProgressDisplay(metrics),
+        *users,
     ]
     if job.run.profile_step:
         callbacks.append(Profiler())
     return [*callbacks, Checkpointer(), GarbageCollector(), NextSteps()]
+
+
+def user_callbacks(job: Job) -> list[Callback]:
+    """The callbacks of ``run.callbacks``, in its order; the settings of each are keywords of its class.
+
+    Raises:
+        ConfigError: a key is unknown, its settings are not those of the callback, or its package is not installed.
+    """
+    check_callbacks(job.run.callbacks)
+    callbacks: list[Callback] = []
+    for name, settings in job.run.callbacks.items():
+        cls = callback_class(name)
+        try:
+            inspect.signature(cls).bind(**settings)
+        except TypeError as error:
+            raise ConfigError(f"run.callbacks.{name}: {error}; it takes {_takes(cls)}") from None
+        callbacks.append(cls(**settings))
+    return callbacks
+
+
+def _takes(cls: type[Callback]) -> str:
+    return ", ".join(inspect.signature(cls).parameters) or "no settings: write {}"

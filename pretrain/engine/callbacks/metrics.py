@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 import torch
 
 from pretrain.base.files import open_for_append
 from pretrain.engine import distributed
-from pretrain.engine.loop import Callback, Run
+from pretrain.engine.loop import Callback, Run, next_multiple
 from pretrain.engine.metrics_file import METRICS, drop_rows_after
 from pretrain.engine.task import Metric, StepMetrics, is_logged, to_float
 
@@ -29,9 +29,13 @@ def global_means(report: Mapping[str, Metric]) -> dict[str, float]:
 
 
 class Metrics(Callback):
-    """Logs every ``run.log_every`` steps. A resumed run first drops rows of steps that will be done again."""
+    """Logs every ``run.log_every`` steps. A resumed run first drops rows of steps that will be done again.
 
-    def __init__(self) -> None:
+    ``listeners`` are told of every row, on every rank.
+    """
+
+    def __init__(self, listeners: Sequence[Callback] = ()) -> None:
+        self._listeners = listeners
         self._file: IO[str] | None = None
         self._board: Any = None
         self.latest: dict[str, float] = {}
@@ -52,6 +56,9 @@ class Metrics(Callback):
         if is_logged(run.job, run.progress.step):
             self.latest = self.write(run, report)
 
+    def next_due(self, run: Run) -> int:
+        return next_multiple(run.progress.step, run.job.run.log_every)
+
     def write(self, run: Run, report: StepMetrics, split: str | None = None) -> dict[str, float]:
         """Average a report over the ranks and append it; returns the averaged values (on every rank)."""
         values = global_means(report)
@@ -67,6 +74,8 @@ class Metrics(Callback):
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(f"{split}/{name}" if split else name, value, run.progress.step)
+        for listener in self._listeners:
+            listener.on_metrics(run, values, split)
         return values
 
     def close(self, run: Run) -> None:

@@ -1,17 +1,20 @@
-"""When a run is done: what its user may do with it."""
+"""At the end of a finished run: the commands that its user may want next."""
 
 from __future__ import annotations
 
 import logging
 
 from pretrain.engine import distributed
-from pretrain.engine.loop import Callback, Run
+from pretrain.engine.loop import NEVER, Callback, Run
 
 logger = logging.getLogger(__name__)
 
 
 class NextSteps(Callback):
-    """Last of the callbacks, so that the checkpoint is there. A line each, of the task's ``next_steps``."""
+    """Logs each line of the task's ``next_steps``. It comes last, when the checkpoint is already there."""
+
+    def next_due(self, run: Run) -> int:
+        return NEVER
 
     def on_end(self, run: Run) -> None:
         if run.finished and distributed.rank() == 0:

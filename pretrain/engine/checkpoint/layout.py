@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from pretrain.base.errors import CheckpointError
-from pretrain.base.verification import Recorded, Verifier
+from pretrain.base.hashing import ExpectedFile
+from pretrain.base.verification import Verifier
 from pretrain.config.load import load_job
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
@@ -153,8 +154,8 @@ def _entries(folder: Path) -> Iterator[tuple[str, bool]]:
             yield os.path.relpath(path, folder), stat.S_ISREG(os.lstat(path).st_mode)
 
 
-def _recorded(manifest: Manifest) -> dict[str, Recorded]:
-    return {name: Recorded(file.size, file.sha256) for name, file in manifest.files.items()}
+def _recorded(manifest: Manifest) -> dict[str, ExpectedFile]:
+    return {name: ExpectedFile(file.size, file.sha256) for name, file in manifest.files.items()}
 
 
 def _offer(checkpoint: Path) -> str:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, FiniteFloat, model_validator
 
 from pretrain.base.errors import CheckpointError
 from pretrain.base.files import read_json
-from pretrain.base.records import Count, Record, parse
+from pretrain.base.records import Count, Record, parse_record, read_record
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -119,10 +119,9 @@ def read_manifest(checkpoint: Path) -> Manifest:
         raise CheckpointError(f"{checkpoint}: no {MANIFEST}: not a checkpoint, or a half-written one") from None
     if isinstance(content, dict) and content.get("format_version", FORMAT_VERSION) != FORMAT_VERSION:
         raise CheckpointError(f"{path}: not a checkpoint of format_version {FORMAT_VERSION}")
-    return parse(Manifest, content, path, error=CheckpointError)
+    return parse_record(Manifest, content, path, error=CheckpointError)
 
 
 def read_metadata(checkpoint: Path) -> State:
     """``state.json`` of a verified checkpoint. Raises ``CheckpointError``."""
-    path = checkpoint / STATE
-    return parse(State, read_json(path, error=CheckpointError), path, error=CheckpointError)
+    return read_record(State, checkpoint / STATE, error=CheckpointError)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pretrain.base import files as safe_files
+from pretrain.base.atomic import new_file
 from pretrain.base.errors import CheckpointError, DataError, user_text
-from pretrain.base.text_files import new_file
 
 
 def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from pretrain.base import verification
+from pretrain.base import verification, verified_files
 from pretrain.base.errors import CheckpointError, DataError
-from pretrain.base.verification import Inspection, Recorded, Verifier
+from pretrain.base.hashing import ExpectedFile, Inspection
+from pretrain.base.verification import Verifier
 
 PAST = time.time() - 1000
 
@@ -25,33 +26,33 @@ PAST = time.time() - 1000
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files that were opened to be hashed, in order."""
     opened: list[str] = []
-    original = verification._hash
+    original = verification.hash_file
 
     def counted(path: Path, *rest: Any) -> str:
         opened.append(path.name)
         return original(path, *rest)
 
-    monkeypatch.setattr(verification, "_hash", counted)
+    monkeypatch.setattr(verification, "hash_file", counted)
     monkeypatch.setattr(verification, "_SETTLED", -1e9)
     return opened
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> dict[str, Recorded]:
+def files(tmp_path: Path) -> dict[str, ExpectedFile]:
     folder = tmp_path / "set"
     folder.mkdir()
     for name in ("a", "b", "c"):
         (folder / name).write_bytes(name.encode() * 100)
     return {
-        path.name: Recorded(100, hashlib.sha256(path.read_bytes()).hexdigest()) for path in sorted(folder.iterdir())
+        path.name: ExpectedFile(100, hashlib.sha256(path.read_bytes()).hexdigest()) for path in sorted(folder.iterdir())
     }
 
 
-def verify(tmp_path: Path, files: dict[str, Recorded], **options: Any) -> None:
+def verify(tmp_path: Path, files: dict[str, ExpectedFile], **options: Any) -> None:
     Verifier(tmp_path / "cache", **options).verify(tmp_path / "set", files, error=CheckpointError, hint="; so there")
 
 
-def test_known_files_are_not_read(tmp_path: Path, files: dict[str, Recorded], read: list[str]) -> None:
+def test_known_files_are_not_read(tmp_path: Path, files: dict[str, ExpectedFile], read: list[str]) -> None:
     verify(tmp_path, files)
     assert sorted(read) == ["a", "b", "c"]
     verify(tmp_path, files)
@@ -62,7 +63,7 @@ def test_known_files_are_not_read(tmp_path: Path, files: dict[str, Recorded], re
     assert len(read) == 6
 
 
-def test_any_change_of_a_file_is_seen(tmp_path: Path, files: dict[str, Recorded], read: list[str]) -> None:
+def test_any_change_of_a_file_is_seen(tmp_path: Path, files: dict[str, ExpectedFile], read: list[str]) -> None:
     verify(tmp_path, files)
     path = tmp_path / "set" / "b"
     before = path.stat()
@@ -77,7 +78,7 @@ def test_any_change_of_a_file_is_seen(tmp_path: Path, files: dict[str, Recorded]
 
 
 def test_another_file_of_the_same_size_and_time_in_its_place_is_read(
-    tmp_path: Path, files: dict[str, Recorded], read: list[str]
+    tmp_path: Path, files: dict[str, ExpectedFile], read: list[str]
 ) -> None:
     verify(tmp_path, files)
     del read[:]
@@ -89,7 +90,7 @@ def test_another_file_of_the_same_size_and_time_in_its_place_is_read(
     assert read == ["a"]
 
 
-def test_a_file_changed_just_now_is_not_remembered(tmp_path: Path, files: dict[str, Recorded]) -> None:
+def test_a_file_changed_just_now_is_not_remembered(tmp_path: Path, files: dict[str, ExpectedFile]) -> None:
     verify(tmp_path, files)
     assert not (tmp_path / "cache").exists()
 
@@ -103,7 +104,7 @@ def test_a_file_changed_just_now_is_not_remembered(tmp_path: Path, files: dict[s
     ],
 )
 def test_what_is_wrong_is_said(
-    tmp_path: Path, files: dict[str, Recorded], damage: Callable[[Path], object], words: str
+    tmp_path: Path, files: dict[str, ExpectedFile], damage: Callable[[Path], object], words: str
 ) -> None:
     damage(tmp_path / "set")
     with pytest.raises(CheckpointError, match=words):
@@ -128,7 +129,7 @@ DAMAGES = [b"", b"{}", b"[[1]]", b"\xff", b'[["a",[1,2,3,4,5],"x"]]', b"[" * 100
 
 @pytest.mark.parametrize("damage", [*map(_memory, DAMAGES), _fifo])
 def test_a_damaged_memory_means_hashing_again(
-    tmp_path: Path, files: dict[str, Recorded], read: list[str], damage: Callable[[Path], None]
+    tmp_path: Path, files: dict[str, ExpectedFile], read: list[str], damage: Callable[[Path], None]
 ) -> None:
     verify(tmp_path, files)
     (memory,) = (tmp_path / "cache").iterdir()
@@ -140,7 +141,7 @@ def test_a_damaged_memory_means_hashing_again(
 
 
 def test_a_memory_that_others_may_write_is_not_believed(
-    tmp_path: Path, files: dict[str, Recorded], read: list[str]
+    tmp_path: Path, files: dict[str, ExpectedFile], read: list[str]
 ) -> None:
     verify(tmp_path, files)
     (memory,) = (tmp_path / "cache").iterdir()
@@ -151,9 +152,9 @@ def test_a_memory_that_others_may_write_is_not_believed(
 
 
 def test_the_memory_keeps_the_newest(
-    tmp_path: Path, files: dict[str, Recorded], read: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, files: dict[str, ExpectedFile], read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verification, "REMEMBERED", 2)
+    monkeypatch.setattr(verified_files, "REMEMBERED", 2)
     for name in files:
         verify(tmp_path, {name: files[name]})
     (memory,) = (tmp_path / "cache").iterdir()
@@ -161,7 +162,7 @@ def test_the_memory_keeps_the_newest(
 
 
 def test_a_file_counts_as_inspected_only_under_the_same_name(
-    tmp_path: Path, files: dict[str, Recorded], read: list[str]
+    tmp_path: Path, files: dict[str, ExpectedFile], read: list[str]
 ) -> None:
     looked: list[bytes] = []
 
@@ -182,7 +183,7 @@ def test_a_file_counts_as_inspected_only_under_the_same_name(
     assert len(read) == 2
 
 
-def test_digests_are_those_of_the_files(tmp_path: Path, files: dict[str, Recorded], read: list[str]) -> None:
+def test_digests_are_those_of_the_files(tmp_path: Path, files: dict[str, ExpectedFile], read: list[str]) -> None:
     paths = [tmp_path / "set" / name for name in files]
     verifier = Verifier(tmp_path / "cache", again=True)
     for _ in range(2):  # the second time this object knows them
@@ -190,7 +191,7 @@ def test_digests_are_those_of_the_files(tmp_path: Path, files: dict[str, Recorde
     assert len(read) == 3
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, files: dict[str, Recorded]) -> None:
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, files: dict[str, ExpectedFile]) -> None:
     path = tmp_path / "set" / "a"
 
     def grow(chunk: memoryview) -> None:
@@ -246,7 +247,7 @@ class Team:
 
 
 def test_ranks_that_see_the_same_files_read_each_once(
-    tmp_path: Path, files: dict[str, Recorded], read: list[str]
+    tmp_path: Path, files: dict[str, ExpectedFile], read: list[str]
 ) -> None:
     def verify(rank: int, ranks: verification.Ranks) -> list[str]:
         return Verifier(tmp_path / f"cache{rank}", ranks).digests([tmp_path / "set" / name for name in files])
@@ -260,7 +261,7 @@ def test_ranks_that_see_the_same_files_read_each_once(
 
 
 def test_ranks_that_see_copies_read_theirs_and_all_hear_of_a_damaged_one(
-    tmp_path: Path, files: dict[str, Recorded], read: list[str]
+    tmp_path: Path, files: dict[str, ExpectedFile], read: list[str]
 ) -> None:
     for rank in range(4):
         copy = tmp_path / f"host{rank // 2}"
@@ -304,7 +305,7 @@ def test_what_ranks_tell_each_other_does_not_grow_with_what_they_know(
     for path in paths:
         path.write_bytes(path.name.encode())
     digests = [hashlib.sha256(path.name.encode()).hexdigest() for path in paths]
-    records = {path.name: Recorded(4, digest) for path, digest in zip(paths, digests, strict=True)}
+    records = {path.name: ExpectedFile(4, digest) for path, digest in zip(paths, digests, strict=True)}
     hosts = ["h"] * 4 + ["i"] * 4
     team = Team(hosts)
     monkeypatch.setattr("socket.gethostname", lambda: "h")

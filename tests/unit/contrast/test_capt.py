@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from pretrain.base.errors import ConfigError
 from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
-from pretrain.contrast.info_nce import _check_options
+from pretrain.contrast.checks import check_options
 from pretrain.contrast.temperature import Learned
 from tests.unit.contrast.support import TEMPERATURES, Problem, clustered, near, relative, unit
 
@@ -96,7 +96,7 @@ def test_float32_among_hard_negatives(temperature: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_temperatures_below_the_range_of_exp(dtype: torch.dtype) -> None:
-    """At 1/tau = 2000 the exponential of a logit overflows even float64: the running reference carries it."""
+    """At 1/tau = 2000 the exponential of a logit overflows even float64: the running maximum keeps it in range."""
     s, s_hat, queue = unit(N, D, seed=0, dtype=dtype), unit(N, D, seed=1, dtype=dtype), _queue(800, dtype)
     loss, d_s, _ = _run(s, s_hat, queue, 0.0005)
     expected_loss, wanted, _, _ = _problem(s, s_hat, queue, 0.0005).solve()
@@ -272,7 +272,7 @@ def test_bad_choices(options: dict[str, str], message: str) -> None:
     """Asked of the check itself: in tests the annotations of the public function refuse them even earlier."""
     good = {"temperature": 0.1, "in_batch": "global", "reduction": "mean", "grad_reduction": "mean", "impl": "dense"}
     with pytest.raises(ConfigError, match=message):
-        _check_options(**{**good, **options})  # type: ignore[arg-type]
+        check_options(**{**good, **options})  # type: ignore[arg-type]
 
 
 def test_rows_that_are_not_unit_or_do_not_fit() -> None:

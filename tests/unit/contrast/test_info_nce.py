@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pretrain.base.errors import ConfigError
 from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss, info_nce
-from pretrain.contrast.info_nce import _check_rows
+from pretrain.contrast.checks import check_rows
 from pretrain.contrast.reference import info_nce_dense
 from tests.unit.contrast.support import relative, unit
 
@@ -130,7 +130,7 @@ def test_numerical_gradient() -> None:
 def test_rows_that_do_not_fit(positives: Tensor, negatives: Tensor | None, message: str) -> None:
     """Asked of the check itself: in tests the annotations of the public function refuse wrong shapes even earlier."""
     with pytest.raises(ConfigError, match=message):
-        _check_rows(unit(N, D, seed=0), positives, negatives, None, look_at_values=True)
+        check_rows(unit(N, D, seed=0), positives, negatives, None, wait_for_values=True)
 
 
 def test_queue_alone_and_live_negatives_contradict_each_other() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from pretrain.contrast.kernels import KERNELS, chunked
 from pretrain.contrast.kernels.products import Precision, Products
-from pretrain.contrast.kernels.protocol import Ids, Sums
+from pretrain.contrast.kernels.protocol import InstanceIds, SoftmaxSums
 from tests.unit.contrast.support import relative, unit
 
 SHAPES = [(1, 1, 3), (5, 127, 123), (300, 7, 9), (259, 2100, 17), (3, 0, 4), (0, 5, 4)]
@@ -17,14 +17,14 @@ def _problem(n: int, c: int, d: int, tau: float) -> tuple[torch.Tensor, torch.Te
     return unit(n, d, seed=0) / tau, unit(c, d, seed=1)
 
 
-def _sums(n: int, d: int, value: float, reference: float | None) -> Sums:
+def _sums(n: int, d: int, value: float, reference: float | None) -> SoftmaxSums:
     full = torch.full((n, d + 1), value, dtype=torch.float64)
     at = None if reference is None else torch.full((n,), reference, dtype=torch.float64)
-    return Sums(full[:, 0].clone(), full[:, 1:].clone(), at)
+    return SoftmaxSums(full[:, 0].clone(), full[:, 1:].clone(), at)
 
 
-def _ids(n: int, c: int) -> Ids:
-    return Ids(torch.arange(n) % 11, torch.arange(c) % 7)
+def _ids(n: int, c: int) -> InstanceIds:
+    return InstanceIds(torch.arange(n) % 11, torch.arange(c) % 7)
 
 
 @pytest.mark.parametrize(("n", "c", "d"), SHAPES)
@@ -37,7 +37,7 @@ def test_sums_are_equal(n: int, c: int, d: int, masked: bool, running: bool) -> 
         sums = _sums(n, d, 1.0, -3.0 if running else None)
         kernel.accumulate(sums, q, keys, _ids(n, c) if masked else None)
         results.append(sums)
-    for name in ("normaliser", "weighted", "reference"):
+    for name in ("normaliser", "weighted_keys", "running_max"):
         torch.testing.assert_close(getattr(results[0], name), getattr(results[1], name), rtol=1e-11, atol=1e-12)
 
 
@@ -56,7 +56,7 @@ def test_an_own_key_far_above_all_negatives_is_no_number_too_large(name: str) ->
     """Its logit is not in lse: in fp32, exp of the difference would be infinite, and 0 times that is not a number."""
     q, keys = torch.tensor([[120.0, 0.0]]), torch.tensor([[1.0, 0.0], [-0.9, 0.1], [0.0, 1.0]])
     lse = (q @ keys[1:].T).logsumexp(1)
-    found = KERNELS[name].key_gradient(q, keys, lse, Ids(torch.tensor([7]), torch.tensor([7, 8, 9])))
+    found = KERNELS[name].key_gradient(q, keys, lse, InstanceIds(torch.tensor([7]), torch.tensor([7, 8, 9])))
     expected = (q @ keys.T - lse[:, None]).exp()[:, 1:].T @ q
     assert torch.equal(found[0], torch.zeros(2))
     torch.testing.assert_close(found[1:], expected)
@@ -73,19 +73,19 @@ def test_a_zero_anchor_asks_nothing_of_the_keys() -> None:
 
 def test_normaliser_alone_needs_no_second_product() -> None:
     q, keys = _problem(5, 127, 8, 0.1)
-    sums = Sums(torch.zeros(5, dtype=torch.float64), None, None)
+    sums = SoftmaxSums(torch.zeros(5, dtype=torch.float64), None, None)
     chunked.accumulate(sums, q, keys, None)
     torch.testing.assert_close(sums.normaliser, torch.exp(q @ keys.T).sum(1), rtol=1e-13, atol=0.0)
 
 
-def test_running_reference_survives_logits_that_overflow_exp() -> None:
+def test_running_max_survives_logits_that_overflow_exp() -> None:
     q, keys = unit(4, 6, seed=2) * 5000, unit(90, 6, seed=3)
     sums = _sums(4, 6, 0.0, -5000.0)
     chunked.accumulate(sums, q, keys, None)
     logits = q @ keys.T
-    assert sums.reference is not None
-    torch.testing.assert_close(sums.reference, logits.amax(1))
-    torch.testing.assert_close(sums.normaliser.log() + sums.reference, logits.logsumexp(1), rtol=1e-13, atol=0.0)
+    assert sums.running_max is not None
+    torch.testing.assert_close(sums.running_max, logits.amax(1))
+    torch.testing.assert_close(sums.normaliser.log() + sums.running_max, logits.logsumexp(1), rtol=1e-13, atol=0.0)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_the_tensor_core_path_asks_only_for_what_torch_has(precision: Precision,
     """bfloat16 operands into float32 sums exist on a GPU only; the meta device checks calls, shapes and dtypes."""
     q, keys = torch.empty(64, 32, device="meta"), torch.empty(500, 32, dtype=queue, device="meta")
     weighted, lse = torch.empty(64, 32, device="meta"), torch.empty(64, device="meta")
-    ids = Ids(*(torch.empty(n, dtype=torch.int64, device="meta") for n in (64, 500)))
+    ids = InstanceIds(*(torch.empty(n, dtype=torch.int64, device="meta") for n in (64, 500)))
     for reference in (None, lse):
-        chunked.accumulate(Sums(lse, weighted, reference), q, keys, ids, Products(precision))
+        chunked.accumulate(SoftmaxSums(lse, weighted, reference), q, keys, ids, Products(precision))
     assert chunked.key_gradient(q, keys, lse, ids, Products(precision)).dtype == torch.float32

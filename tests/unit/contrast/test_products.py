@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pretrain.base.errors import ConfigError
 from pretrain.contrast import ShardedQueue, capt_loss
-from pretrain.contrast.kernels.products import ERROR, Precision, Products, multiply
+from pretrain.contrast.kernels.products import RELATIVE_ERROR, Precision, Products, multiply
 from tests.unit.contrast.support import Problem, clustered, near, relative, unit
 
 HERE: tuple[Precision, ...] = ("bf16x6", "bf16x3", "bf16")
@@ -66,7 +66,7 @@ def _bounds(tau: float, delta: float) -> tuple[float, Tensor]:
 def test_loss_and_gradient_stay_within_the_bounds(precision: Precision, tau: float) -> None:
     plain, plain_gradient, *_ = _solve(tau, "fp32")
     loss, gradient, exact, exact_gradient = _solve(tau, precision)
-    for_loss, for_rows = _bounds(tau, ERROR[precision])
+    for_loss, for_rows = _bounds(tau, RELATIVE_ERROR[precision])
     assert abs(loss - exact) <= for_loss + 2 * abs(plain - exact)
     in_fp32 = 2 * (plain_gradient - exact_gradient).norm(dim=1)
     assert bool(((gradient - exact_gradient).norm(dim=1) <= for_rows + in_fp32).all())
@@ -81,7 +81,7 @@ def test_no_precision_passes_for_the_next_better_one(tau: float) -> None:
     highest = {name: float(rows.max()) for name, rows in errors.items()}
     assert highest["bf16"] > 100 * highest["bf16x3"] > 500 * highest["bf16x6"]
     assert highest["bf16x6"] < 2 * highest["fp32"]
-    _, for_rows = _bounds(tau, ERROR["bf16x3"])
+    _, for_rows = _bounds(tau, RELATIVE_ERROR["bf16x3"])
     assert bool((errors["bf16"] > for_rows + 2 * errors["fp32"]).any())
 
 
@@ -117,8 +117,8 @@ def test_a_product_of_two_numbers_is_as_near_as_its_bound(precision: Precision) 
         found = multiply(torch.full((500, 500), torch.nan), columns, rows, add=False).double()
     a, b = bits.view(torch.float32).double()
     error = ((found - a[:, None] * b[None, :]) / (a[:, None] * b[None, :])).abs().max().item()
-    assert error <= ERROR[precision] + 6 * 2**-24
-    assert error >= ERROR[precision] / 8 - 2**-24  # and the bound is not an idle one
+    assert error <= RELATIVE_ERROR[precision] + 6 * 2**-24
+    assert error >= RELATIVE_ERROR[precision] / 8 - 2**-24  # and the bound is not an idle one
 
 
 @pytest.mark.parametrize(("precision", "kind"), [("tf32", "tf32"), ("fp32", "ieee"), ("bf16x3", "ieee")])
@@ -128,10 +128,10 @@ def test_tf32_is_for_these_products_alone(precision: Precision, kind: str) -> No
     for outside in ("ieee", "tf32"):
         setting.fp32_precision = outside
         try:
-            with Products(precision).on(torch.device("cuda")):
+            with Products(precision).applied_on(torch.device("cuda")):
                 assert setting.fp32_precision == kind
             assert setting.fp32_precision == outside
-            with pytest.raises(RuntimeError), Products(precision).on(torch.device("cuda")):
+            with pytest.raises(RuntimeError), Products(precision).applied_on(torch.device("cuda")):
                 raise RuntimeError
             assert setting.fp32_precision == outside
         finally:
@@ -140,7 +140,7 @@ def test_tf32_is_for_these_products_alone(precision: Precision, kind: str) -> No
 
 def test_a_precision_that_is_not_here_is_refused() -> None:
     s = unit(3, 8, seed=0)
-    with pytest.raises(ConfigError, match="a CUDA GPU's"):
+    with pytest.raises(ConfigError, match="needs a CUDA GPU"):
         capt_loss(s.float(), s.float(), temperature=0.1, precision="tf32")
     with pytest.raises(ConfigError, match="float64 rows are multiplied in float64"):
         capt_loss(s, s, temperature=0.1, precision="bf16x3")

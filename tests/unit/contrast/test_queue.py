@@ -66,7 +66,7 @@ def test_union_of_the_shards_is_the_global_fifo(world: int, capacity: int, steps
         fifo.step(queues, n)
         assert fifo.equals(queues)
         assert max(len(queue) for queue in queues) <= -(-capacity // world)
-    assert sum(queue.share for queue in queues) == capacity
+    assert sum(queue.shard_size for queue in queues) == capacity
 
 
 @settings(max_examples=25, deadline=None)
@@ -161,7 +161,7 @@ def test_which_rows_a_rank_keeps_is_what_sorting_all_of_them_gives(
     newest = [(i, row) for _, i, row in sorted(ages)][-capacity:]
     for rank in range(world):
         expected = [row for k, row in enumerate(newest) if (k - len(newest)) % world == rank]
-        kept = shards._mine(counts, capacity, rank, world)
+        kept = shards._kept_rows(counts, capacity, rank, world)
         found = [(-int(place), i, int(row)) for i, each in enumerate(kept) for row, place in zip(*each, strict=True)]
         assert [(i, row) for _, i, row in sorted(found)] == expected
 
@@ -178,7 +178,7 @@ def test_a_large_queue_is_dealt_out_in_little_memory() -> None:
             return out
 
     with Sizes():
-        kept = shards._mine([1 << 14] * 256, 1 << 22, 3, 128)
+        kept = shards._kept_rows([1 << 14] * 256, 1 << 22, 3, 128)
     assert sum(len(rows) for rows, _ in kept) == 1 << 15
     assert largest <= 8 * ((1 << 14) + 1)
 
@@ -244,9 +244,9 @@ def test_an_overflowed_step_cannot_spoil_the_queue() -> None:
 def test_warns_when_it_holds_less_than_one_step(caplog: pytest.LogCaptureFixture) -> None:
     queue = ShardedQueue(7, 4)
     with caplog.at_level(logging.WARNING):
-        queue.expect(7)
+        queue.warn_if_smaller_than(7)
         assert not caplog.records
-        queue.expect(8)
+        queue.warn_if_smaller_than(8)
     assert "the queue of 7 rows holds less than one step, which pushes 8" in caplog.text
 
 

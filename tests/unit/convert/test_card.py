@@ -7,7 +7,8 @@ from huggingface_hub import ModelCard
 
 from pretrain.base.errors import ConfigError
 from pretrain.convert.about import About
-from pretrain.convert.card import final_metrics, model_card
+from pretrain.convert.card import final_metrics
+from pretrain.language.card import model_card
 from pretrain.language.evaluations import Section
 
 JOB = {

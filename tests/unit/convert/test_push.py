@@ -50,7 +50,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> type[FakeApi]:
 def test_an_export_is_uploaded_to_a_private_repository(
     api: type[FakeApi], tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    from pretrain.convert.commands import convert
+    from pretrain.convert.dispatch import convert
     from pretrain.convert.huggingface import export_hf
 
     cfg = config(layers=1)

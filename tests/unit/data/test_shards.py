@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pretrain.base import locks
 from pretrain.base.errors import DataError
 from pretrain.base.verification import Verifier
 from pretrain.data import shard_writer
@@ -58,11 +59,11 @@ def test_a_text_of_many_files_has_a_manifest_that_can_be_read(tmp_path: Path, mo
     assert build(tmp_path / "t").manifest.source == parts
 
 
-@pytest.mark.parametrize("where", ["flock", "fstat"])
+@pytest.mark.parametrize("where", ["flock", "samestat"])
 def test_a_lock_that_another_host_has_removed_is_taken_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    module: Any = {"flock": shard_writer.fcntl, "fstat": shard_writer.os}[where]
+    module: Any = {"flock": locks.fcntl, "samestat": locks.os.path}[where]
     real, calls = getattr(module, where), []
 
     def stale(*args: Any) -> Any:
@@ -72,7 +73,7 @@ def test_a_lock_that_another_host_has_removed_is_taken_anew(
         return real(*args)
 
     monkeypatch.setattr(module, where, stale)
-    with shard_writer.locked(tmp_path / "lock"):
+    with locks.cache_lock(tmp_path / "lock"):
         assert len(calls) == 2
     assert not (tmp_path / "lock").exists()
 
@@ -157,7 +158,7 @@ def test_damage_is_found_and_named(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text[:50], "manifest.json is damaged or of another version: JSON"),
+        (lambda text: text[:50], "manifest.json: not valid JSON"),
         (lambda text: text.replace('"version": 1', '"version": 2'), "another version: version: Input should be 1"),
         (lambda text: text.replace("capt-token-shards", "other"), "another version: format"),
         (lambda text: text.replace('"documents": 300', '"documents": "many"'), "another version: documents"),
@@ -305,7 +306,7 @@ HOSTILE_CHANGES = [
     ({"documents": 299}, "documents.bin must have 2400 bytes by tokens and documents"),
     ({"shard_tokens": 0}, "shard_tokens: Input should be greater than or equal to 1"),
     ({"tokenizer": {"vocab_size": 1 << 17}}, "shard-00000.bin must have 40000 bytes"),
-    ({"tokenizer": {"vocab_size": 4}}, "tokenizer: Value error, a special id is not below vocab_size 4"),
+    ({"tokenizer": {"vocab_size": 4}}, "tokenizer: a special id is not below vocab_size 4"),
     ({"tokenizer": {"bos": -1}}, "tokenizer.bos: "),
     ({"extra\n\x1b[31m": 1}, r"extra.*: Extra inputs are not permitted"),
 ]

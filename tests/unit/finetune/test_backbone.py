@@ -14,8 +14,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from finetune.backbone import load_backbone
-from finetune.encoders import RobertaSentences
 from pretrain.base.errors import CheckpointError
+from pretrain.models.pooling import take_rows
+from pretrain.models.roberta import RobertaEncoder
 from tests.finetune import drop_key, write_encoder
 
 OURS = ("RobertaForMaskedLM", "RobertaForSequenceClassification", "RobertaModel", "XLMRobertaForMaskedLM")
@@ -41,17 +42,22 @@ def test_output_is_that_of_transformers(cls: str, tmp_path: Path) -> None:
     folder = write_encoder(tmp_path, cls, **THEIRS.get(cls, {}))
     backbone = load_backbone(folder)
     encoder = backbone.encoder.eval()
-    assert isinstance(encoder, RobertaSentences) == (cls in OURS)
+    assert isinstance(encoder, RobertaEncoder) == (cls in OURS)
     assert encoder.max_positions == 64
     pad = backbone.tokenizer.special.pad
     tokens, types = _tokens(pad), torch.tensor([[0, 0, 0, 0, 0, 1, 1], [0, 0, 0, 1, 1, 0, 0]])
     loaded = transformers.AutoModel.from_pretrained(folder).eval()
     mask = (tokens != pad).long()
-    for padded, rows in ((True, slice(None)), (False, slice(0, 1))):
-        segments = {"token_type_ids": types[rows]} if encoder.reads_types else {}
+    chosen = torch.tensor([[0, 4], [2, 0]])
+    for padded, texts in ((True, slice(None)), (False, slice(0, 1))):
+        inputs, real = (tokens[texts], types[texts]), mask[texts].bool()
+        segments = {"token_type_ids": types[texts]} if encoder.reads_types else {}
         with torch.no_grad():
-            expected = loaded(input_ids=tokens[rows], attention_mask=mask[rows], **segments).last_hidden_state[:, 0]
-            torch.testing.assert_close(encoder(tokens[rows], types[rows], padded), expected, rtol=1e-5, atol=1e-5)
+            expected = loaded(input_ids=tokens[texts], attention_mask=mask[texts], **segments).last_hidden_state
+            hidden = encoder(*inputs, padded=padded)
+            torch.testing.assert_close(hidden[real], expected[real], rtol=1e-5, atol=1e-5)
+            at_rows = encoder(*inputs, padded=padded, rows=chosen[texts])
+            torch.testing.assert_close(at_rows, take_rows(expected, chosen[texts]), rtol=1e-5, atol=1e-5)
     assert encoder.reads_types == cls.startswith(("Bert", "Electra", "Albert"))
 
 
@@ -60,10 +66,10 @@ def test_dropouts_are_the_jobs(tmp_path: Path) -> None:
         folder = write_encoder(tmp_path / cls, cls, **THEIRS.get(cls, {}))
         tokens = _tokens(load_backbone(folder).tokenizer.special.pad)
         still = load_backbone(folder, dropout=0.0, attention_dropout=0.0).encoder.train()
-        assert torch.equal(still(tokens, None, True), still(tokens, None, True))
+        assert torch.equal(still(tokens, padded=True), still(tokens, padded=True))
         for only in ({"dropout": 0.3, "attention_dropout": 0.0}, {"dropout": 0.0, "attention_dropout": 0.3}):
             moving = load_backbone(folder, **only).encoder.train()
-            assert not torch.equal(moving(tokens, None, True), moving(tokens, None, True)), (cls, only)
+            assert not torch.equal(moving(tokens, padded=True), moving(tokens, padded=True)), (cls, only)
 
 
 def test_names_of_old_releases_are_read(tmp_path: Path) -> None:

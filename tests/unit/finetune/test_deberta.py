@@ -15,7 +15,7 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from transformers import AutoModel, DebertaV2Config, DebertaV2Model
 
 from finetune.backbone import load_backbone
-from finetune.encoding import encode
+from finetune.encoding import encode_texts
 from pretrain.base.errors import CheckpointError, DataError
 from tests.finetune import sentence
 from tokenizer.encode import load_tokenizer
@@ -65,7 +65,7 @@ def test_ids_are_sentencepieces_own(hub: Path, lines: list[str]) -> None:
     special = tokenizer.special
     assert (special.pad, special.bos, special.eos, special.unk) == (0, 1, 2, 3)
     assert special.mask == reference.get_piece_size(), "the class of transformers appends it"
-    (row,) = [encode([lines[0]], [lines[1]], tokenizer, 64, source="x")]
+    (row,) = [encode_texts([lines[0]], [lines[1]], tokenizer, 64, source="x")]
     a, b = (reference.encode(line) for line in lines[:2])
     assert row.ids.tolist() == [1, *a, 2, *b, 2]
 
@@ -78,9 +78,9 @@ def test_weights_in_a_pickle_are_refused_with_a_command_that_works(hub: Path) ->
     subprocess.run([sys.executable, *shlex.split(command)], cwd=hub, check=True)
     backbone = load_backbone(hub, dropout=0.0, attention_dropout=0.0)
     tokens = torch.tensor([[1, 7, 9, 11, 2, 0], [1, 8, 2, 12, 13, 2]])
-    ours = backbone.encoder.eval()(tokens, torch.zeros_like(tokens), True)
+    ours = backbone.encoder.eval()(tokens, torch.zeros_like(tokens), padded=True)
     theirs = AutoModel.from_pretrained(hub).eval()(tokens, attention_mask=(tokens != 0).long())
-    torch.testing.assert_close(ours, theirs.last_hidden_state[:, 0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours[:, 0], theirs.last_hidden_state[:, 0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

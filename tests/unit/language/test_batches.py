@@ -174,7 +174,7 @@ def test_a_stop_signal_ends_the_wait_for_data(prepared: Prepared, monkeypatch: p
     finally:
         signals.received = 0
         signals.restore()
-        interruption.hear(0)
+        interruption.record_signal(0)
         interruption._State.reason = ""
 
 

@@ -210,10 +210,10 @@ def test_texts_are_encoded_alike_alone_and_in_a_padded_batch(home: Path) -> None
     restored = load_model(home / "capt")
     model = Representations(restored, ("cls", "mean", "head"))
     texts = ["a bird", *sentences(5, 3), " ".join(WORDS * 10)]
-    together = model.of_texts(texts)
+    together = model.encode_texts(texts)
     assert together.shape == (7, 3 * 32)
     for row, text in zip(together, texts, strict=True):
-        np.testing.assert_allclose(model.of_texts([text])[0], row, atol=2e-5)
+        np.testing.assert_allclose(model.encode_texts([text])[0], row, atol=2e-5)
     head = torch.tensor(together[:, 64:])
     special = restored.tokenizer.special
     ids = torch.tensor([[special.bos, *restored.tokenizer.encode_batch(texts[:1])[0].tolist(), special.eos]])
@@ -249,7 +249,7 @@ def test_real_stsb_through_a_checkpoint(home: Path, tmp_path: Path) -> None:
     (section,) = evaluate(home / "capt", sts=tmp_path, poolers=["mean", "head"])["sections"]
     assert section["poolers"]["mean"]["pairs"] == 200
     model = Representations(load_model(home / "capt"), ("head",))
-    alone = score(find_sets(tmp_path)[0], model.of_texts, batch=7)
+    alone = score(find_sets(tmp_path)[0], model.encode_texts, batch=7)
     assert section["poolers"]["head"]["spearman"] == pytest.approx(alone["spearman"], abs=1e-6)
 
 

@@ -13,8 +13,9 @@ from transformers import RobertaForMaskedLM
 
 from pretrain.base.errors import CheckpointError
 from pretrain.language.evaluate import evaluate
-from pretrain.language.from_hf import is_hf, load_hf
 from pretrain.language.representations import Representations
+from pretrain.language.restore import load_hf
+from pretrain.models.hf_folder import is_hf
 from pretrain.models.hf_map import HEAD_FILE
 from tests.unit.language.test_evaluate import sentences
 from tokenizer.train import train
@@ -45,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_representations_are_those_of_transformers(folder: Path) -> None:
     restored = load_hf(folder)
     texts = ["a bird", *sentences(3, 7)]
-    rows = Representations(restored, ("cls", "mean")).of_texts(texts)
+    rows = Representations(restored, ("cls", "mean")).encode_texts(texts)
     model = RobertaForMaskedLM.from_pretrained(folder).eval()
     for text, row in zip(texts, rows, strict=True):
         special = restored.tokenizer.special
@@ -76,7 +77,7 @@ def test_a_head_beside_the_model_is_used(folder: Path) -> None:
     finally:
         (folder / HEAD_FILE).unlink()
     assert restored.model.config.pooling == "mean"
-    mean, head = np.split(Representations(restored, ("mean", "head")).of_texts(["a bird"]), 2, axis=1)
+    mean, head = np.split(Representations(restored, ("mean", "head")).encode_texts(["a bird"]), 2, axis=1)
     inner = torch.nn.functional.gelu(torch.tensor(mean) @ tensors["inner.weight"].T + tensors["inner.bias"])
     outer = inner @ tensors["outer.weight"].T + tensors["outer.bias"]
     np.testing.assert_allclose(head, (outer / outer.norm()).numpy(), atol=1e-5)

@@ -14,9 +14,8 @@ from pretrain.base.errors import DataError
 from pretrain.contrast import capt_loss
 from pretrain.contrast.reference import capt_loss_by_terms
 from pretrain.language import metrics
+from pretrain.language.accumulators import MaskedTokenAccumulator, PairAccumulator
 from pretrain.language.metrics import (
-    MaskedTokenAccumulator,
-    PairAccumulator,
     alignment,
     contrast_metrics,
     contrastive_loss,
@@ -163,7 +162,7 @@ class _Largest(TorchDispatchMode):
 def test_blocks_bound_memory_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     s, s_hat = unit_pairs(150)
     whole = contrast_metrics(s, s_hat, 0.1)
-    monkeypatch.setattr(metrics, "_CELLS", 2500)
+    monkeypatch.setattr(metrics, "_MAX_SIMILARITIES", 2500)
     with _Largest() as largest:
         blocked = contrast_metrics(s, s_hat, 0.1)
     assert blocked == pytest.approx(whole, abs=1e-12)

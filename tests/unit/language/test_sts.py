@@ -11,7 +11,7 @@ import torch
 from scipy.stats import rankdata
 
 from pretrain.base.errors import DataError
-from pretrain.language.sts import encode, score
+from pretrain.language.sts import encode_texts, score
 from pretrain.language.sts_files import SUBSETS, Pairs, find_sets
 
 ROWS = [
@@ -134,7 +134,7 @@ def test_order_and_batches_do_not_change_the_score() -> None:
             return (table(padded).sum(1) / (padded > 0).sum(1, keepdim=True)).numpy()
 
     one_by_one = np.concatenate([padding_encoder([text]) for text in texts])
-    np.testing.assert_allclose(encode(texts, padding_encoder, 7), one_by_one, atol=1e-6)
+    np.testing.assert_allclose(encode_texts(texts, padding_encoder, 7), one_by_one, atol=1e-6)
     scores = [score(pairs, padding_encoder, batch)["spearman"] for batch in (1, 7, 1000)]
     shuffle = rng.permutation(60)
     shuffled = Pairs("STS-B", "dev", [texts[i] for i in shuffle], [texts[60 + i] for i in shuffle], gold[shuffle])
@@ -148,7 +148,7 @@ def test_each_distinct_text_is_encoded_once() -> None:
         seen.extend(batch)
         return bag(batch)
 
-    encode(["b b", "a", "b b", "a"], counting, batch=1)
+    encode_texts(["b b", "a", "b b", "a"], counting, batch=1)
     assert seen == ["a", "b b"]
 
 

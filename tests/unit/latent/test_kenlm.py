@@ -58,7 +58,7 @@ def test_programs_are_found_in_the_named_folder_only(tmp_path: Path, monkeypatch
 
 
 def test_what_query_prints_is_read(tmp_path: Path) -> None:
-    """Recorded from query; the built-in model of the same text says the same."""
+    """ExpectedFile from query; the built-in model of the same text says the same."""
     query = program(tmp_path / "query", f"cat > {tmp_path}/asked; cat {LMPLZ}/scored.query")
     text = sentences(LMPLZ / "scored.txt")
     theirs = KenLM(tmp_path / "model.arpa", Programs(query, query)).score(text)

@@ -132,7 +132,7 @@ def test_probabilities_of_every_context_sum_to_1(order: int) -> None:
 
 
 def test_same_model_as_lmplz() -> None:
-    """Recorded from lmplz. This text's discounts differ by 0.98 without its rule for the n-gram that sorts last."""
+    """ExpectedFile from lmplz. This text's discounts differ by 0.98 without its rule for the n-gram that sorts last."""
     theirs = read_arpa(LMPLZ / "order3.arpa")
     ours = estimate(sentences(LMPLZ / "text.txt"), order=3)
     assert ours.words == theirs.words

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backends import deepspeed
-from launcher.environment import inherited, portable
+from launcher.environment import forwarded_env, inherited
 from launcher.hostfile import Host
 from launcher.plan import Launch, Options
 from pretrain.base.errors import ConfigError
@@ -48,13 +48,13 @@ import sys
 from pathlib import Path
 from launcher.backends import deepspeed
 from launcher.plan import Launch, Options
-from launcher.runfolder import write_private
+from pretrain.base.files import write_text
 from pretrain.config.load import load_job
 launch = Launch("echo_job", tuple(sys.argv[2:]), load_job("capt_tiny", ["run.dir=run"]),
                 Options(hostfile=Path("hosts"), master_port=int(sys.argv[1])))
 plan = deepspeed.plan(launch)
 for path, text in plan.files.items():
-    write_private(path, text)
+    write_text(path, text, private=True)
 sys.exit(deepspeed.start(launch, plan).code)
 """
 
@@ -63,7 +63,7 @@ sys.exit(deepspeed.start(launch, plan).code)
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in portable(inherited()):  # what the one who runs the tests has set travels, too
+    for name in forwarded_env(inherited()):  # what the one who runs the tests has set travels, too
         monkeypatch.delenv(name)
     (tmp_path / "hosts").write_text("node-1 slots=1\nnode-2 slots=2\n")
     job = load_job("capt_tiny", ["run.dir=run", "batch.micro=4", "batch.global=24"])
@@ -125,7 +125,7 @@ def test_arguments_with_control_characters_are_refused() -> None:
 
 def test_without_pdsh_it_can_only_be_shown(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "apt-get install pdsh" in deepspeed.plan(launch).obstacle
+    assert "apt-get install pdsh" in deepspeed.plan(launch).blocked_reason
 
 
 def test_signals_go_to_the_ranks_of_this_job_only() -> None:

@@ -3,30 +3,32 @@ from pathlib import Path
 
 import pytest
 
-from launcher.environment import portable, travelling, visible_gpus
+from launcher.environment import forwarded_env, forwarded_to_hosts, visible_gpus
 from pretrain.base.errors import ConfigError
 
 
 def test_only_listed_variables_travel() -> None:
     here = {"NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "HOME": "/root", "EDITOR": "vi"}
-    assert travelling(here, ()) == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
+    assert forwarded_to_hosts(here, ()) == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "CAPT_API_KEY", "CAPT_PASSWORD", "NCCL_MY_SECRET", "CAPT_AUTH"])
 def test_secrets_stay_and_their_values_are_not_logged(name: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert travelling({name: "canary"}, ()) == {}
+        assert forwarded_to_hosts({name: "canary"}, ()) == {}
     assert name in caplog.text
     assert "canary" not in caplog.text
 
 
 def test_a_url_with_a_password_stays() -> None:
-    assert travelling({"HF_ENDPOINT": "https://me:canary@mirror.example"}, ()) == {}
-    assert travelling({"HF_ENDPOINT": "https://mirror.example"}, ()) == {"HF_ENDPOINT": "https://mirror.example"}
+    assert forwarded_to_hosts({"HF_ENDPOINT": "https://me:canary@mirror.example"}, ()) == {}
+    assert forwarded_to_hosts({"HF_ENDPOINT": "https://mirror.example"}, ()) == {
+        "HF_ENDPOINT": "https://mirror.example"
+    }
 
 
 def test_tokenizers_parallelism_is_no_secret() -> None:
-    assert travelling({"TOKENIZERS_PARALLELISM": "true"}, ()) == {"TOKENIZERS_PARALLELISM": "true"}
+    assert forwarded_to_hosts({"TOKENIZERS_PARALLELISM": "true"}, ()) == {"TOKENIZERS_PARALLELISM": "true"}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +36,7 @@ def test_tokenizers_parallelism_is_no_secret() -> None:
 )
 def test_what_a_shell_would_execute_is_refused(value: str) -> None:
     with pytest.raises(ConfigError, match="NCCL_DEBUG"):
-        travelling({"NCCL_DEBUG": value}, ())
+        forwarded_to_hosts({"NCCL_DEBUG": value}, ())
 
 
 def test_later_files_win_over_earlier_ones_and_the_environment(tmp_path: Path) -> None:
@@ -42,12 +44,12 @@ def test_later_files_win_over_earlier_ones_and_the_environment(tmp_path: Path) -
     for folder, text in ((home, "NCCL_DEBUG=home\nCAPT_SETTING=1\n\n"), (here, "NCCL_DEBUG = here\n")):
         folder.mkdir()
         (folder / ".deepspeed_env").write_text(text)
-    assert travelling({"NCCL_DEBUG": "env"}, (home, here)) == {"NCCL_DEBUG": "here", "CAPT_SETTING": "1"}
+    assert forwarded_to_hosts({"NCCL_DEBUG": "env"}, (home, here)) == {"NCCL_DEBUG": "here", "CAPT_SETTING": "1"}
 
 
 def test_ds_env_file_names_another_file(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("NCCL_A=1\n")
-    assert travelling({"DS_ENV_FILE": str(tmp_path / "mine")}, (tmp_path,)) == {"NCCL_A": "1"}
+    assert forwarded_to_hosts({"DS_ENV_FILE": str(tmp_path / "mine")}, (tmp_path,)) == {"NCCL_A": "1"}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,7 @@ def test_ds_env_file_names_another_file(tmp_path: Path) -> None:
 def test_a_wrong_line_of_an_env_file_is_named(tmp_path: Path, line: str, says: str) -> None:
     (tmp_path / ".deepspeed_env").write_text(f"NCCL_DEBUG=INFO\n{line}\n")
     with pytest.raises(ConfigError, match="line 2") as error:
-        travelling({}, (tmp_path,))
+        forwarded_to_hosts({}, (tmp_path,))
     assert says in str(error.value)
     assert "canary" not in str(error.value)
 
@@ -81,14 +83,14 @@ CODE = (
 def test_a_file_sets_no_variable_that_runs_code_or_names_a_file(tmp_path: Path, line: str) -> None:
     (tmp_path / ".deepspeed_env").write_text(f"{line}\n")
     with pytest.raises(ConfigError, match=r"line 1: .*CAPT_TRAVELS="):
-        travelling({}, (tmp_path,))
+        forwarded_to_hosts({}, (tmp_path,))
 
 
 def test_the_users_own_list_of_names_lets_more_through_but_no_secret(tmp_path: Path) -> None:
     here = {"CAPT_TRAVELS": "MY_SETTING, LD_PRELOAD,MY_TOKEN", "MY_SETTING": "1", "MY_TOKEN": "x", "OTHER": "2"}
     (tmp_path / ".deepspeed_env").write_text("LD_PRELOAD=/opt/jemalloc.so\n")
-    assert travelling({**here, "CAPT_TRAVELS": "MY_SETTING"}, ())["MY_SETTING"] == "1"
-    assert {*travelling(here, (tmp_path,))} == {"CAPT_TRAVELS", "MY_SETTING", "LD_PRELOAD"}
+    assert forwarded_to_hosts({**here, "CAPT_TRAVELS": "MY_SETTING"}, ())["MY_SETTING"] == "1"
+    assert {*forwarded_to_hosts(here, (tmp_path,))} == {"CAPT_TRAVELS", "MY_SETTING", "LD_PRELOAD"}
 
 
 @pytest.mark.parametrize(("value", "count"), [("0,1,3", 3), ("", 0), ("-1", 0), ("GPU-1a", 1)])
@@ -99,4 +101,4 @@ def test_visible_gpus_follow_the_variable(monkeypatch: pytest.MonkeyPatch, value
 
 def test_a_name_that_is_none_does_not_travel() -> None:
     """sbatch --export takes names between commas: of CAPT_A,ALL it would hand on everything."""
-    assert portable({"CAPT_A,ALL": "1", "CAPT_B": "1"}) == {"CAPT_B": "1"}
+    assert forwarded_env({"CAPT_A,ALL": "1", "CAPT_B": "1"}) == {"CAPT_B": "1"}

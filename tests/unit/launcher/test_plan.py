@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,10 @@ def test_a_dry_run_shows_everything_and_leaves_nothing(folder: Path) -> None:
     assert '"train_micro_batch_size_per_gpu": 4' in text
     for rank in (0, 1):
         assert f"RANK={rank} LOCAL_RANK={rank} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1" in text
-    assert text.count("-m pretrain capt_tiny run.dir=r batch.micro=4 --debug") == 2
+    (name,) = set(re.findall(r"r/job-[0-9a-f]{8}\.yaml", text))
+    assert text.count(f"-m pretrain {name} --merged --debug") == 2
+    assert f"# file that would be written: {name}\n" in text
+    assert "\nbatch:\n  global: 64\n  micro: 4\n" in text
     assert "MASTER_PORT=12345" in text
     assert sorted(folder.rglob("*")) == before
 

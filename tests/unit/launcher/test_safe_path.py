@@ -10,6 +10,7 @@ import pytest
 from launcher.backends import deepspeed, local, slurm, torchrun
 from launcher.environment import SAFE_PATH
 from launcher.plan import Launch, Options
+from pretrain.base.safe_path import protect_children
 from pretrain.config.load import load_job
 
 ROOT = Path(__file__).parents[3]
@@ -46,3 +47,50 @@ def test_every_launcher_sets_it(folder: Path) -> None:
     for plan in (deepspeed.plan(over_hosts), slurm.plan(launch)):
         (text,) = plan.files.values()
         assert "PYTHONSAFEPATH=1\n" in text
+
+
+_CAPT = """
+import subprocess, sys
+from launcher import cli
+cli.app = lambda *a, **k: subprocess.run([sys.executable, "-m", "pretrain", "--help"]).returncode
+cli.main()
+"""
+
+
+def test_what_capt_starts_ignores_the_users_folder(folder: Path) -> None:
+    """``capt`` is a script, which sees no modules of the working folder (as with ``-P``); its children inherit that."""
+    argv = [sys.executable, "-P", "-c", _CAPT, "doctor"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Run one rank of a job" in done.stdout
+
+
+def test_an_empty_entry_of_the_module_path_is_the_working_folder_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    for given, kept in ((":/a", "/a"), ("/a::/b", "/a:/b"), ("/a:", "/a"), ("", ""), ("/a", "/a")):
+        monkeypatch.setenv("PYTHONPATH", given)
+        protect_children()
+        assert (os.environ["PYTHONPATH"], os.environ["PYTHONSAFEPATH"]) == (kept, "1")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.py", "yaml.py", "configs/__init__.py"])
+def test_a_rank_that_was_started_without_the_variable_ignores_what_it_can(folder: Path, name: str) -> None:
+    """As by the raw ``deepspeed --module pretrain``: only a ``pretrain`` in the folder is found before we can act."""
+    (folder / "pretrain.py").unlink()
+    for other in ("tokenizer.py", "yaml.py", "configs/__init__.py"):
+        if other != name:
+            (folder / other).unlink()
+    argv = [sys.executable, "-m", "pretrain", "nowhere.yaml"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no configuration file 'nowhere.yaml'" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_source_checkout_needs_no_installation(folder: Path) -> None:
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    code = "import sys, pretrain.base.safe_path as s, pretrain; s.drop_working_folder(); import tokenizer"
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

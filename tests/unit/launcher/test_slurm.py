@@ -13,8 +13,8 @@ from launcher.cluster import SlurmCluster, load_cluster
 from launcher.plan import Launch, Options
 from launcher.requeue import again
 from launcher.requeue import main as requeue
-from launcher.runfolder import write_private
 from pretrain.base.errors import ConfigError
+from pretrain.base.files import write_text
 from pretrain.config.load import load_job
 from pretrain.engine.run_folder import Status, read_status, write_status
 
@@ -146,7 +146,7 @@ def test_a_run_folder_that_slurm_would_misread_is_refused(tmp_path: Path) -> Non
 def test_without_sbatch_it_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     launch = make(tmp_path)
-    assert "no sbatch" in slurm.plan(launch).obstacle
+    assert "no sbatch" in slurm.plan(launch).blocked_reason
 
 
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1)])
@@ -156,7 +156,7 @@ def test_sbatch_gets_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     launch = make(tmp_path)
     plan = slurm.plan(launch)
     for path, text in plan.files.items():
-        write_private(path, text)
+        write_text(path, text, private=True)
     assert slurm.start(launch, plan).code == expected
     assert (tmp_path / "submitted").read_text() == script_of(launch)
     assert (tmp_path / "run" / "log").is_dir()

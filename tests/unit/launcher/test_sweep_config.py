@@ -15,7 +15,7 @@ from ray.core.generated.autoscaler_pb2 import ClusterConfig, NodeGroupConfig
 from launcher import raycluster
 from launcher.sweep.config import Sweep, load_sweep
 from launcher.sweep.run import run_sweep
-from launcher.sweep.trials import check, make_plan, points, put
+from launcher.sweep.trials import check_jobs, make_plan, set_key, trial_specs
 from pretrain.base.errors import ConfigError, UserError
 from pretrain.config import flatten
 
@@ -115,7 +115,7 @@ def test_overrides_reach_the_sweep_or_the_jobs(tmp_path: Path) -> None:
     assert (sweep.sweep.dir, sweep.sweep.seeds) == (Path("there").resolve(), [7])
     assert (sweep.trial.workers, sweep.search.seed) == (2, 9)
     plan = make_plan(sweep, "pretrain")
-    job = plan.job(points(sweep, "capt")[0])
+    job = plan.job(trial_specs(sweep, "capt")[0])
     assert (job.run.log_every, job.batch.micro, job.run.seed, job.run.threads) == (4, 16, 7, 1)
     assert (job.checkpoint.best, job.checkpoint.best_mode) == ("loss/mlm", "min")
     with pytest.raises(ConfigError, match="not of the form"):
@@ -135,7 +135,7 @@ def test_a_trial_is_named_by_its_content(tmp_path: Path) -> None:
     def folders(*overrides: str, **parts: Any) -> set[Path]:
         sweep = load_sweep(write(tmp_path, space={"optimizer.lr": {"grid": [0.1, 0.2]}}, **parts), list(overrides))
         plan = make_plan(sweep, "pretrain")
-        return {plan.run_dir(point) for found in check(sweep, plan).values() for point in found}
+        return {plan.run_dir(spec) for found in check_jobs(sweep, plan).values() for spec in found}
 
     seeds = ["sweep.seeds=[1]"]
     few, more = folders(*seeds), folders("sweep.seeds=[1,2]")
@@ -153,14 +153,14 @@ def test_drawn_settings_are_few_different_and_the_same_again(tmp_path: Path) -> 
         "optimizer.weight_decay": {"uniform": [0.0, 0.1]},
     }
 
-    def drawn(samples: int) -> list[Any]:
+    def render(samples: int) -> list[Any]:
         search = {"type": "random", "samples": samples}
         return [
             p.params
-            for p in points(load_sweep(write(tmp_path, space=space, search=search), ["sweep.seeds=[1]"]), "capt")
+            for p in trial_specs(load_sweep(write(tmp_path, space=space, search=search), ["sweep.seeds=[1]"]), "capt")
         ]
 
-    few, many = drawn(5), drawn(40)
+    few, many = render(5), render(40)
     assert many[:5] == few
     assert len({str(params) for params in many}) == 40
     assert {params["batch.global"] for params in many} == {32, 64}
@@ -168,14 +168,14 @@ def test_drawn_settings_are_few_different_and_the_same_again(tmp_path: Path) -> 
     assert all(1e-5 <= params["optimizer.lr"] <= 1e-2 for params in many)
     assert sum(params["optimizer.lr"] < 10**-3.5 for params in many) in range(10, 31), "even in the logarithm"
     space = {"batch.global": {"choice": [32, 64]}}
-    assert len(drawn(40)) == 2, "there are no more"
+    assert len(render(40)) == 2, "there are no more"
 
 
 @given(st.dictionaries(st.sampled_from("abc"), st.dictionaries(st.sampled_from("xyz"), st.integers(), min_size=1)))
 def test_flat_and_put_undo_each_other(nested: dict[str, dict[str, int]]) -> None:
     result: dict[str, Any] = {}
     for key, value in flatten(nested).items():
-        put(result, key, value)
+        set_key(result, key, value)
     assert result == nested
 
 

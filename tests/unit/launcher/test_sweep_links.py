@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from launcher.backends import processes
-from launcher.sweep.records import TrialLog, remove_checkpoints
 from launcher.sweep.run import _refuse_links
-from launcher.sweep.trial import _locked
+from launcher.sweep.trial import _trial_lock
+from launcher.sweep.trial_log import TrialLog, remove_checkpoints
 from pretrain.base.errors import ConfigError, DataError
 from tests.unit.launcher.test_sweep_records import make_plan, make_run
 
@@ -43,12 +43,12 @@ def test_pruning_removes_nothing_through_a_link(home: Path, tmp_path: Path) -> N
 def test_a_book_names_no_run_beyond_a_link(home: Path, tmp_path: Path) -> None:
     plan = make_plan(tmp_path / "sweep")
     (tmp_path / "sweep").mkdir()
-    book = TrialLog(plan, keep=0)
-    line = book.add(make_run(plan, 1, 0.5), "done")
+    trial_log = TrialLog(plan, keep=0)
+    record = trial_log.add(make_run(plan, 1, 0.5), "done")
     (tmp_path / "sweep" / "out").symlink_to(home)
-    book.lines["out/thesis"] = {**line, "run": "out/thesis"}
+    trial_log.records["out/thesis"] = record.model_copy(update={"run": "out/thesis"})
     with pytest.raises(DataError, match="leads out of the sweep's folder by a link"):
-        book.drop_checkpoints("s")
+        trial_log.drop_checkpoints("s")
     assert _is_whole(home)
 
 
@@ -72,8 +72,8 @@ def test_the_lock_and_the_log_of_a_trial_follow_no_link(home: Path, tmp_path: Pa
     precious = home / "thesis" / "only-copy.txt"
     for name in (".lock", "trial.log"):
         (tmp_path / name).symlink_to(precious)
-    with pytest.raises(DataError, match="a link, FIFO or folder"):
-        _locked(tmp_path / ".lock")
+    with pytest.raises(DataError, match="a link, FIFO or folder"), _trial_lock(tmp_path):
+        pytest.fail("the block must not run")
     with pytest.raises(DataError, match="a link, FIFO or folder"):
         processes.start(["echo", "x"], {}, on_parent_death=signal.SIGKILL, output=tmp_path / "trial.log")
     assert _is_whole(home)

@@ -1,4 +1,4 @@
-"""What sweeps read from run folders: rows as they are written, how to restart, the book of trials."""
+"""What sweeps read from run folders: rows as they are written, how to restart, the log of trials."""
 
 from __future__ import annotations
 
@@ -9,39 +9,41 @@ from typing import Any
 
 import pytest
 
-from launcher.sweep import begun, restart
-from launcher.sweep.bases import keep_bases
-from launcher.sweep.records import TrialLog, TrialState, best_row
-from launcher.sweep.rows import Rows
-from launcher.sweep.trials import Plan, Point, StudyPlan
+from launcher.sweep import restart
+from launcher.sweep.base_jobs import check_base_jobs
+from launcher.sweep.trial_log import TrialLog, best_row
+from launcher.sweep.trial_state import TrialState, started_trials, write_spec
+from launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec
+from launcher.sweep.validation_rows import ValidationRows
 from pretrain.base.errors import ConfigError, DataError
 from pretrain.engine.metrics_file import Row
+from pretrain.report.trials_file import TrialRecord
 
 
 def row(step: int, **values: Any) -> str:
     return json.dumps({"step": step, "split": "validation", **values}) + "\n"
 
 
-def make_plan(folder: Path, mode: Any = "max", population: bool = False) -> Plan:
+def make_plan(folder: Path, mode: Any = "max", population: bool = False) -> SweepPlan:
     study = StudyPlan("s", "accuracy", mode, {"task": {"type": "toy"}}, folder / "trials" / "s")
-    return Plan(folder, folder, "pretrain", {"s": study}, 1, 1, 1, population)
+    return SweepPlan(folder, folder, "pretrain", {"s": study}, 1, 1, 1, population)
 
 
-def make_run(plan: Plan, seed: int, *values: float) -> Point:
-    point = Point("s", {"optimizer.lr": 0.1}, seed)
-    run = plan.run_dir(point)
+def make_run(plan: SweepPlan, seed: int, *values: float) -> TrialSpec:
+    spec = TrialSpec("s", {"optimizer.lr": 0.1}, seed)
+    run = plan.run_dir(spec)
     for step in range(1, len(values) + 1):
         folder = restart.checkpoint(run, step)
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text("{}")
     rows = [row(step, accuracy=value, samples=8) for step, value in enumerate(values, start=1)]
     (run / "metrics.jsonl").write_text("".join(rows))
-    return point
+    return spec
 
 
 def test_rows_are_read_while_they_are_written(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    rows = Rows(path)
+    rows = ValidationRows(path)
     assert rows.next() is None
     path.write_text('{"step": 1, "loss": 2}\n' + row(1, a=1) + row(2, a=2)[:10])
     assert rows.next() == Row(1, "validation", {"a": 1.0})
@@ -54,7 +56,7 @@ def test_rows_are_read_while_they_are_written(tmp_path: Path) -> None:
     replacement.replace(path)
     assert rows.next() == Row(3, "validation", {"a": 3.0})
     assert (rows.next(), rows.count) == (None, 3)
-    again = Rows(path)
+    again = ValidationRows(path)
     again.skip(2)
     assert again.next() == Row(3, "validation", {"a": 3.0})
     assert again.count == 3
@@ -64,21 +66,21 @@ def test_a_run_begins_anew_continues_or_adopts(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     run, other = (plan.run_dir(make_run(plan, seed, 0.1, 0.2, 0.3)) for seed in (1, 2))
     (restart.checkpoint(run, 3) / "manifest.json").unlink()
-    assert restart.prepare(run, None) == (("--resume", "--checkpoint", "step-00000002"), 2)
+    assert restart.prepare_restart(run, None) == (("--resume", "--checkpoint", "step-00000002"), 2)
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2]
 
     source = restart.checkpoint(other, 2)
     (source / "weights").write_text("theirs")
     (run / "checkpoints" / "best").symlink_to("step-00000003")
     (run / "best.json").write_text("{}")
-    assert restart.prepare(run, {"checkpoint": str(source), "step": 2})[1] == 2
+    assert restart.prepare_restart(run, {"checkpoint": str(source), "step": 2})[1] == 2
     assert (restart.checkpoint(run, 2) / "weights").read_text() == "theirs"
     assert not (run / "best.json").exists(), "the best checkpoint was of a future that is gone"
     assert not restart.checkpoint(run, 3).exists()
 
     for step in (1, 2):
         (restart.checkpoint(run, step) / "manifest.json").unlink()
-    assert restart.prepare(run, None) == ((), 0)
+    assert restart.prepare_restart(run, None) == ((), 0)
     assert not (run / "metrics.jsonl").exists()
 
 
@@ -107,12 +109,14 @@ def test_what_went_wrong(tmp_path: Path, status: Any, log: str, code: int, said:
 @pytest.mark.parametrize(("mode", "score", "step"), [("max", 0.9, 2), ("min", 0.1, 1)])
 def test_the_score_is_the_best_validation(tmp_path: Path, mode: str, score: float, step: int) -> None:
     plan = make_plan(tmp_path, mode)
-    point = make_run(plan, 1, 0.1, 0.9, 0.9, 0.5)
-    TrialState(attempts=2, seconds=3.456, node="n").write(plan.run_dir(point))
-    line = TrialLog(plan, 1).add(point, "done")
-    assert (line["score"], line["best_step"], line["metrics"]) == (score, step, {"accuracy": score})
-    assert (line["attempts"], line["seconds"], line["node"]) == (2, 3.46, "n")
-    assert json.loads((tmp_path / "trials.jsonl").read_text()) == line
+    spec = make_run(plan, 1, 0.1, 0.9, 0.9, 0.5)
+    TrialState(attempts=2, seconds=3.456, node="n").write(plan.run_dir(spec))
+    record = TrialLog(plan, 1).add(spec, "done")
+    assert (record.score, record.best_step, record.metrics) == (score, step, {"accuracy": score})
+    assert (record.attempts, record.seconds, record.node) == (2, 3.46, "n")
+    line = json.loads((tmp_path / "trials.jsonl").read_text())
+    assert TrialRecord.model_validate(line) == record
+    assert list(line) == [name for name in TrialRecord.model_fields if name != "history"]
 
 
 def test_a_score_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
@@ -126,43 +130,45 @@ def test_a_score_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keep", [0, 1, 2])
 def test_the_best_keep_their_checkpoints(tmp_path: Path, keep: int) -> None:
     plan = make_plan(tmp_path)
-    book = TrialLog(plan, keep)
+    trial_log = TrialLog(plan, keep)
     values = {1: 0.3, 2: 0.9, 3: 0.1, 4: 0.5}
     for seed, value in values.items():
-        book.add(make_run(plan, seed, value), "done")
-    best = [line["seed"] for line in book.best("s")]
+        trial_log.add(make_run(plan, seed, value), "done")
+    best = [record.seed for record in trial_log.best("s")]
     assert best == [2, 4, 1, 3]
     kept = {
-        seed for seed in values if restart.checkpoint(plan.run_dir(Point("s", {"optimizer.lr": 0.1}, seed)), 1).exists()
+        seed
+        for seed in values
+        if restart.checkpoint(plan.run_dir(TrialSpec("s", {"optimizer.lr": 0.1}, seed)), 1).exists()
     }
     assert kept == set(best[:keep])
 
 
-def test_a_book_whose_last_line_is_torn(tmp_path: Path) -> None:
+def test_a_trial_log_whose_last_line_is_torn(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
-    points = [make_run(plan, seed, 0.5) for seed in (1, 2, 3)]
-    book = TrialLog(plan, 3)
-    for point in points:
-        book.add(point, "done")
+    specs = [make_run(plan, seed, 0.5) for seed in (1, 2, 3)]
+    trial_log = TrialLog(plan, 3)
+    for spec in specs:
+        trial_log.add(spec, "done")
     path = tmp_path / "trials.jsonl"
     path.write_text(path.read_text()[:-9])
     again = TrialLog(plan, 3)
-    assert [again.is_done(point) for point in points] == [True, True, False]
-    (plan.run_dir(points[2]) / "status.json").write_text('{"state": "done"}')
-    assert again.is_done(points[2]), "its run says so, and it is recorded now"
-    assert len(TrialLog(plan, 3).lines) == 3
-    again.add(points[0], "failed", "broken")
-    assert not TrialLog(plan, 3).is_done(points[0]), "the last line of a run counts"
+    assert [again.is_done(spec) for spec in specs] == [True, True, False]
+    (plan.run_dir(specs[2]) / "status.json").write_text('{"state": "done"}')
+    assert again.is_done(specs[2]), "its run says so, and it is recorded now"
+    assert len(TrialLog(plan, 3).records) == 3
+    again.add(specs[0], "failed", "broken")
+    assert not TrialLog(plan, 3).is_done(specs[0]), "the last line of a run counts"
 
 
 def test_a_resume_with_other_keys_is_refused(tmp_path: Path) -> None:
-    def plan(name: str = "s", metric: str = "accuracy", **base: Any) -> Plan:
+    def plan(name: str = "s", metric: str = "accuracy", **base: Any) -> SweepPlan:
         study = StudyPlan(name, metric, "max", {"optimizer": {"lr": 0.1}, **base}, tmp_path / "trials" / name)
-        return Plan(tmp_path, tmp_path, "pretrain", {name: study}, 1, 1, 1, False)
+        return SweepPlan(tmp_path, tmp_path, "pretrain", {name: study}, 1, 1, 1, False)
 
-    keep_bases(plan())
-    keep_bases(plan())
-    keep_bases(plan("another", optimizer={"lr": 0.2}))
+    check_base_jobs(plan())
+    check_base_jobs(plan())
+    check_base_jobs(plan("another", optimizer={"lr": 0.2}))
     for changed, said in (
         (plan(optimizer={"lr": 0.2}), r"study s: optimizer.lr is 0.2, but the sweep in .* began with 0.1"),
         (plan(data={"path": "b"}), r"study s: data.path is \"b\", but .* began with unset"),
@@ -170,17 +176,17 @@ def test_a_resume_with_other_keys_is_refused(tmp_path: Path) -> None:
         (plan("another"), "study another: optimizer.lr is 0.1"),
     ):
         with pytest.raises(ConfigError, match=said):
-            keep_bases(changed)
+            check_base_jobs(changed)
     for damaged in ("[]", '{"s": 3}', '{"s": {"metric": 1, "mode": "max", "base": {}}}', "{"):
         (tmp_path / "bases.json").write_text(damaged)
         with pytest.raises(DataError, match=r"bases\.json: "):
-            keep_bases(plan())
+            check_base_jobs(plan())
 
 
 def test_begun_trials_are_found_if_they_are_of_the_same_base(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
-    points = [make_run(plan, seed, 0.5) for seed in (1, 2)]
-    for point in points:
-        begun.note(plan.run_dir(point), point)
-    (plan.run_dir(points[1])).rename(plan.folder / "trials" / "s" / "of-another-base")
-    assert begun.begun(plan.studies["s"]) == [points[0]]
+    specs = [make_run(plan, seed, 0.5) for seed in (1, 2)]
+    for spec in specs:
+        write_spec(plan.run_dir(spec), spec)
+    (plan.run_dir(specs[1])).rename(plan.folder / "trials" / "s" / "of-another-base")
+    assert started_trials(plan.studies["s"]) == [specs[0]]

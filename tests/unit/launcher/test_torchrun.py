@@ -45,7 +45,7 @@ def launch(**options: object) -> Launch:
 def test_one_host() -> None:
     plan = torchrun.plan(launch(nproc=4))
     (command,) = plan.commands
-    assert (plan.world, plan.obstacle) == (4, "")
+    assert (plan.world, plan.blocked_reason) == (4, "")
     text = str(command)
     assert "--nnodes 1 --node-rank 0 --nproc-per-node 4 --master-addr 127.0.0.1 --master-port 29500" in text
     assert text.endswith("-m pretrain capt_tiny 'a.b=c d'")
@@ -59,7 +59,7 @@ def test_several_hosts_are_shown_but_not_started(tmp_path: Path) -> None:
     assert [command.host for command in plan.commands] == ["a", "b"]
     for rank, command in enumerate(plan.commands):
         assert f"--nnodes 2 --node-rank {rank} --nproc-per-node 2 --master-addr a --master-port 1234" in str(command)
-    assert "its own host only" in plan.obstacle
+    assert "its own host only" in plan.blocked_reason
 
 
 def test_what_torchrun_cannot_do_is_refused(tmp_path: Path) -> None:

@@ -125,14 +125,14 @@ def test_init_brings_the_sizes_that_are_not_given() -> None:
     mine = RobertaConfig(size="base", init="folder", dropout=0.3)
     assert "layers" not in mine.model_dump()  # a run that stopped before it read the folder can be resumed
     assert RobertaConfig.model_validate(mine.model_dump()) == mine
-    completed = mine.started_from(theirs, "folder")
+    completed = mine.with_sizes_of(theirs, "folder")
     assert (completed.layers, completed.hidden, completed.pooling) == (2, 128, "mean")
     assert (completed.vocab_rows, completed.layer_norm_eps, completed.dropout) == (99, 1e-6, 0.3)
     again = RobertaConfig.model_validate(completed.model_dump())
-    assert again == completed.started_from(theirs, "folder")
-    assert RobertaConfig(size="custom", init="folder", layers=2).started_from(theirs, "folder").layers == 2
+    assert again == completed.with_sizes_of(theirs, "folder")
+    assert RobertaConfig(size="custom", init="folder", layers=2).with_sizes_of(theirs, "folder").layers == 2
     with pytest.raises(CheckpointError, match=r"folder: model\.layers is 2 there but 12 in this job"):
-        RobertaConfig(init="folder", layers=12).started_from(theirs, "folder")
+        RobertaConfig(init="folder", layers=12).with_sizes_of(theirs, "folder")
 
 
 def test_imports_no_torch() -> None:

@@ -5,12 +5,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from pretrain.models.heads import AggregationHead, MLMHead
-from tests.unit.models.support import VOCABULARY, small_config
+from tests.unit.models.support import VOCABULARY
 
 
 def test_aggregation_is_equation_1() -> None:
     torch.manual_seed(0)
-    head = AggregationHead(small_config()).double()
+    head = AggregationHead(32, 56).double()
     x = torch.randn(6, 32, dtype=torch.float64)
     y = head.outer(F.gelu(head.inner(x)))
     assert head.inner.out_features == 56
@@ -18,17 +18,17 @@ def test_aggregation_is_equation_1() -> None:
 
 
 def test_aggregation_normalises_in_fp32() -> None:
-    head = AggregationHead(small_config())
+    head = AggregationHead(32, 56)
     with torch.autocast("cpu", torch.bfloat16):
         s = head(torch.randn(6, 32))
     assert s.dtype == torch.float32
     torch.testing.assert_close(s.norm(dim=1), torch.ones(6), rtol=1e-6, atol=0)
-    assert AggregationHead(small_config()).bfloat16()(torch.randn(2, 32).bfloat16()).dtype == torch.float32
+    assert AggregationHead(32, 56).bfloat16()(torch.randn(2, 32).bfloat16()).dtype == torch.float32
 
 
 def test_language_model_head_is_tied() -> None:
     word = nn.Embedding(VOCABULARY, 32)
-    head = MLMHead(small_config(), word)
+    head = MLMHead(word, VOCABULARY, 1e-5)
     assert head.weight is word.weight
     hidden, labels = torch.randn(2, 3, 32), torch.randint(5, VOCABULARY, (2, 3))
     loss, correct, used = head(hidden, labels)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pretrain.base.errors import CheckpointError
-from pretrain.models.hf_map import HEAD, TIED, from_hf, names, to_hf
+from pretrain.models.hf_map import HEAD, TIED, from_hf, parameter_names, to_hf
 from tests.unit.models.support import small_model
 
 WORD, DECODER = "roberta.embeddings.word_embeddings.weight", "lm_head.decoder.weight"
@@ -12,11 +12,11 @@ WORD, DECODER = "roberta.embeddings.word_embeddings.weight", "lm_head.decoder.we
 
 def test_table_covers_the_model() -> None:
     model = small_model()
-    table = [ours for ours, _ in names(model.config.layers)]
+    table = [ours for ours, _ in parameter_names(model.config.layers)]
     state = [name for name in model.state_dict() if not name.startswith(HEAD)]
     assert len(table) == len(set(table))
     assert set(table) | set(TIED) == set(state)
-    theirs = [name for _, parts in names(2) for name in parts]
+    theirs = [name for _, parts in parameter_names(2) for name in parts]
     assert len(theirs) == len(set(theirs))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from pretrain.base.errors import DataError
 from pretrain.models import attention, roberta
 from pretrain.models.capt import CaptModel
-from pretrain.models.roberta import take_rows
+from pretrain.models.pooling import take_rows
 from tests.unit.models.support import LENGTH, assert_same, batch, gradients, small_model, train_step
 
 DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5 + [2] * 4] * 5)
@@ -89,7 +89,7 @@ def test_attention_by_runs_equals_the_mask(
     within = attention.attend_within
     monkeypatch.setattr(attention, "attend_within", lambda *args: taken.append(1) or within(*args))
     for by_runs in (False, True):
-        monkeypatch.setattr(attention, "takes_runs", lambda x, by_runs=by_runs: by_runs)
+        monkeypatch.setattr(attention, "prefers_runs", lambda x, by_runs=by_runs: by_runs)
         dtype = torch.float32 if autocast else torch.float64
         model = small_model(dtype=dtype, dropout=0.0, attention_dropout=0.0, **fields).train()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):

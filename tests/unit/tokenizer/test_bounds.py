@@ -64,7 +64,7 @@ def test_ids_with_gaps_are_refused(folder: Path) -> None:
 @pytest.mark.parametrize("value", ["x", [], {}, 0, True])
 def test_settings_are_of_their_type(folder: Path, value: object) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": value}))
-    with pytest.raises(DataError, match=r"tokenizer_config\.json is damaged or of another version: model_max_length"):
+    with pytest.raises(DataError, match=r"tokenizer_config\.json: damaged or of another version: model_max_length"):
         load_tokenizer(folder)
 
 

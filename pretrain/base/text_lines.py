@@ -1,0 +1,59 @@
+"""Lines of UTF-8 text files, also of packed ones."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+from pretrain.base.errors import DataError
+
+LONGEST_LINE = 64 << 20
+"""Bytes of a line of text at most: a small archive may hold a line of terabytes."""
+
+
+def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = None) -> Iterator[str]:
+    """Yield the lines of UTF-8 text files (``.gz`` is unpacked), without their line ends, one file after the other.
+
+    ``progress`` is called now and then with the number of bytes read since the last call, as they lie on disk.
+
+    Raises:
+        DataError: a file is missing, not a file, empty, not valid UTF-8, or a damaged gzip file.
+    """
+    for path in files:
+        if not path.is_file():
+            raise DataError(
+                f"{path}: {'not a file' if path.exists() else 'no such file'}; give UTF-8 text, or .gz of it"
+            )
+        if path.stat().st_size == 0:
+            raise DataError(f"{path}: the file is empty")
+        done = 0
+        try:
+            with path.open("rb") as raw:
+                for line in _with_progress(raw, path.suffix == ".gz", progress):
+                    yield line.decode("utf-8").rstrip("\r\n")
+                    done += 1
+        except UnicodeDecodeError as error:
+            byte = f"byte 0x{error.object[error.start]:02x}"
+            raise DataError(f"{path}, line {done + 1}: not UTF-8 text ({byte}); convert it with iconv first") from error
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(f"{path}, after line {done}: damaged gzip file ({error})") from error
+
+
+def _with_progress(raw: IO[bytes], packed: bool, progress: Callable[[int], None] | None) -> Iterator[bytes]:
+    reported = 0
+    with gzip.open(raw) if packed else raw as lines:
+        for number, line in enumerate(iter(partial(lines.readline, LONGEST_LINE), b"")):
+            if len(line) == LONGEST_LINE:
+                raise DataError(
+                    f"{raw.name}, line {number + 1}: over {LONGEST_LINE:,} bytes, more than a line may have"
+                )
+            if progress is not None and number % 1024 == 0:
+                progress(raw.tell() - reported)
+                reported = raw.tell()
+            yield line
+        if progress is not None:
+            progress(raw.tell() - reported)

@@ -1,0 +1,61 @@
+"""The private file in which a host remembers what it has verified."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from pretrain.base.errors import UserError
+from pretrain.base.files import SMALL, open_regular, write_text
+from pretrain.base.hashing import FileState
+
+logger = logging.getLogger(__name__)
+
+REMEMBERED = 50_000
+"""Files that the memory of a host holds at most, the newest."""
+
+
+class VerifiedFile(NamedTuple):
+    """The SHA-256 that a file had in a certain state, and the name of the inspection that it passed then."""
+
+    path: str
+    state: FileState
+    sha256: str
+    inspection: str
+
+
+_MEMORY = TypeAdapter(Sequence[tuple[str, tuple[int, int, int, int, int], str, str]])
+
+
+def read_verified(path: Path) -> list[VerifiedFile]:
+    """The files of a memory, oldest first; none when it is missing, damaged, or others can read or write it."""
+    try:
+        with open_regular(path) as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.geteuid() or status.st_mode & 0o077 or status.st_size > SMALL:
+                logger.info("%s is not a private file of ours: not used", path)
+                return []
+            entries = _MEMORY.validate_json(file.read(), strict=True)
+    except FileNotFoundError:
+        return []
+    except (OSError, UserError, ValidationError, ValueError) as problem:
+        logger.info("%s cannot be used (%s): files are hashed again", path, str(problem).splitlines()[0])
+        return []
+    return [VerifiedFile(name, FileState(*state), digest, inspection) for name, state, digest, inspection in entries]
+
+
+def write_verified(path: Path, new: Sequence[VerifiedFile]) -> None:
+    """Add files to the memory. Of two processes that add at once, one may lose what it adds."""
+    entries = {seen.path: seen for seen in read_verified(path)}
+    for seen in new:
+        entries.pop(seen.path, None)
+        entries[seen.path] = seen
+    newest = list(entries.values())[-REMEMBERED:]
+    with suppress(OSError):  # a cache that cannot be written costs time, not the job
+        write_text(path, _MEMORY.dump_json(newest).decode(), private=True)

@@ -1,0 +1,50 @@
+"""The sections of a job that say how CAPT's contrast is computed, for every family of models. No torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from pretrain.config.base import NonNegativeInt, Section
+
+
+class TemperatureSection(Section):
+    """tau over training: ``inverted_triangle`` (Eq. 6, down to ``minimum`` at half time and up again), ``constant``
+    (``value``), ``linear`` (``start`` to ``end``) or ``learned`` (from ``value``)."""
+
+    type: Literal["inverted_triangle", "constant", "linear", "learned"] = "inverted_triangle"
+    minimum: PositiveFloat = 0.05
+    value: PositiveFloat = 0.1
+    start: PositiveFloat = 0.5
+    end: PositiveFloat = 0.05
+
+
+class ContrastSection(Section):
+    """The CAPT loss. ``weight`` 0 is MLM alone: one view, no queue."""
+
+    weight: NonNegativeFloat = 1.0
+    queue: NonNegativeInt = Field(
+        8192, le=2**31 - 1, description="representations over all ranks, both views counted; 0 = none"
+    )
+    queue_start: NonNegativeInt = Field(
+        0, description="step from which queued rows are negatives; an encoder that still changes fast needs some"
+    )
+    queue_dtype: Literal["fp32", "bf16"] = "fp32"
+    in_batch: Literal["global", "local", "none"] = Field("global", description="whose live rows are negatives")
+    reduction: Literal["mean", "sum"] = Field("mean", description="sum is Eq. 4 to the letter and grows with the batch")
+    mask_duplicates: bool = Field(True, description="a queued view of the same window is no negative")
+    temperature: TemperatureSection = TemperatureSection()
+    impl: Literal["chunked", "dense"] = "chunked"
+    precision: Literal["fp32", "tf32", "bf16x6", "bf16x3", "bf16"] = Field(
+        "fp32",
+        description="of the products with keys and queue; tf32 on a CUDA GPU only, bf16x* = sums of bf16 products",
+    )
+
+    @model_validator(mode="after")
+    def _has_negatives(self) -> ContrastSection:
+        if self.weight > 0 and self.queue == 0 and self.in_batch == "none":
+            raise ValueError("contrast.in_batch none without contrast.queue leaves no negatives; set one of them")
+        if self.weight > 0 and self.queue_start > 0 and self.in_batch == "none":
+            raise ValueError("contrast.in_batch none leaves no negatives before queue_start; set queue_start=0")
+        return self

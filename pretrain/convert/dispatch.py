@@ -1,0 +1,73 @@
+"""What ``capt convert`` does, as a function of folders: the task of the checkpoint writes, or reads a foreign model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pretrain.base.errors import ConfigError, did_you_mean
+from pretrain.convert.about import About
+from pretrain.convert.output import refuse_existing
+from pretrain.registry import IMPORTERS, task_module
+from pretrain.verbs import accepted_options, task_of, verb_module
+
+logger = logging.getLogger(__name__)
+
+
+def convert(
+    source: Path,
+    out: Path,
+    *,
+    to: str | None = None,
+    from_: str | None = None,
+    overwrite: bool = False,
+    about: About | None = None,
+    assignments: Sequence[str] = (),
+    **options: Any,
+) -> Path:
+    """Write the folder ``out``, checked against our own model, and return it.
+
+    Args:
+        source: a checkpoint, or a run, with ``to``; a foreign folder or hub id with ``from_``.
+        out: a folder that does not exist or is empty.
+        to: one of ``TARGETS`` of the ``export`` module of the checkpoint's task.
+        from_: a key of `pretrain.registry.IMPORTERS`: ``hf`` (a RoBERTa or XLM-R folder becomes a run at step 0).
+        overwrite: replace ``out`` if it is an older export.
+        about: what the model card says beyond what the run knows.
+        assignments: options of the task's own, ``NAME=VALUE`` each.
+        options: other options of the task's export; None = not given.
+
+    Raises:
+        UserError: one line saying what is wrong with the arguments, ``source`` or ``out``; nothing is written then.
+    """
+    if (to is None) == (from_ is None):
+        raise ConfigError("give either --to (what to make of a checkpoint) or --from (what to make a checkpoint of)")
+    if from_ is not None:
+        _require_importer(from_, [*(name for name, value in options.items() if value is not None), *assignments])
+    if source.resolve().is_relative_to(out.resolve()):
+        raise ConfigError(f"{out}: the source {source} lies in it; give another folder")
+    refuse_existing(out, overwrite=overwrite)
+    if from_ is not None:
+        importer = task_module(IMPORTERS[from_], f"import_{from_}")
+        assert importer is not None, "IMPORTERS names tasks that have it"
+        importer.command(source, out, overwrite=overwrite)
+        logger.info("train on it with: capt resume %s data.files=FILE", out)
+        return out
+    assert to is not None
+    task = task_of(source)
+    export = verb_module(source, task, "export")
+    if to not in export.TARGETS:
+        known = did_you_mean(to, export.TARGETS, f"a checkpoint of task {task} can be written as")
+        raise ConfigError(f"--to {to!r} is unknown; {known}")
+    given = accepted_options(export.command, task, options, assignments)
+    export.command(source, out, to=to, overwrite=overwrite, about=about, **given)
+    return out
+
+
+def _require_importer(name: str, options: Sequence[str]) -> None:
+    if name not in IMPORTERS:
+        raise ConfigError(f"--from {name!r} is unknown; {did_you_mean(name, sorted(IMPORTERS), 'valid:')}")
+    if options:
+        raise ConfigError(f"--{options[0]} has no meaning with --from {name}")

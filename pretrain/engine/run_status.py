@@ -1,0 +1,212 @@
+"""A job opens its run folder before anything is loaded, and keeps ``status.json`` true until it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from pretrain.base.errors import ConfigError, shown, user_text
+from pretrain.base.files import open_for_append, write_text
+from pretrain.base.locks import file_lock
+from pretrain.config import flatten
+from pretrain.config.schema import Job
+from pretrain.engine import distributed, interruption
+from pretrain.engine.checkpoint import read_job_of_run
+from pretrain.engine.checkpoint.save import config_text
+from pretrain.engine.metrics_file import METRICS
+from pretrain.engine.run_folder import (
+    BAD_INPUT,
+    CONFIG,
+    FAILED,
+    LOCK,
+    STOPPED,
+    Status,
+    check_is_free,
+    check_is_own,
+    discard_refused,
+    read_status,
+    write_status,
+)
+from pretrain.engine.shared_folder import check_is_shared
+from pretrain.engine.task import Progress
+
+logger = logging.getLogger(__name__)
+
+
+class RunStatus:
+    """Writes ``config.yaml`` and ``status.json`` of this job's run folder. Rank 0 writes; other ranks do nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.progress = Progress()
+        self.training = False
+        self._fresh = False
+        self._older_logs: frozenset[Path] = frozenset()
+        self._new_folders: list[Path] = []
+        self._status = Status(state="starting")
+
+    def start(self, job: Job, *, resume: bool) -> None:
+        """Write ``config.yaml`` (a resumed run has one) and the status ``starting``; the folder is locked.
+
+        Raises:
+            ConfigError: the folder holds a run already, or a part of it is a link.
+        """
+        if not resume:
+            check_is_free(self.folder)
+        check_is_own(self.folder)
+        self._older_logs = frozenset(self._logs())
+        before = self._previous_status() if resume else None
+        self._fresh = not (self.folder / CONFIG).exists()
+        if self._fresh:
+            write_text(self.folder / CONFIG, config_text(job))
+        self._write("starting", before.step if before else 0)
+
+    def _previous_status(self) -> Status | None:
+        try:
+            return read_status(self.folder)
+        except ConfigError as error:
+            logger.warning("%s; a new one is written", error)
+            return None
+
+    def write_config(self, job: Job) -> None:
+        """Replace ``config.yaml`` by the job as it runs, and log the keys that differ from the file so far."""
+        changed = {} if self._fresh else changed_keys(read_job_of_run(self.folder), job)
+        if changed:
+            changes = ", ".join(f"{key} {shown(old)} -> {shown(new)}" for key, (old, new) in changed.items())
+            logger.warning("differs from the run's configuration so far: %s", changes)
+        write_text(self.folder / CONFIG, config_text(job))
+
+    def start_training(self) -> None:
+        """Write ``running``: all is prepared, and the first step is next."""
+        self.training = True
+        interruption.training_starts()
+        self._write("running", self.progress.step)
+
+    def finish(self, state: str, code: int, reason: str = "") -> None:
+        """Write how the job ended by itself: ``done`` or ``stopped``."""
+        interruption.training_starts()
+        self._write(state, self.progress.step, code, reason)
+
+    def record_failure(self, error: BaseException) -> None:
+        """Write that the job ended by an exception. A new folder is removed when its job was refused before a step."""
+        if distributed.rank() != 0:
+            return
+        step = self.progress.step if self.training else self._status.step
+        with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
+            if stop := interruption.reason():
+                self._write("stopped", step, STOPPED, stop)
+                return
+            text = user_text(error)
+            self._write(
+                "failed", step, FAILED if text is None else BAD_INPUT, f"{type(error).__name__}: {text or error}"
+            )
+            if text is not None and self._fresh and not self.training:
+                self._discard()
+
+    def _discard(self) -> None:
+        (self.folder / CONFIG).unlink(missing_ok=True)
+        self._discard_new_logs()
+        if not (self.folder / "launch.json").exists():  # else the launcher reads the status, and removes the rest
+            discard_refused(self.folder)
+            for folder in self._new_folders:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+
+    def _logs(self) -> Iterator[Path]:
+        yield from (self.folder / "log").glob("rank-*.log")
+        yield from (self.folder / "tensorboard").glob("events.out.tfevents.*")
+
+    def _discard_new_logs(self) -> None:
+        """Remove the logs that ranks and callbacks opened before one of them refused the job, but no older file."""
+        metrics = self.folder / METRICS
+        if metrics.is_file() and metrics.stat().st_size == 0:
+            metrics.unlink()
+        for log in set(self._logs()) - self._older_logs:
+            log.unlink(missing_ok=True)
+        for empty in (self.folder / "tensorboard", self.folder / "checkpoints"):
+            with contextlib.suppress(OSError):
+                empty.rmdir()
+
+    def record_failed_saves(self, count: int) -> None:
+        """Write to ``status.json`` how many periodic checkpoints found no space on the disk so far."""
+        if count != self._status.failed_saves:
+            with contextlib.suppress(OSError):
+                self._write("running", self.progress.step, failed_saves=count)
+
+    def _write(self, state: str, step: int, code: int | None = None, reason: str = "", failed_saves: int = -1) -> None:
+        lost = self._status.failed_saves if failed_saves < 0 else failed_saves
+        status = {"state": state, "step": step, "exit_code": code, "reason": reason, "failed_saves": lost}
+        self._status = Status.model_validate(status)
+        if distributed.rank() == 0:
+            write_status(self.folder, self._status)
+
+    @contextlib.contextmanager
+    def lock(self, wait: float) -> Iterator[None]:
+        """Hold the folder's lock. Raises ``ConfigError`` if another process still holds it after ``wait`` seconds."""
+        folder = self.folder
+        self._new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
+        refusal = f"run.dir {folder}: another process is training in this folder; stop it, or name another one"
+        with file_lock(folder / LOCK, refusal=refusal, wait=wait):
+            yield
+
+
+@contextlib.contextmanager
+def open_run_folder(job: Job, *, resume: bool, wait: float = 0.0) -> Iterator[RunStatus]:
+    """Lock ``run.dir`` for this job, and leave a true status however the block ends. Collective.
+
+    Raises:
+        ConfigError: another job runs in the folder; it holds a run and ``resume`` is False; or a host does not see it.
+    """
+    folder = job.run.dir
+    status = RunStatus(folder)
+    with contextlib.ExitStack() as stack:
+        with distributed.synchronize_errors(patient=wait > 0):
+            if distributed.rank() == 0:
+                if not resume:
+                    check_is_free(folder)
+                stack.enter_context(status.lock(wait))
+                status.start(job, resume=resume)
+        interruption.set_exit_action(lambda: status.record_failure(interruption.Interrupted()))
+        try:
+            check_is_shared(folder)
+            with _log_of_this_rank(folder):
+                yield status
+        except BaseException as error:
+            status.record_failure(error)
+            raise
+        finally:
+            interruption.set_exit_action(None)
+
+
+@contextlib.contextmanager
+def _log_of_this_rank(folder: Path) -> Iterator[None]:
+    with distributed.synchronize_errors():
+        path = folder / "log" / f"rank-{distributed.rank()}.log"
+        file = open_for_append(path, error=ConfigError)
+    handler = _RankLog(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        with contextlib.suppress(OSError):  # what a full disk did not take
+            file.close()
+
+
+class _RankLog(logging.StreamHandler[IO[str]]):
+    """Stops logging to a full disk with one warning; the default handler prints a stack trace for every line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        logging.getLogger().removeHandler(self)
+        logger.warning("%s: cannot be written any more: %s", self.stream.name, sys.exc_info()[1])
+
+
+def changed_keys(old: Job, new: Job) -> dict[str, tuple[object, object]]:
+    """The dotted keys whose values differ between two jobs, each with its old and new value."""
+    a, b = (flatten(job.model_dump(mode="json", by_alias=True)) for job in (old, new))
+    return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}

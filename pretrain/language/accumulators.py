@@ -1,0 +1,59 @@
+"""What validation collects over batches and ranks: rows of both views, and sums over masked tokens."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from pretrain.base.errors import DataError
+from pretrain.engine.distributed import all_gather, all_reduce_sum, device
+
+
+class PairAccumulator:
+    """The rows of both views in the validation batches of this rank; ranks may hold different numbers of rows."""
+
+    def __init__(self) -> None:
+        self._rows: list[Tensor] = []
+
+    def update(self, x: Float[Tensor, "b d"], x_hat: Float[Tensor, "b d"]) -> None:
+        """Add a batch: row i of ``x_hat`` represents the corruption of the text of row i of ``x``."""
+        self._rows.append(torch.stack((x.detach().float(), x_hat.detach().float()), dim=1))
+
+    def gather(self) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"]]:
+        """All ranks' rows of both views, on every rank (collective; N x d floats twice).
+
+        Raises:
+            DataError: there are fewer than two pairs on all ranks together.
+        """
+        rows = torch.cat(self._rows) if self._rows else torch.zeros(0, 2, 0, device=device())
+        shapes = all_gather(torch.tensor([rows.shape[0], rows.shape[2]], device=rows.device))
+        counts, width = shapes[:, 0].tolist(), int(shapes[:, 1].max())
+        if sum(counts) < 2:
+            raise DataError(f"validation needs at least two sequences to compare, got {sum(counts)}")
+        padded = rows.new_zeros(max(counts), 2, width)
+        padded[: len(rows), :, : rows.shape[2]] = rows
+        pairs = torch.cat([part[:count] for part, count in zip(all_gather(padded), counts, strict=True)])
+        return pairs[:, 0], pairs[:, 1]
+
+
+class MaskedTokenAccumulator:
+    """Sums of the MLM loss and of right predictions over masked tokens, so that every masked token weighs the same."""
+
+    def __init__(self) -> None:
+        self._sums = torch.zeros(3, dtype=torch.float64, device=device())
+
+    def update(self, loss_sum: Float[Tensor, ""], correct: Shaped[Tensor, ""], count: Shaped[Tensor, ""]) -> None:
+        """Add the sums of a batch: the cross entropy in nats, the right predictions, the masked tokens."""
+        self._sums += torch.stack((loss_sum.detach().double(), correct.double(), count.double()))
+
+    def compute(self) -> dict[str, float]:
+        """``loss/mlm`` (mean nats a masked token) and ``accuracy/mlm`` over all ranks (collective).
+
+        Raises:
+            DataError: no token was masked on any rank.
+        """
+        loss, correct, count = all_reduce_sum(self._sums).tolist()
+        if count == 0:
+            raise DataError("validation saw no masked token: the corruption masks none, or the texts are too short")
+        return {"loss/mlm": loss / count, "accuracy/mlm": correct / count}

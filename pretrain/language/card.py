@@ -1,0 +1,186 @@
+"""The model card of an exported encoder: what the weights are, how they were trained, how to load them, its limits.
+
+Everything in it is read from the checkpoint and its run, or was said on the command line (licence, languages); what
+nobody said is left out. Of paths only the last part is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pretrain.convert.about import About, result
+from pretrain.convert.card import cell, last_part, table, versions
+from pretrain.language.evaluations import Section
+from pretrain.models.hub import is_hub_id
+
+Form = Literal["hf", "sentence-transformers", "onnx"]
+
+_HEAD: dict[Form, dict[str, Any]] = {
+    "hf": {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["capt", "roberta"]},
+    "sentence-transformers": {
+        "library_name": "sentence-transformers",
+        "pipeline_tag": "sentence-similarity",
+        "tags": ["capt", "roberta", "sentence-transformers", "feature-extraction"],
+    },
+    "onnx": {"library_name": "onnx", "pipeline_tag": "feature-extraction", "tags": ["capt", "roberta", "onnx"]},
+}
+
+_USE: dict[Form, str] = {
+    "hf": """\
+```python
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+model = AutoModelForMaskedLM.from_pretrained("PATH")
+logits = model(**tokenizer("A text with a <mask> in it.", return_tensors="pt")).logits
+```""",
+    "sentence-transformers": """\
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("PATH")
+embeddings = model.encode(["one sentence", "another sentence"])  # unit rows: a dot product is a cosine
+```""",
+    "onnx": """\
+```python
+import onnxruntime
+from transformers import AutoTokenizer
+
+batch = AutoTokenizer.from_pretrained("PATH")(["one sentence", "another one"], padding=True, return_tensors="np")
+session = onnxruntime.InferenceSession("PATH/model.onnx")
+inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+embeddings = session.run(["sentence_embedding"], inputs)[0]  # unit rows: a dot product is a cosine
+```""",
+}
+
+_CAVEATS: dict[Form, tuple[str, ...]] = {
+    "hf": (
+        "`pooler_output` of `RobertaModel` is not trained (transformers initialises it at random): do not use it.",
+        "The contrastive aggregation head is in `capt_head.safetensors`, which transformers does not read; "
+        "the sentence-transformers export carries it.",
+    ),
+    "sentence-transformers": ("Inputs longer than the trained length are cut.",),
+    "onnx": ("Pass `input_ids` and `attention_mask` as int64; padding goes on the right.",),
+}
+
+_COMMON_CAVEATS = (
+    "The model repeats the biases and errors of its training text; it was evaluated on nothing but what stands here.",
+)
+
+_KEYS = (
+    ("model.init", "started from"),
+    ("data.source", "data source"),
+    ("data.name", "data set"),
+    ("data.files", "data files"),
+    ("data.sequence_length", "sequence length"),
+    ("corruption.type", "corruption"),
+    ("batch.global", "sequences a step"),
+    ("schedule.max_steps", "scheduled steps"),
+    ("schedule.warmup_steps", "warmup steps"),
+    ("optimizer.type", "optimizer"),
+    ("optimizer.lr", "peak learning rate"),
+    ("optimizer.betas", "Adam betas"),
+    ("optimizer.weight_decay", "weight decay"),
+    ("engine.precision", "precision"),
+    ("contrast.weight", "weight of the contrastive loss"),
+    ("contrast.queue", "queue (rows, all ranks)"),
+    ("contrast.in_batch", "in-batch negatives"),
+    ("contrast.temperature.type", "temperature schedule"),
+    ("run.seed", "seed"),
+)
+
+_UNKNOWN = About()
+
+
+def model_card(
+    form: Form,
+    *,
+    name: str,
+    model: Mapping[str, Any],
+    job: Mapping[str, Any],
+    progress: Mapping[str, int] | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    about: About = _UNKNOWN,
+    evaluations: Sequence[Section] = (),
+    pooling: str = "mean",
+) -> str:
+    """The text of a ``README.md``: YAML head and Markdown.
+
+    Args:
+        form: which export the card belongs to; decides the head, the loading example and the caveats.
+        name: the title.
+        model: facts of the architecture, such as layers and hidden size.
+        job: the resolved configuration as a mapping of sections; only known keys are shown, paths by name only.
+        progress: how far the training is: ``step``, ``samples``, ``tokens``.
+        metrics: final measurements (see :func:`pretrain.convert.card.final_metrics`).
+        about: licence, languages and the like, for the head.
+        evaluations: what ``capt evaluate`` has measured; also the head's ``model-index``.
+        pooling: whose sentence vectors ``evaluations`` are shown for.
+    """
+    trained = bool(progress and progress.get("step"))
+    training = _training(job, progress or {}) if trained else {}
+    parts = [
+        about.head(_HEAD[form], name, _results(evaluations, pooling)),
+        f"# {name}",
+        _summary(job, trained),
+        "## Use\n\n" + _USE[form].replace("PATH", about.location),
+        "## Model\n\n" + table(model),
+    ]
+    if training:
+        parts.append("## Training\n\n" + table(training))
+    if evaluations:
+        parts.append("## Evaluation\n\n" + "\n\n".join(_evaluation(section, pooling) for section in evaluations))
+    if metrics:
+        parts.append("## Last measurements of the run\n\n" + table(metrics))
+    parts += [
+        "## Versions\n\n" + table(versions()),
+        "## Limitations\n\n" + "\n".join(f"- {line}" for line in (*_CAVEATS[form], *_COMMON_CAVEATS)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _training(job: Mapping[str, Any], progress: Mapping[str, int]) -> dict[str, Any]:
+    facts = {label: value for key, label in _KEYS if (value := _lookup(job, key)) not in (None, [], ())}
+    if "data files" in facts:
+        facts["data files"] = [last_part(file) for file in facts["data files"]]
+    for label in ("started from", "data set"):
+        if label in facts and not is_hub_id(str(facts[label])):
+            facts[label] = last_part(facts[label])
+    counted = {"step": "steps taken", "samples": "sequences seen", "tokens": "tokens seen (once a sequence)"}
+    return facts | {label: progress[key] for key, label in counted.items() if key in progress}
+
+
+def _results(evaluations: Sequence[Section], pooling: str) -> list[dict[str, Any]]:
+    """The head's results: of text the masked-language-model figures, of STS sets Spearman's rho of ``pooling``."""
+    results = []
+    for section in evaluations:
+        spearman = section.poolers.get(pooling, {}).get("spearman")
+        if spearman is not None:
+            metrics: dict[str, float | None] = {"spearman": spearman}
+            results.append(result("sentence-similarity", section.name, metrics))
+        elif section.metrics:
+            results.append(result("fill-mask", section.name, section.metrics))
+    return results
+
+
+def _evaluation(section: Section, pooling: str) -> str:
+    vectors = {f"{name} ({pooling})": value for name, value in section.poolers.get(pooling, {}).items()}
+    rows = {name: value for name, value in {**section.metrics, **vectors}.items() if value is not None}
+    return f"{cell(section.name)}: {cell(section.protocol)}\n\n{table(rows)}"
+
+
+def _summary(job: Mapping[str, Any], trained: bool) -> str:
+    if not trained:
+        return "A RoBERTa encoder with the weights it was started from: no training step has been taken on them."
+    capt = " and CAPT (contrastive pretraining on corrupted views of each sequence)"
+    return (
+        f"A RoBERTa encoder pretrained with masked language modelling{capt if _lookup(job, 'contrast.weight') else ''}."
+    )
+
+
+def _lookup(job: Mapping[str, Any], key: str) -> Any:
+    value: Any = job
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

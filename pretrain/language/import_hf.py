@@ -1,0 +1,69 @@
+"""Hugging Face RoBERTa or XLM-R folder -> a run that ``capt resume`` continues, from weights alone, at step 0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from pretrain.base.files import write_json
+from pretrain.config.load import job_from_mapping, load_mapping
+from pretrain.convert.about import IMPORTED
+from pretrain.convert.output import new_folder
+from pretrain.engine.checkpoint.layout import step_folder
+from pretrain.engine.checkpoint.manifest import CONFIG
+from pretrain.engine.checkpoint.save import config_text, partial_folder, write_weights_only
+from pretrain.engine.seeding import derive
+from pretrain.language.config import LanguageJob
+from pretrain.language.module import LanguageModule
+from pretrain.models.config import RobertaConfig
+from pretrain.models.hf_model import read_hf, start_from
+from pretrain.models.hub import local_folder, origin
+from tokenizer.encode import TextTokenizer
+
+RECIPE = "capt_continue"
+"""The shipped job whose hyper-parameters an imported model gets: those of continued pretraining."""
+
+
+def command(source: Path, out: Path, *, overwrite: bool = False) -> None:
+    """Make the run ``out`` of a RoBERTa: its weights at step 0, and its tokenizer.
+
+    The aggregation head is that of ``capt_head.safetensors`` (our own exports have it), else freshly initialised; so is
+    the masked-language-model head of a bare encoder. ``out/config.yaml`` is the shipped job ``capt_continue`` with the
+    model's sizes, to be overridden on the command line. Nothing in ``source``, a folder or a hub id, is run or
+    followed; see :mod:`pretrain.models.hf_folder`.
+
+    Raises:
+        UserError: as :func:`pretrain.models.hf_model.read_hf` does, a tensor has the wrong shape, or ``out`` is taken.
+    """
+    folder = local_folder(source)
+    imported = read_hf(folder)
+    job = _job(imported.config, out.absolute())
+    torch.manual_seed(derive(job.run.seed, "init"))
+    module = LanguageModule(job, imported.config)
+    start_from(module.capt, imported, str(source))
+    with new_folder(out, overwrite=overwrite) as run:
+        write_json(run / IMPORTED, {"source": origin(source, folder)})
+        _write_run(run, job, module, imported.tokenizer)
+
+
+def _job(config: RobertaConfig, out: Path) -> LanguageJob:
+    mapping = load_mapping(RECIPE)
+    length = min(mapping["data"]["sequence_length"], config.max_positions)
+    mapping["run"]["dir"] = str(out)
+    mapping["data"]["sequence_length"] = length
+    mapping["tokenizer"] = {"path": str(out / "tokenizer")}
+    mapping["model"] = config.model_dump(mode="json", by_alias=True)
+    job = job_from_mapping(mapping, str(out))
+    assert isinstance(job, LanguageJob)
+    return job
+
+
+def _write_run(run: Path, job: LanguageJob, module: LanguageModule, tokenizer: TextTokenizer) -> None:
+    target = step_folder(run, 0)
+    # The run's own copy outlives the checkpoint, which training removes once it has newer ones.
+    for folder in (run / "tokenizer", partial_folder(target) / "tokenizer"):
+        folder.mkdir(parents=True)
+        tokenizer.save(folder, model_max_length=job.model.max_positions)
+    (run / CONFIG).write_text(config_text(job), encoding="utf-8")
+    write_weights_only(target, job, {"model": module}, {"tokenizer": tokenizer.fingerprint, "queue": 0})

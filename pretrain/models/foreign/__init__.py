@@ -1,0 +1,1 @@
+"""Encoders that others pretrained: which families are known, reading their folders, and running them."""

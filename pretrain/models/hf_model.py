@@ -1,0 +1,127 @@
+"""Read a Hugging Face RoBERTa or XLM-R from a folder or the hub: weights under our names, tokenizer and sizes."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from pretrain.base.errors import CheckpointError
+from pretrain.models.build import load_weights
+from pretrain.models.capt import CaptModel
+from pretrain.models.config import RobertaConfig
+from pretrain.models.hf_folder import (
+    TOKENIZER_CONFIGS,
+    open_tensors,
+    read_config,
+    read_json,
+    read_tensor_file,
+    read_tensors,
+)
+from pretrain.models.hf_map import HEAD, HEAD_FILE, MLM, TIED, from_hf, with_roberta_prefix
+from pretrain.models.hub import local_folder
+from pretrain.models.vocabulary import with_rows
+from tokenizer.encode import TextTokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+_LAYER = re.compile(r"roberta\.encoder\.layer\.(\d+)\.")
+_SIZES = {
+    "vocab_size": ("encoder.embeddings.word.weight", 0),
+    "hidden_size": ("encoder.embeddings.word.weight", 1),
+    "max_position_embeddings": ("encoder.embeddings.position.weight", 0),
+    "intermediate_size": ("encoder.layers.0.ffn_in.weight", 0),
+}
+"""Key of ``config.json`` -> the tensor (our name) and the axis that have this size."""
+
+
+@dataclass(frozen=True)
+class HFModel:
+    """What a folder holds. ``state`` is that of a `CaptModel`, with an aggregation head where the folder has one."""
+
+    state: dict[str, Tensor]
+    config: RobertaConfig
+    tokenizer: TextTokenizer
+
+    @property
+    def has_head(self) -> bool:
+        """True where the folder has ``capt_head.safetensors``, as our own exports do."""
+        return any(name.startswith(HEAD) for name in self.state)
+
+    @property
+    def has_mlm(self) -> bool:
+        """False for a bare encoder (``RobertaModel``), which brings no masked-language-model head."""
+        return any(name.startswith(MLM) and name not in TIED for name in self.state)
+
+
+def read_hf(folder: Path) -> HFModel:
+    """Read ``folder``, or the hub model it names, running and following nothing in it and believing no size it claims.
+
+    Raises:
+        CheckpointError: ``folder`` is not a RoBERTa or XLM-R, is damaged or hostile, or the hub has no such model.
+        DataError: its tokenizer cannot be read.
+        ConfigError: tokenizer and model do not fit.
+    """
+    folder = local_folder(folder)
+    path = folder / "config.json"
+    claimed = RobertaConfig.from_hf(read_config(folder), str(path))
+    for name in TOKENIZER_CONFIGS:
+        if (folder / name).exists():
+            read_json(folder / name)
+    tokenizer = load_tokenizer(folder)
+    config = claimed.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    tensors = with_roberta_prefix(read_tensors(folder))
+    layers = {match[1] for name in tensors if (match := _LAYER.match(name))}
+    claims = claimed.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos)
+    _require_sizes(claims, {"num_hidden_layers": len(layers)}, path)
+    state = from_hf(tensors, config.layers, str(folder))
+    _require_sizes(claims, {key: _size(state[name], axis) for key, (name, axis) in _SIZES.items()}, path)
+    if (folder / HEAD_FILE).exists():
+        state |= {HEAD + name: tensor for name, tensor in read_tensor_file(folder / HEAD_FILE).items()}
+        with open_tensors(folder / HEAD_FILE) as file:
+            pooling = (file.metadata() or {}).get("pooling", "cls")
+        if pooling not in ("cls", "mean"):
+            raise CheckpointError(
+                f"{folder / HEAD_FILE}: pooling is {pooling!r} in its metadata; cls or mean is possible"
+            )
+        config = config.model_copy(update={"pooling": pooling})
+    return HFModel(state, config, tokenizer)
+
+
+def start_from(model: CaptModel, source: HFModel, name: str) -> None:
+    """Copy the weights of ``source``, read from ``name``, into ``model``; heads that it lacks stay freshly initialised.
+
+    The log says which. An aggregation head for which ``model`` has no place is left out.
+
+    Raises:
+        CheckpointError: a tensor has another shape.
+    """
+    own = model.state_dict()
+    state = {key: tensor for key, tensor in source.state.items() if key in own or not key.startswith(HEAD)}
+    for what, prefix, file in (
+        ("masked-language-model", MLM, "no lm_head"),
+        ("aggregation", HEAD, f"no {HEAD_FILE}"),
+    ):
+        fresh = {key: tensor for key, tensor in own.items() if key.startswith(prefix) and key not in TIED}
+        if fresh and not fresh.keys() & state.keys():
+            logger.warning("%s has %s: the %s head starts from random weights", name, file, what)
+            state |= fresh
+    load_weights(model, with_rows(state, model.config.vocab_rows), name)
+
+
+def _require_sizes(claims: Mapping[str, object], sizes: Mapping[str, int], path: Path) -> None:
+    """Compare the sizes that ``config.json`` claims with those of the tensors, before a model is built.
+
+    Otherwise a number alone could make this process ask for terabytes of memory.
+    """
+    for key, size in sizes.items():
+        if claims[key] != size:
+            raise CheckpointError(f"{path}: {key} is {claims[key]!r}, but the tensors have {size}")
+
+
+def _size(tensor: Tensor, axis: int) -> int:
+    return tensor.shape[axis] if tensor.ndim == 2 else -1

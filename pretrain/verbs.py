@@ -1,0 +1,82 @@
+"""The verbs of a task: modules of its package, found by their names, to which ``capt`` hands a checkpoint.
+
+``evaluate`` has ``command(checkpoint, *, ...) -> dict`` and ``as_text(result) -> str``; ``export`` has ``TARGETS``, the
+values of ``capt convert --to``, and ``command(checkpoint, out, *, to, overwrite, about, ...) -> Path``. The other
+keywords of ``command`` are the options that have a meaning for the task: those of the command line under the same
+names, and any other by ``--option NAME=VALUE``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from pretrain.base.errors import CheckpointError, ConfigError, did_you_mean
+from pretrain.base.records import first_fault
+from pretrain.config.reader import read_yaml
+from pretrain.registry import task_module
+
+_GIVEN_BY_CAPT = frozenset({"to", "overwrite", "about", "progress"})
+
+
+def task_of(path: Path) -> str:
+    """The type of the task that a checkpoint, or the best checkpoint of a run, was trained on.
+
+    The manifest says so; ``config.yaml`` is read once the files are verified.
+
+    Raises:
+        CheckpointError: ``path`` is neither a checkpoint nor a run with one.
+    """
+    from pretrain.engine.checkpoint import find_best, read_manifest  # imports torch
+
+    return read_manifest(find_best(path)).task
+
+
+def verb_module(checkpoint: Path, task: str, name: str) -> ModuleType:
+    """The module ``name`` of the package of ``task``. Raises ``CheckpointError`` where either is absent."""
+    try:
+        module = task_module(task, name)
+    except ConfigError as error:
+        raise CheckpointError(f"{checkpoint}: {error}") from None
+    if module is None:
+        raise CheckpointError(f"{checkpoint}: a checkpoint of task {task}, whose package has no module {name!r}")
+    return module
+
+
+def accepted_options(
+    command: Callable[..., Any], task: str, options: Mapping[str, Any], assignments: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The keyword arguments for ``command``: the ``options`` that were given, and ``assignments``, ``NAME=VALUE`` each.
+
+    Values of ``assignments`` are read as YAML and converted to the type of the keyword.
+
+    Raises:
+        ConfigError: ``command`` has no such keyword, or the value is not of its type.
+    """
+    parameters = inspect.signature(command, eval_str=bool(assignments)).parameters.values()
+    keywords = {parameter.name: parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    accepted = {name: value for name, value in options.items() if value is not None}
+    for name in accepted:
+        if name not in keywords:
+            raise ConfigError(f"--{name.replace('_', '-')} has no meaning for a checkpoint of task {task}")
+    own = keywords.keys() - _GIVEN_BY_CAPT
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"--option {assignment}: not of the form NAME=VALUE")
+        if name not in own:
+            hint = did_you_mean(name, sorted(own), "it takes")
+            raise ConfigError(f"--option {assignment}: task {task} has no option {name!r}; {hint}")
+        annotation = keywords[name].annotation
+        kind = TypeAdapter(Any if annotation is inspect.Parameter.empty else annotation)
+        value = read_yaml(text, f"--option {assignment}")
+        try:
+            accepted[name] = kind.validate_python(value)
+        except ValidationError as error:
+            raise ConfigError(f"--option {assignment}: {first_fault(error)}") from None
+    return accepted

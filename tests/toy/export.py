@@ -1,0 +1,24 @@
+"""``capt convert`` of the toy task."""
+
+from pathlib import Path
+
+from pretrain.convert.about import About
+from pretrain.convert.output import new_folder
+from pretrain.engine.checkpoint import find_best, open_checkpoint, restored
+from pretrain.engine.durable import write_tensors
+from tests.toy.config import ToyJob
+from tests.toy.task import ToyModel
+
+TARGETS = ("safetensors",)
+
+
+def load(path: Path) -> ToyModel:
+    checkpoint = find_best(path)
+    width = open_checkpoint(checkpoint, ToyJob, "toy").width
+    return restored(checkpoint, "model", lambda: ToyModel(width))
+
+
+def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, about: About | None = None) -> Path:
+    with new_folder(out, overwrite=overwrite) as folder:
+        write_tensors(folder / "model.safetensors", dict(load(checkpoint).named_parameters()), {"format": "pt"})
+    return out

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from pretrain.base.atomic import new_file, new_folder
+from pretrain.base.errors import DataError
+from pretrain.base.text_lines import read_lines
+
+
+def test_a_folder_appears_whole(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "out"
+    with new_folder(out) as folder:
+        (folder / "x").write_text("1")
+        assert not out.exists()
+    assert (out / "x").read_text() == "1"
+    assert [p.name for p in out.parent.iterdir()] == ["out"]
+
+
+def test_a_failed_folder_leaves_nothing(tmp_path: Path) -> None:
+    def write() -> None:
+        with new_folder(tmp_path / "out") as folder:
+            (folder / "x").write_text("1")
+            raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_content_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("1")
+    with pytest.raises(DataError, match="out already exists and is not empty"), new_folder(tmp_path / "out"):
+        pytest.fail("the block must not run")
+    assert (tmp_path / "out" / "mine").read_text() == "1"
+
+
+def test_an_empty_folder_is_used(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with new_folder(tmp_path / "out") as folder:
+        (folder / "x").write_text("1")
+    assert (tmp_path / "out" / "x").exists()
+
+
+def test_a_failed_file_keeps_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_text("old")
+
+    def write() -> None:
+        with new_file(path) as file:
+            file.write("new")
+            raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        write()
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+def test_lines_of_plain_and_packed_files(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("één\r\n\n  zwei\u2028drei".encode())
+    with gzip.open(tmp_path / "b.gz", "wb") as file:
+        file.write(b"four\n" * 3000)
+    read: list[int] = []
+    lines = list(read_lines([tmp_path / "a.txt", tmp_path / "b.gz"], read.append))
+    assert lines == ["één", "", "  zwei\u2028drei", *["four"] * 3000]
+    assert sum(read) == (tmp_path / "a.txt").stat().st_size + (tmp_path / "b.gz").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.txt", None, "none.txt: no such file"),
+        ("empty.txt", b"", "empty.txt: the file is empty"),
+        ("latin.txt", b"fine\nna\xefve\n", "latin.txt, line 2: not UTF-8 text .byte 0xef."),
+        ("not.gz", b"plain text", "not.gz, after line 0: damaged gzip file"),
+        ("cut.gz", gzip.compress(b"".join(b"%d\n" % i for i in range(9999)))[:-2000], "cut.gz, after line [1-9]"),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(read_lines([tmp_path / name]))
+
+
+def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not a file"):
+        list(read_lines([tmp_path]))

@@ -1,0 +1,237 @@
+"""``capt convert`` from a real checkpoint to every form and back, and everything a user can get wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pretrain.base.errors import UserError
+from pretrain.config.load import load_job
+from pretrain.convert.dispatch import convert
+from pretrain.convert.huggingface import export_hf
+from pretrain.language.restore import load_model
+from tests.unit.convert.models import CARD, config, model, tokenizer
+
+
+@pytest.fixture(scope="module")
+def hf(tmp_path_factory):
+    out = tmp_path_factory.mktemp("hf") / "model"
+    cfg = config()
+    export_hf(model(cfg).state_dict(), cfg, tokenizer(), out, CARD, check=False)
+    return out
+
+
+@pytest.fixture(scope="module")
+def run(hf, tmp_path_factory):
+    """A run with one checkpoint, as ``--from hf`` makes it."""
+    return convert(hf, tmp_path_factory.mktemp("runs") / "first run", from_="hf")
+
+
+def refused(match, *args, **options):
+    with pytest.raises(UserError, match=match) as caught:
+        convert(*args, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("to", "inside"),
+    [("hf", "capt_head.safetensors"), ("sentence-transformers", "modules.json"), ("onnx", "model.onnx")],
+)
+def test_every_form(run, tmp_path, to, inside):
+    out = tmp_path / "a" / "ex port"
+    (run / "metrics.jsonl").write_text('{"step": 0, "split": "validation", "loss/mlm": 1.5}\n')
+    assert convert(run, out, to=to) == out
+    assert (out / inside).is_file()
+    card = (out / "README.md").read_text()
+    for expected in ("# first run", "| layers | 3 |", "| validation/loss/mlm | 1.5 |", "no training step"):
+        assert expected in card
+    assert [p.name for p in out.parent.iterdir()] == ["ex port"]
+
+
+def test_an_export_is_replaced_on_request_only(run, tmp_path):
+    out = tmp_path / "out"
+    convert(run, out, to="hf")
+    card = (out / "README.md").read_text()
+    (out / "README.md").write_text("older")
+    refused("not empty", run, out, to="hf")
+    assert (out / "README.md").read_text() == "older"
+    convert(run, out, to="hf", overwrite=True)
+    assert (out / "README.md").read_text() == card
+
+
+def test_there_and_back_is_the_same_weights(hf, run, tmp_path):
+    convert(run, tmp_path / "again", to="hf")
+    before, after = load_file(hf / "model.safetensors"), load_file(tmp_path / "again" / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_pooling_reaches_the_export(run, tmp_path):
+    convert(run, tmp_path / "out", to="sentence-transformers")  # mean, the recommended one
+    assert json.loads((tmp_path / "out" / "1_Pooling" / "config.json").read_text())["pooling_mode_mean_tokens"] is True
+    assert not (tmp_path / "out" / "2_Dense").exists()
+
+
+def test_the_head_is_exported_on_request(run, tmp_path):
+    convert(run, tmp_path / "out", to="sentence-transformers", pooling="head")
+    assert (tmp_path / "out" / "3_Dense" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_every_file_has_the_permissions_of_the_umask(run, tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        convert(run, tmp_path / "out", to="sentence-transformers", pooling="head")
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(files) > 8
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o666 & ~umask}
+
+
+def test_an_import_gets_the_settings_of_continued_pretraining(run):
+    job = load_job(run / "config.yaml", ["data.files=my.txt"], resolved=True)
+    assert job.data.source == "files"
+    assert job.optimizer.lr == 5e-5
+    assert 0 < job.schedule.warmup_steps < job.contrast.queue_start < job.schedule.max_steps
+    assert job.contrast.queue == 4 * job.batch.global_  # both views of two steps
+    assert job.data.sequence_length == 37
+
+
+def test_a_bare_encoder_gets_a_new_language_model_head_and_says_so(hf, tmp_path, caplog):
+    """RobertaModel.save_pretrained: no prefix, a pooler, no lm_head."""
+    shutil.copytree(hf, tmp_path / "bare")
+    tensors = load_file(hf / "model.safetensors")
+    bare = {name.removeprefix("roberta."): x for name, x in tensors.items() if not name.startswith("lm_head")}
+    bare |= {"pooler.dense.weight": torch.zeros(48, 48), "pooler.dense.bias": torch.zeros(48)}
+    save_file(bare, tmp_path / "bare" / "model.safetensors")
+    convert(tmp_path / "bare", tmp_path / "run", from_="hf")
+    assert "no lm_head: the masked-language-model head starts from random weights" in caplog.text
+    ours = load_model(tmp_path / "run").model
+    whole = load_model(convert(hf, tmp_path / "whole", from_="hf")).model
+    assert all(torch.equal(x, whole.encoder.state_dict()[name]) for name, x in ours.encoder.state_dict().items())
+    assert not torch.equal(ours.mlm.dense.weight, whole.mlm.dense.weight)
+
+
+def test_a_damaged_checkpoint_is_named(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run", symlinks=True)
+    (weights,) = (tmp_path / "run" / "checkpoints" / "step-00000000").glob("model-weights-*")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    refused(weights.name, tmp_path / "run", tmp_path / "out", to="hf")
+    assert not (tmp_path / "out").exists()
+
+
+def test_arguments_that_make_no_sense(run, hf, tmp_path):
+    out = tmp_path / "out"
+    refused("--to .* or --from", run, out)
+    refused("--to .* or --from", run, out, to="hf", from_="hf")
+    refused("did you mean 'onnx'", run, out, to="onx")
+    refused("can be written as hf, sentence-transformers, onnx", run, out, to="tensorflow")
+    refused("valid: hf", run, out, from_="pickle")
+    refused("--pooling 'max' is unknown", run, out, to="onnx", pooling="max")
+    refused("--pooling mean has no meaning with --to hf", run, out, to="hf", pooling="mean")
+    refused("--pooling head has no meaning with --to hf", run, out, to="hf", pooling="head")
+    refused("lies in it", run, run, to="hf", overwrite=True)
+    refused("lies in it", run, run.parent, to="hf", overwrite=True)
+    refused("neither a checkpoint", tmp_path / "nowhere", out, to="hf")
+    refused("neither a checkpoint", hf, out, to="hf")
+    refused("config.json", run, out, from_="hf")
+    assert list(tmp_path.iterdir()) == []
+
+
+def edit_config(**values):
+    def edit(folder):
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return edit
+
+
+def edit_tensors(change):
+    def edit(folder):
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return edit
+
+
+def fifo(folder):
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
+def tokenizer_with_code(folder):
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": ["evil.T", None]}}))
+
+
+def pickle_only(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+WORD, QUERY = "roberta.embeddings.word_embeddings.weight", "roberta.encoder.layer.1.attention.self.query.weight"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("edit", "match"),
+    [
+        (edit_config(auto_map={"AutoModel": "evil.Model"}), "auto_map"),
+        (edit_config(_attn_implementation_internal="evil/kernel"), "_attn_implementation_internal"),
+        (edit_config(model_type="bert"), "model_type"),
+        (edit_config(hidden_size="48"), "hidden_size is '48'"),
+        (edit_config(hidden_size=48 * 10**9), "hidden_size"),
+        (edit_config(intermediate_size=10**12), "intermediate_size"),
+        (edit_config(max_position_embeddings=10**12), "max_position_embeddings"),
+        (edit_config(vocab_size=10**12), "vocab_size"),
+        (edit_config(num_hidden_layers=10**12), "num_hidden_layers"),
+        (edit_config(layer_norm_eps=None), "config.json"),
+        (edit_config(vocab_size=320), "vocab_size 320 is smaller"),
+        (tokenizer_with_code, "auto_map"),
+        (fifo, "not a regular file"),
+        (pickle_only, "pickle"),
+        (edit_tensors(lambda t: t.update({WORD: torch.zeros(640)})), "vocab_size"),
+        (edit_tensors(lambda t: t.pop(QUERY)), f"missing: {QUERY}"),
+        (edit_tensors(lambda t: t.update(extra=torch.zeros(1))), "unexpected: extra"),
+        (edit_tensors(lambda t: t.update({QUERY: torch.zeros(3, 3)})), "shape"),
+        (edit_tensors(lambda t: t.update({"lm_head.decoder.weight": t[WORD] + 1})), "lm_head.decoder.weight"),
+        (edit_tensors(lambda t: t.pop("lm_head.dense.bias")), "missing: lm_head.dense.bias"),
+        (edit_tensors(lambda t: t.update({QUERY: torch.zeros(48, 48, dtype=torch.uint8)})), "not U8 roberta"),
+    ],
+)
+def test_hostile_or_broken_folders(hf, tmp_path, edit, match):
+    shutil.copytree(hf, tmp_path / "bad")
+    edit(tmp_path / "bad")
+    refused(match, tmp_path / "bad", tmp_path / "out", from_="hf")
+    assert [p.name for p in tmp_path.iterdir()] == ["bad"]
+
+
+def test_a_head_of_another_size_is_refused(hf, tmp_path):
+    shutil.copytree(hf, tmp_path / "bad")
+    head = load_file(hf / "capt_head.safetensors")
+    save_file(head | {"inner.bias": torch.zeros(7)}, tmp_path / "bad" / "capt_head.safetensors")
+    refused("inner.bias", tmp_path / "bad", tmp_path / "out", from_="hf")
+
+
+def test_a_head_that_reads_something_unknown_is_refused(hf, tmp_path):
+    shutil.copytree(hf, tmp_path / "bad")
+    save_file(load_file(hf / "capt_head.safetensors"), tmp_path / "bad" / "capt_head.safetensors", {"pooling": "max"})
+    refused("pooling is 'max'", tmp_path / "bad", tmp_path / "out", from_="hf")
+
+
+def test_a_folder_without_our_head_gets_a_new_one_and_says_so(hf, tmp_path, caplog):
+    shutil.copytree(hf, tmp_path / "plain")
+    (tmp_path / "plain" / "capt_head.safetensors").unlink()
+    convert(tmp_path / "plain", tmp_path / "run", from_="hf")
+    assert "random weights" in caplog.text
+    convert(tmp_path / "plain", tmp_path / "twin", from_="hf")
+    first, second = load_model(tmp_path / "run").model, load_model(tmp_path / "twin").model
+    assert torch.equal(first.aggregation.inner.weight, second.aggregation.inner.weight)
