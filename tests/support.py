@@ -1,16 +1,18 @@
 """What tests share: processes forked from one warm server, as ranks of real gloo groups or as ``capt`` commands.
 
-The server has imported torch and DeepSpeed and has done nothing else: it knows no process group, no device and no
-thread. What is forked from it starts in milliseconds instead of the seconds that the imports take.
+The server has imported what `tests/preloaded.py` names and has done nothing else: it knows no process group, no device
+and no thread. What is forked from it starts in milliseconds instead of the seconds that the imports take.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import queue
 import socket
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -62,7 +64,8 @@ def run_ranks(fn: Callable[..., Any], world: int, *args: Any, timeout: float = 1
     """Run ``fn(*args)`` on ``world`` gloo ranks (one thread each) and return their results in rank order.
 
     ``fn`` must be a module-level function; what it returns travels by pickle, so return numpy arrays or floats.
-    A failure on any rank fails the caller with that rank's stack trace.
+    A failure on any rank fails the caller with that rank's stack trace; so does a rank that dies, and ``timeout``
+    seconds in which no rank returns.
     """
     results = _CONTEXT.Queue()
     port = free_port()
@@ -72,13 +75,22 @@ def run_ranks(fn: Callable[..., Any], world: int, *args: Any, timeout: float = 1
     ]
     for process in processes:
         process.start()
+    waited_for = dict(enumerate(processes))
     out: list[Any] = [None] * world
+    deadline = time.monotonic() + timeout
     try:
-        for _ in range(world):
-            rank, value, error = results.get(timeout=timeout)
-            if error is not None:
-                raise AssertionError(f"rank {rank} of {world} failed:\n{error}")
+        while waited_for:
+            try:
+                rank, value, error = results.get(timeout=1.0)
+            except queue.Empty:
+                dead = {rank: process.exitcode for rank, process in waited_for.items() if process.exitcode}
+                assert not dead, f"ranks that ended without a word, with their exit codes: {dead}"
+                assert time.monotonic() < deadline, f"after {timeout:g} s nothing is heard of ranks {list(waited_for)}"
+                continue
+            assert error is None, f"rank {rank} of {world} failed:\n{error}"
+            del waited_for[rank]
             out[rank] = value
+            deadline = time.monotonic() + timeout
     finally:
         for process in processes:
             process.join(timeout=5)
