@@ -32,8 +32,8 @@ install: $(VENV)/.installed
 # torch goes first and by exact pin: left to a resolver it becomes another release with gigabytes of CUDA packages.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[onnx,dev,docs]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep "^torch==" constraints.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,dev,docs]"
 	touch $@
 
 quickstart: install

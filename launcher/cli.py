@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
 
 import typer
 
@@ -21,6 +23,25 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"capt {version('capt-pretraining')}")
+        except PackageNotFoundError:
+            typer.echo("capt, run from its source tree and not installed")
+        raise typer.Exit
+
+
+@app.callback(help=app.info.help, epilog=app.info.epilog)
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
 for commands in (jobs, sweep, evaluate, checkpoints, glue, tools):
     commands.register(app)
 _GROUPS = {"tokenizer": corpora.tokenizer_app, "data": corpora.data_app, "config": config.app, "latent": latent.app}
@@ -37,12 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given in ([], *([group] for group in _GROUPS)):
         given = [*given, "--help"]
     logging.basicConfig(level=logging.WARNING, format="[capt] %(message)s")
-    for package in (
-        "launcher",
-        "finetune",
-        "pretrain",
-        "tokenizer",
-    ):  # other libraries speak up when something is wrong
+    for package in ("launcher", "finetune", "pretrain", "tokenizer"):  # other libraries only warn
         logging.getLogger(package).setLevel(logging.DEBUG if debug else logging.INFO)
     try:
         result = app(
@@ -59,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _usage(error: typer.TyperException) -> str:
-    """A command line that cannot be read; where the verb is known, with how to see what it takes."""
+    """What is wrong with a command line that cannot be read, and the ``--help`` of the verb where it is known."""
     text, context = error.format_message(), getattr(error, "ctx", None)
     return f"{text.rstrip('.')} ({context.command_path} --help)" if context is not None else text
 

@@ -14,6 +14,9 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Literal
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
 from launcher import machine
 
 DISTRIBUTION = "capt-pretraining"
@@ -62,28 +65,31 @@ def _bounded(name: str, value: int, least: int, finding: str, advice: str) -> Ch
 
 
 def _packages() -> Iterator[Check]:
-    pins = _pins()
+    ranges, extras = _requirements()
     for name in _PACKAGES:
+        extra = extras.get(name, "train")
         try:
-            found = version(name)
+            installed = version(name)
         except PackageNotFoundError:
-            yield Check(name, "fail", "not installed", f"pip install {name}=={pins.get(name, '')}".rstrip("="))
+            level: Literal["note", "fail"] = "fail" if extra == "train" else "note"
+            yield Check(name, level, "not installed", f"pip install '{DISTRIBUTION}[{extra}]'")
             continue
-        # torch's +cpu and +cu130 are builds of one release
-        if name in pins and found.split("+")[0] != pins[name]:
-            advice = "resume and export are tested with the pinned release"
-            yield Check(name, "warn", f"{found}, this release pins {pins[name]}", advice)
+        if name in ranges and not ranges[name].contains(installed, prereleases=True):
+            advice = "resume and export are tested with the releases of constraints.txt"
+            yield Check(name, "warn", f"{installed}, this release takes {ranges[name]}", advice)
         else:
-            yield Check(name, "ok", found)
+            yield Check(name, "ok", installed)
 
 
-def _pins() -> dict[str, str]:
+def _requirements() -> tuple[dict[str, SpecifierSet], dict[str, str]]:
+    """The releases that are taken of each package, and the extra that it belongs to."""
     try:
         lines = requires(DISTRIBUTION) or []
     except PackageNotFoundError:  # run from a source checkout that is not installed
-        return {}
-    matches = [re.match(r"([A-Za-z0-9_.-]+)(?:\[[^]]*])?==([^; ]+)", line) for line in lines if "extra ==" not in line]
-    return {match[1]: match[2] for match in matches if match}
+        return {}, {}
+    wanted = [Requirement(line) for line in lines]
+    extras = {one.name: re.search(r"extra == [\"']([^\"']+)", str(one.marker)) for one in wanted if one.marker}
+    return {one.name: one.specifier for one in wanted}, {name: match[1] for name, match in extras.items() if match}
 
 
 def _apex(path: Iterator[Path]) -> Iterator[Check]:

@@ -1,1 +1,1 @@
-"""The verbs of ``capt``, a file a subject. Their modules import next to nothing; the functions import what they use."""
+"""The verbs of ``capt``, one file for each subject. Functions import what they use when they run, so help is fast."""

@@ -1,4 +1,4 @@
-"""``capt config``: look at jobs without running them."""
+"""``capt config``: show, check and compare jobs without running them."""
 
 from __future__ import annotations
 

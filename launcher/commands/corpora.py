@@ -127,10 +127,10 @@ def prepare(
         folder = tokenizer_folder(job, progress)
         loaded = load_tokenizer(folder)
         if out is None:
-            found = [prepare_cached(job.data, loaded, split, progress) for split in ("train", "validation")]
+            sets = [prepare_cached(job.data, loaded, split, progress) for split in ("train", "validation")]
         else:
-            found = list(prepare_folder(job.data, loaded, out, progress).values())
-    for shards in found:
+            sets = list(prepare_folder(job.data, loaded, out, progress).values())
+    for shards in sets:
         if shards is not None:
             typer.echo(f"{shards.folder}: {shards.documents} documents, {shards.tokens} tokens")
     place = f"data.shards={out} " if out else ""

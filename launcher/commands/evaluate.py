@@ -1,4 +1,4 @@
-"""``capt evaluate``: hands a checkpoint to what its task has for the purpose."""
+"""``capt evaluate``: hands a checkpoint to the ``evaluate`` module of its task."""
 
 from __future__ import annotations
 
@@ -30,40 +30,40 @@ def evaluate(
     ],
     text: Annotated[list[Path] | None, typer.Option(help="Held-out text (may stand several times).")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Of a fine-tuned or latent checkpoint: its data folder, else as trained.")
+        Path | None, typer.Option(help="The data folder of a fine-tuned or latent checkpoint, if it has moved.")
     ] = None,
     sts: Annotated[Path | None, typer.Option(help="A folder with STS sets.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file to write the result to as well.")] = None,
     pooler: Annotated[
-        list[str] | None, typer.Option(help="cls, mean, head (may stand several times); else all.")
+        list[str] | None, typer.Option(help="cls, mean or head (may stand several times); default all.")
     ] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Windows of each text, at most; else 512.")] = None,
-    length: Annotated[int | None, typer.Option(min=8, help="Tokens of a window; else as trained.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Windows or sentences a forward pass; else 32.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Most windows of each text; default 512.")] = None,
+    length: Annotated[int | None, typer.Option(min=8, help="Tokens of a window; default as in training.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Windows or sentences per forward pass; default 32.")] = None,
     split: Annotated[
-        str | None, typer.Option(help="Of a latent checkpoint: train, validation or test; else test.")
+        str | None, typer.Option(help="The split for a latent checkpoint: train, validation or test (default).")
     ] = None,
     draws: Annotated[
-        int | None, typer.Option(min=1, help="Of a latent checkpoint: draws of each posterior; else 128.")
+        int | None, typer.Option(min=1, help="Draws from each posterior of a latent checkpoint; default 128.")
     ] = None,
     weighted: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Of a latent checkpoint: draws for the importance-weighted likelihood, 0 = none; else 500."
+            min=0, help="Draws for the importance-weighted likelihood of a latent checkpoint; default 500, 0 = none."
         ),
     ] = None,
     weighted_sentences: Annotated[
         int | None,
-        typer.Option(min=1, help="Sentences for that likelihood, at most; else all."),
+        typer.Option(min=1, help="Most sentences for that likelihood; default all."),
     ] = None,
     generated: Annotated[
         str | None,
         typer.Option(
-            help="Forward and reverse PPL of generated text: builtin, kenlm or none; else builtin for the test text.",
+            help="Forward and reverse PPL of generated text: builtin (default for the test text), kenlm or none.",
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Of the choice of windows and of the corruption; else 1.")
+        int | None, typer.Option(min=0, help="Seed for the choice of windows and the corruption; default 1.")
     ] = None,
     option: o.OwnOptions = None,
     json: o.Json = False,

@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _verb(help_text: str, *, finetunes: bool = False) -> Callable[..., int]:
-    """A verb that starts a new run; all of them take the same options."""
+    """The function of a verb that starts a new run; all such verbs take the same options."""
 
     def begin(
         context: typer.Context,

@@ -1,4 +1,4 @@
-"""``capt latent``: what a trained latent-variable model writes."""
+"""``capt latent``: sentences that a trained latent-variable model generates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.commands import options as o
 app = typer.Typer(help="Sample, reconstruct and interpolate sentences.", no_args_is_help=False)
 
 Model = Annotated[Path, typer.Argument(metavar="RUN", help="A run (its best checkpoint) or a checkpoint.")]
-Words = Annotated[int, typer.Option(min=1, help="Words of a generated sentence, at most.")]
+Words = Annotated[int, typer.Option(min=1, help="Most words of a generated sentence.")]
 
 
 @app.command(epilog="\b\nExample: capt latent sample runs/ptb_vae -n 20")
@@ -20,16 +20,16 @@ def sample(
     context: typer.Context,
     run: Model,
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="Sentences.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
     max_words: Words = 78,
     json: o.Json = False,
 ) -> None:
-    """Write greedy sentences of draws from the prior."""
+    """Draw codes from the prior and decode each greedily into a sentence."""
     o.quiet(context)
-    from pretrain.latent.evaluation.generate import sample as draw
+    from pretrain.latent.evaluation.generate import sample as draw_sentences
     from pretrain.latent.restore import load_model
 
-    _show([{"sentence": text} for text in draw(load_model(run), number, seed, max_words)], json)
+    _show([{"sentence": text} for text in draw_sentences(load_model(run), number, seed, max_words)], json)
 
 
 @app.command(epilog="\b\nExample: capt latent reconstruct runs/ptb_vae 'the company said it expects a profit'")
@@ -37,19 +37,19 @@ def reconstruct(
     context: typer.Context,
     run: Model,
     sentences: Annotated[
-        list[str] | None, typer.Argument(metavar="[SENTENCE...]", help="Else the first of the test text.")
+        list[str] | None, typer.Argument(metavar="[SENTENCE...]", help="Sentences; default the first of the test text.")
     ] = None,
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="Sentences of the test text.")] = 10,
     max_words: Words = 78,
     json: o.Json = False,
 ) -> None:
-    """Write what the decoder makes of each sentence's code."""
+    """Encode each sentence and decode its code greedily."""
     o.quiet(context)
     from itertools import islice
 
     from pretrain.base.errors import DataError
     from pretrain.latent.data.corpus import file_of, read
-    from pretrain.latent.evaluation.generate import reconstruct as rewrite
+    from pretrain.latent.evaluation.generate import reconstruct as decode_codes
     from pretrain.latent.restore import load_model
 
     model = load_model(run)
@@ -60,8 +60,8 @@ def reconstruct(
         if file is None:
             raise DataError(f"{data.path}: no file whose name says test; give sentences to reconstruct")
         given = [" ".join(words) for words in islice(read(file, data.format), number)]
-    written = rewrite(model, given, max_words)
-    _show([{"sentence": a, "reconstruction": b} for a, b in zip(given, written, strict=True)], json)
+    decoded = decode_codes(model, given, max_words)
+    _show([{"sentence": a, "reconstruction": b} for a, b in zip(given, decoded, strict=True)], json)
 
 
 @app.command(epilog="\b\nExample: capt latent interpolate runs/ptb_vae 'prices fell' 'the board approved the plan'")
@@ -74,12 +74,12 @@ def interpolate(
     max_words: Words = 78,
     json: o.Json = False,
 ) -> None:
-    """Write greedy sentences on the straight line between the codes of two sentences."""
+    """Decode points on the straight line between the codes of two sentences."""
     o.quiet(context)
-    from pretrain.latent.evaluation.generate import interpolate as walk
+    from pretrain.latent.evaluation.generate import interpolate as decode_between
     from pretrain.latent.restore import load_model
 
-    points = walk(load_model(run), first, second, steps, max_words)
+    points = decode_between(load_model(run), first, second, steps, max_words)
     _show([{"t": f"{t:.2f}", "sentence": text} for t, text in points], json)
 
 
@@ -88,10 +88,10 @@ def perplexity(
     context: typer.Context,
     run: Model,
     by: Annotated[str, typer.Option(help="builtin, or kenlm (make kenlm builds its programs).")] = "builtin",
-    data: Annotated[Path | None, typer.Option(help="Folder with the texts; else where the job read them.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with the texts; default where the job read them.")] = None,
     programs: Annotated[Path | None, typer.Option(help="Folder of KenLM's lmplz and query.")] = None,
-    number: Annotated[int, typer.Option("-n", "--number", min=2, help="Generated sentences; the paper's 1280.")] = 1280,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 1,
+    number: Annotated[int, typer.Option("-n", "--number", min=2, help="Generated sentences, as in the paper.")] = 1280,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
     json: o.Json = False,
 ) -> None:
     """Forward and reverse perplexity of generated sentences, by 5-gram models."""
@@ -101,11 +101,11 @@ def perplexity(
 
     if by not in ("builtin", "kenlm"):
         raise ConfigError(f"--by {by!r}: choose builtin or kenlm")
-    figures = generated_perplexities(run, by=by, data=data, programs=programs, number=number, seed=seed)  # type: ignore[arg-type]
+    perplexities = generated_perplexities(run, by=by, data=data, programs=programs, number=number, seed=seed)  # type: ignore[arg-type]
     if json:
-        o.echo_json({"by": by, "number": number, "seed": seed, **figures})
+        o.echo_json({"by": by, "number": number, "seed": seed, **perplexities})
         return
-    for name, value in figures.items():
+    for name, value in perplexities.items():
         typer.echo(f"{name:<28} {value:10.2f}")
 
 

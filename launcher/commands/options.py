@@ -23,7 +23,7 @@ OwnOptions = Annotated[
 Nproc = Annotated[
     int | None,
     typer.Option(
-        min=1, max=512, help="Processes on this host (default: one a GPU, else one; of capt resume: as before)."
+        min=1, max=512, help="Processes on this host (default: one for each GPU, or one; capt resume: as before)."
     ),
 ]
 Hostfile = Annotated[Path | None, typer.Option(help="Lines 'host slots=N': run on these hosts over ssh.")]

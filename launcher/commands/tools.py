@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs to the command line."""
+    """Add ``report``, ``doctor`` and ``bench`` to the command line."""
     app.command(epilog="\b\nExample: capt report runs/first runs/second --out report")(report)
     app.command(epilog="\b\nExample: capt doctor --json")(doctor)
     app.command(epilog="\b\nExample: capt bench contrast --out docs/benchmarks")(bench)
@@ -79,8 +79,8 @@ def bench(
     """Run the benchmarks of a source checkout and write their results with command, versions and hardware."""
     from launcher.bench import find_benchmarks, run_benchmarks
 
-    found = find_benchmarks(names or [])
+    benchmarks = find_benchmarks(names or [])
     if show:
-        typer.echo("\n".join(found))
+        typer.echo("\n".join(benchmarks))
         return 0
-    return run_benchmarks(found, out)
+    return run_benchmarks(benchmarks, out)

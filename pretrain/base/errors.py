@@ -8,6 +8,8 @@ import errno
 from collections.abc import Sequence
 from difflib import get_close_matches
 
+from pretrain.base.extras import missing_package
+
 
 class UserError(ValueError):
     """Something the user wrote, passed or pointed at is wrong. Exit code 2."""
@@ -79,10 +81,12 @@ def user_text(error: BaseException) -> str | None:
     """One line for an error that the user can set right; None for what is a fault of this program.
 
     The one mapping for the command line and the ranks: a `UserError` speaks for itself, and so does an ``OSError`` of
-    the kinds above.
+    the kinds above. A package that an extra would install is named with the extra.
     """
     if isinstance(error, UserError):
         return _line(error)
+    if isinstance(error, ModuleNotFoundError):
+        return missing_package(error)
     if isinstance(error, OSError) and error.errno in _USER_ERRNOS:
         remedy = _USER_ERRNOS[error.errno]
         where = _line(error.filename) if error.filename is not None else "file"

@@ -1,4 +1,4 @@
-"""What the head of a model card says that no run records: licence, languages, the model it comes from, results."""
+"""Fields of a model card that no run records: licence, languages, the base model, results for the hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One way to write an export: into a folder beside the target, checked there, renamed into place last."""
+"""The one way to write an export: into a temporary folder beside the target, renamed into place after its check."""
 
 from __future__ import annotations
 

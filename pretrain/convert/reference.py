@@ -1,4 +1,4 @@
-"""What every export is compared with: our own model on real and random text, and a comparison that refuses."""
+"""The outputs of our own model on real and random text, and the check that compares every export with them."""
 
 from __future__ import annotations
 

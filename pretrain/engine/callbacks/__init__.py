@@ -1,4 +1,4 @@
-"""Callbacks, one concern a file, in the order in which the loop runs them."""
+"""The callbacks of the loop, each in its own file, and their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoint is the best one by a validation metric, and the link and record that say so."""
+"""Finds the best checkpoint by a validation metric, and keeps the link and the record that name it."""
 
 from __future__ import annotations
 

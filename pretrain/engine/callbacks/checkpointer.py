@@ -1,4 +1,4 @@
-"""When checkpoints are written, and which ones are kept."""
+"""Decides when checkpoints are written and which of them are kept."""
 
 from __future__ import annotations
 

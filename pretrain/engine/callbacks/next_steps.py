@@ -1,4 +1,4 @@
-"""When a run is done: what its user may do with it."""
+"""At the end of a finished run: the commands that its user may want next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class NextSteps(Callback):
-    """Last of the callbacks, so that the checkpoint is there. A line each, of the task's ``next_steps``."""
+    """Logs each line of the task's ``next_steps``. It comes last, when the checkpoint is already there."""
 
     def on_end(self, run: Run) -> None:
         if run.finished and distributed.rank() == 0:

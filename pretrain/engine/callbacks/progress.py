@@ -1,4 +1,4 @@
-"""What a person watches: a bar on a terminal, a line per logging interval elsewhere."""
+"""Progress for a person: a bar on a terminal, elsewhere one line for each logging interval."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProgressDisplay(Callback):
-    """What the losses are made of, temperature, learning rate, tokens a second, time left; every ``run.log_every``
+    """Shows the parts of the loss, temperature, learning rate, tokens per second, time left; every ``run.log_every``
     steps, and after each validation a line with its values.
 
     The training loss itself is not shown where it has parts: their weights and the temperature change what it means.
@@ -83,7 +83,7 @@ class ProgressDisplay(Callback):
 
 
 def summary(values: dict[str, float], status: str = "") -> str:
-    """The figures of a step in one short line, and what the task has to say."""
+    """The metrics of a step in one short line, with the status of the task."""
     parts = [f"{name.removeprefix('loss/')} {value:.4f}" for name, value in values.items() if name.startswith("loss/")]
     if not parts and "loss" in values:
         parts = [f"loss {values['loss']:.4f}"]
@@ -100,8 +100,10 @@ def summary(values: dict[str, float], status: str = "") -> str:
 
 
 def validation_summary(values: Mapping[str, float], job: Job) -> str:
-    """A validation's values in one line, that of ``checkpoint.best`` first; those of finer detail (with two slashes in
-    their names) are in ``metrics.jsonl``."""
+    """The values of a validation in one line, that of ``checkpoint.best`` first.
+
+    Those of finer detail, with two slashes in their names, are in ``metrics.jsonl`` alone.
+    """
     shown = [name for name in values if name.count("/") < 2 and name != "validation_samples"]
     shown.sort(key=lambda name: name != job.checkpoint.best)
     return "  ".join(f"{name} {values[name]:.4g}" for name in shown)

@@ -12,7 +12,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class StopSignals:
-    """Handlers that note the signal. A second Ctrl-C ends the process at once.
+    """Signal handlers that remember which signal came. A second Ctrl-C ends the process at once.
 
     After a signal the handlers stay: launchers and schedulers often send it twice, and a late one must not end a job
     that is saving.
@@ -20,11 +20,11 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received = 0
-        """The number of the signal that this rank, or by agreement another one, has got; 0 for none."""
+        """The number of the signal that this rank, or by agreement another rank, has received; 0 for none."""
         self._previous: dict[int, Any] = {}
 
     def install(self) -> None:
-        """From here on signals are noted."""
+        """Install the handlers: from now on a signal is remembered and does not end the process."""
         for number in _SIGNALS:
             self._previous[number] = signal.signal(number, self._receive)
         interruption.record_signal(0)
@@ -37,7 +37,7 @@ class StopSignals:
         interruption.record_signal(number)
 
     def restore(self) -> None:
-        """The handlers as they were, unless a signal has come."""
+        """Put the previous handlers back, unless a signal has come."""
         if not self.received:
             for number, handler in self._previous.items():
                 signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Samples and tokens a second over all ranks, and model FLOP utilisation where the device's peak is known."""
+"""Samples and tokens per second over all ranks, and model FLOP utilisation where the device's peak is known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "V
 
 
 def peak_flops() -> float | None:
-    """Peak dense half-precision FLOP/s of all ranks' GPUs together, or None where it is not known (CPUs)."""
+    """The peak dense half-precision FLOP/s of the GPUs of all ranks together; None where it is not known (CPUs)."""
     if not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name()
@@ -24,7 +24,7 @@ def peak_flops() -> float | None:
 
 
 class Throughput(Callback):
-    """Adds ``samples_per_second``, ``tokens_per_second`` (each packed token once, not once a view) and ``mfu``.
+    """Adds ``samples_per_second``, ``tokens_per_second`` (a packed token counts once, not once per view) and ``mfu``.
 
     Rates are over the last logging interval; validation and checkpoints in between are not counted.
     """

@@ -44,8 +44,10 @@ def test_apex_with_kernels_is_good(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert check.level == "ok"
 
 
-def test_another_release_than_the_pinned_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "requires", lambda name: ["torch==1.0", "ray[tune]==9.9", "datasets==1; extra == 'x'"])
+def test_a_release_out_of_the_range_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        doctor, "requires", lambda name: ["torch>=1.0,<2", "ray[tune]>=9.9; extra == 'sweep'", "datasets>=1"]
+    )
     monkeypatch.setattr(doctor, "version", lambda name: {"torch": "1.0+cpu", "ray": "2.60.0"}.get(name, "5"))
     found = levels(list(doctor._packages()))
     assert (found["torch"], found["ray"], found["datasets"]) == ("ok", "warn", "ok")

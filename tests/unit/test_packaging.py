@@ -1,0 +1,145 @@
+"""What pyproject.toml promises: tested ranges, extras that hold what is imported, a wheel whose core needs little."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import distribution, packages_distributions, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from launcher.cli import main
+from pretrain.base.errors import user_text
+from pretrain.base.extras import EXTRA_OF
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("tokenizer", "pretrain", "finetune", "launcher", "configs")
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+
+
+def _requirements() -> Iterator[Requirement]:
+    for group in (PROJECT["dependencies"], *(EXTRAS[name] for name in EXTRAS if name not in ("all", "track"))):
+        yield from map(Requirement, group)
+
+
+@pytest.mark.parametrize("requirement", list(_requirements()), ids=lambda requirement: requirement.name)
+def test_a_range_begins_with_the_tested_release_and_ends_before_the_next_major_one(requirement: Requirement) -> None:
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    pin = {canonicalize_name(name): release for name, release in pins.items()}[canonicalize_name(requirement.name)]
+    bounds = {bound.operator: bound.version for bound in requirement.specifier}
+    assert bounds == {">=": pin, "<": str(int(pin.split(".")[0]) + 1)}
+
+
+def test_every_package_says_that_it_is_typed() -> None:
+    include = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert {name.rstrip("*") for name in include} == set(PACKAGES)
+    assert all((ROOT / package / "py.typed").is_file() for package in PACKAGES)
+
+
+@pytest.mark.parametrize("package", EXTRA_OF)
+def test_the_extra_that_an_error_names_holds_the_package(package: str) -> None:
+    known = {"mlflow": ["mlflow-skinny"], "wandb": ["wandb"], "google": ["protobuf"]}
+    names = known.get(package) or packages_distributions()[package]
+    held = {canonicalize_name(Requirement(line).name) for line in EXTRAS[EXTRA_OF[package]]}
+    assert held & {canonicalize_name(name) for name in names}
+
+
+def test_a_missing_package_is_one_sentence_and_an_unknown_one_is_a_fault_of_ours() -> None:
+    text = user_text(ModuleNotFoundError("No module named 'ray.tune'", name="ray.tune"))
+    assert text == "the package ray is not installed: pip install 'capt-pretraining[sweep]'"
+    assert user_text(ModuleNotFoundError("No module named 'pretrain.x'", name="pretrain.x")) is None
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"capt {version('capt-pretraining')}\n"
+    assert version("capt-pretraining") == PROJECT["version"]
+
+
+def _closure(lines: list[str]) -> set[str]:
+    """The installed distributions that ``lines`` pull in, by their metadata."""
+    names: set[str] = set()
+    open_ = [Requirement(line) for line in lines]
+    while open_:
+        requirement = open_.pop()
+        extras = requirement.extras or {""}
+        if requirement.name in names or (
+            requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in extras)
+        ):
+            continue
+        names.add(requirement.name)
+        open_ += [Requirement(line) for line in distribution(requirement.name).requires or []]
+    return names
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The python of a fresh environment: the wheel, and of what is installed here what its core asks for."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source, env = folder / "source", folder / "env"
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, "--wheel-dir", str(folder), str(source)], check=True)
+    (wheel,) = folder.glob("capt_pretraining-*.whl")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(env)], check=True)
+    (site,) = env.glob("lib/python*/site-packages")
+    zipfile.ZipFile(wheel).extractall(site)
+    for name in _closure(PROJECT["dependencies"]):
+        files = distribution(name).files
+        assert files is not None
+        for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(Path(str(distribution(name).locate_file(top))))
+    return env / "bin" / "python"
+
+
+def _run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return subprocess.run([python, *arguments], cwd=python.parent, env=env, capture_output=True, text=True, check=False)
+
+
+def test_the_core_of_the_wheel_is_the_contrastive_loss_as_readme_says(environment: Path) -> None:
+    text = (ROOT / "README.md").read_text().partition("## As a library")[2]
+    example = re.search(r"```python\n(.*?)```", text, flags=re.S)
+    assert example is not None
+    check = """
+s.requires_grad_()
+loss = capt_loss(s, s_hat, queue, temperature=inverted_triangle(step=0, total_steps=1000))
+loss.backward()
+assert loss.isfinite() and s.grad.abs().sum() > 0
+import sys
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"deepspeed", "pydantic", "transformers", "yaml"}))
+"""
+    done = _run(environment, "-W", "error::UserWarning", "-c", example[1] + check)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_the_command_of_the_core_names_the_extra_to_install(environment: Path) -> None:
+    done = _run(environment, "-m", "launcher", "--help")
+    assert done.returncode == 1
+    assert done.stderr == "error: the package typer is not installed: pip install 'capt-pretraining[train]'\n"
+
+
+def test_the_wheel_holds_the_shipped_jobs_and_the_marks_of_typed_packages(environment: Path) -> None:
+    (site,) = environment.parents[1].glob("lib/python*/site-packages")
+    for package in PACKAGES:
+        assert (site / package / "py.typed").is_file()
+    shipped = {path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
+    assert {path.relative_to(site) for path in (site / "configs").rglob("*.yaml")} == shipped
+    assert (site / "pretrain" / "report" / "page.html").is_file()
