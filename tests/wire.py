@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pretrain.config.load import load_job
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine, build_engines
+from pretrain.engine.engines.base import Engine
+from pretrain.engine.engines.build import build_engines
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
 from pretrain.registry import task_class
@@ -118,7 +119,7 @@ def traffic(job: Job) -> Traffic:
     quiet_libraries(debug=False)
     distributed.initialize(1)
     task = task_class(job.task.type)(job, job.run.dir)
-    engines = build_engines(task.build_modules(), task.job)
+    engines = build_engines(task.build_modules(), task.job, task.optimizers())
     progress = Progress()
     batch = next(task.build_batches(progress))
     found = Traffic([], 0, task.job.accumulation(distributed.world_size()))
@@ -147,7 +148,7 @@ def _watch(engine: Engine, wire: Wire, found: Traffic) -> None:
         update()
 
     named: Any = engine
-    named.backward, named.take_gradients = tagged(engine.backward), tagged(engine.take_gradients)
+    named.backward = tagged(engine.backward)
     named.step = tagged(step)
 
 

@@ -57,7 +57,7 @@ def check_ids(tokenizer: Tokenizer, where: Path) -> None:
 
 @contextmanager
 def rust_errors(where: object, what: str) -> Iterator[None]:
-    """Turn what the library raises into a ``DataError``: bare exceptions, and panics, which are no ``Exception``."""
+    """Turn errors of the Rust library into a ``DataError``: bare exceptions, and panics, which are no ``Exception``."""
     try:
         yield
     except UserError:
@@ -69,7 +69,7 @@ def rust_errors(where: object, what: str) -> Iterator[None]:
 
 
 def _steps(part: Any, where: Path, name: str) -> Iterator[dict[str, Any]]:
-    """The steps of a part, sequences taken apart."""
+    """The steps of a part of the pipeline; a sequence gives the steps in it."""
     waiting = [part] if part is not None else []
     seen = 0
     while waiting:
@@ -89,7 +89,7 @@ def _steps(part: Any, where: Path, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _growth(step: dict[str, Any], where: str) -> float:
-    """How many times longer a step may make a text."""
+    """The factor by which a step may lengthen a text."""
     kind = step.get("type")
     pattern = step.get("pattern")
     if isinstance(pattern, dict):
@@ -112,7 +112,7 @@ def _growth(step: dict[str, Any], where: str) -> float:
 
 
 def _check_character_map(coded: Any, where: str) -> None:
-    """SentencePiece's map: the size of a trie, the trie, and the replacements, each ended by a NUL."""
+    """Check SentencePiece's map: the size of a trie, the trie, and the replacements, each ended by a NUL."""
     if not isinstance(coded, str) or len(coded) > _CHARACTER_MAP:
         raise DataError(f"{where}: precompiled_charsmap must be a text of at most {_CHARACTER_MAP} characters")
     try:

@@ -1,4 +1,4 @@
-"""Checks that two ways to tokenize agree: ours and SentencePiece's, ours and ``transformers``'."""
+"""Checks that our tokenizer gives the same ids as SentencePiece, and as ``transformers``."""
 
 from __future__ import annotations
 

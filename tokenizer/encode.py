@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from pretrain.base.atomic import new_file
 from tokenizer.bounds import rust_errors
 from tokenizer.formats import open_folder
-from tokenizer.special import SpecialIds, is_bert_like, resolve
+from tokenizer.special import SpecialIds, is_bert_like, resolve_special_ids
 
 _BATCH_CHARACTERS = 4_000_000
 
@@ -52,7 +52,7 @@ class TextTokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Number of ids, added tokens included: the rows that an embedding table needs."""
+        """The number of ids, added tokens included: the rows that an embedding table needs."""
         return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
 
     @cached_property
@@ -73,7 +73,7 @@ class TextTokenizer:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Ids of every text, without special tokens around it; the text of a special token is read as text.
+        """The ids of every text, without special tokens around it; the text of a special token is read as text.
 
         Uses all cores (``RAYON_NUM_THREADS`` limits them; in a forked process, one).
         """
@@ -130,12 +130,12 @@ def load_tokenizer(path: Path, *, add_missing: bool = False) -> TextTokenizer:
     """
     opened = open_folder(path)
     with rust_errors(path, "damaged tokenizer"):
-        special = resolve(opened.tokenizer, opened.declared, path, add_missing=add_missing)
+        special = resolve_special_ids(opened.tokenizer, opened.declared, path, add_missing=add_missing)
     return TextTokenizer(opened.tokenizer, special, model_max_length=opened.model_max_length)
 
 
 def _by_size(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Consecutive groups of limited size: the library holds some 100 bytes a token until a group is done."""
+    """Yield groups of limited size: the library holds some 100 bytes per token until a group is done."""
     group: list[str] = []
     characters = 0
     for text in texts:

@@ -14,7 +14,7 @@ from pretrain.base.errors import DataError
 from tokenizer.check import LINES, check_round_trip, check_with_transformers
 from tokenizer.encode import TextTokenizer
 from tokenizer.pieces import CONTROL, UNKNOWN, to_tokenizer
-from tokenizer.special import resolve
+from tokenizer.special import resolve_special_ids
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def write_folder(
     ids = {"bos": spec.bos_id, "pad": spec.pad_id, "eos": spec.eos_id, "unk": spec.unk_id}
     reserved = {i: piece.piece for i, piece in enumerate(proto.pieces) if piece.type in (UNKNOWN, CONTROL)}
     declared = {role: reserved[i] for role, i in ids.items() if i in reserved}
-    special = resolve(tokenizer, declared, where, add_missing=add_missing)
+    special = resolve_special_ids(tokenizer, declared, where, add_missing=add_missing)
     text_tokenizer = TextTokenizer(tokenizer, special, model_max_length=model_max_length)
     lines = check_round_trip(text_tokenizer, processor, texts, where, allow_ties=allow_ties)
     (folder / MODEL_FILE).write_bytes(model)
@@ -93,8 +93,8 @@ def write_folder(
 def _model_file(source: Path) -> Path:
     if source.is_file():
         return source
-    found = sorted(source.glob("*.model")) if source.is_dir() else []
-    if len(found) != 1:
-        what = f"{len(found)} .model files" if source.is_dir() else "no such file"
+    models = sorted(source.glob("*.model")) if source.is_dir() else []
+    if len(models) != 1:
+        what = f"{len(models)} .model files" if source.is_dir() else "no such file"
         raise DataError(f"{source}: {what}; give one SentencePiece .model file, or a folder with exactly one")
-    return found[0]
+    return models[0]

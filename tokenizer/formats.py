@@ -101,7 +101,7 @@ def open_folder(path: Path) -> Opened:
 
 
 def _read_config(path: Path) -> _Config:
-    """What both files declare, the second before the first."""
+    """Read what both files declare; a key of the second counts before that of the first."""
     values: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (file := file_in(path, name)) is not None:
@@ -157,7 +157,7 @@ def _word_piece(path: Path, config: _Config) -> Tokenizer:
 
 
 def _sentencepiece_of_deberta(path: Path, config: _Config) -> Tokenizer:
-    """DeBERTa-v2's and v3's: SentencePiece's own ids, and behind them the mask, which its model does not hold."""
+    """The tokenizer of DeBERTa-v2 and v3: SentencePiece's ids, and behind them the mask, which its model lacks."""
     from tokenizer.pieces import read_model, to_tokenizer  # SentencePiece, which no other kind needs
 
     for key in ("do_lower_case", "split_by_punct"):
@@ -180,7 +180,7 @@ def _sentencepiece_of_deberta(path: Path, config: _Config) -> Tokenizer:
 
 
 def _what_is_missing(path: Path) -> str:
-    models_here = sorted(found.name for found in path.glob("*.model"))
+    models_here = sorted(model.name for model in path.glob("*.model"))
     if models_here == ["sentencepiece.model"]:  # of ours
         return f"a SentencePiece model only; `capt tokenizer export {path} OUT` writes a tokenizer.json, to be put here"
     if models_here:  # their ids are not SentencePiece's own, or their text is changed before
@@ -192,5 +192,5 @@ def _what_is_missing(path: Path) -> str:
 
 
 def _content(token: str | _Token | None) -> str | None:
-    """A special token as configurations write it: its text, or an object with the text under ``content``."""
+    """The text of a special token, which configurations write as text or as an object with the key ``content``."""
     return token.content if isinstance(token, _Token) else token

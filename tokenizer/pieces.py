@@ -33,7 +33,7 @@ _NORMAL, UNKNOWN, CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
 
 def read_model(path: Path) -> sentencepiece_model_pb2.ModelProto:
-    """A ``.model`` file. Raises ``DataError`` where it is none."""
+    """Read a ``.model`` file. Raises ``DataError`` for anything else."""
     try:
         proto = sentencepiece_model_pb2.ModelProto.FromString(read_bytes(path))
     except DecodeError:
@@ -59,9 +59,11 @@ def to_tokenizer(proto: sentencepiece_model_pb2.ModelProto, where: Path) -> Toke
         "user-defined symbols in a BPE model": trainer.model_type == _BPE
         and any(piece.type == _USER_DEFINED and len(piece.piece) > 1 for piece in proto.pieces),
     }
-    found = [name for name, used in unsupported.items() if used]
-    if found:
-        raise DataError(f"{where}: {', '.join(found)} cannot be exported exactly; use a unigram or BPE model without")
+    used_features = [name for name, used in unsupported.items() if used]
+    if used_features:
+        raise DataError(
+            f"{where}: {', '.join(used_features)} cannot be exported exactly; use a unigram or BPE model without"
+        )
     tokenizer = Tokenizer(_unigram(proto) if trainer.model_type == _UNIGRAM else _bpe(proto))
     tokenizer.normalizer = _normalizer(normalizer)
     # Words can be segmented one by one, and cached, unless a piece reaches over a space.

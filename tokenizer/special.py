@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of the special tokens. ``bos`` and ``eos`` stand around every text: BERT calls them ``[CLS]``, ``[SEP]``."""
+    """The ids of the special tokens; BERT calls ``bos`` and ``eos``, which surround a text, ``[CLS]`` and ``[SEP]``."""
 
     bos: int
     pad: int
@@ -36,7 +36,9 @@ _WELL_KNOWN = {
 }
 
 
-def resolve(tokenizer: Tokenizer, declared: Mapping[str, str], where: Path, *, add_missing: bool) -> SpecialIds:
+def resolve_special_ids(
+    tokenizer: Tokenizer, declared: Mapping[str, str], where: Path, *, add_missing: bool
+) -> SpecialIds:
     """Find the id of every role, register those tokens as special in ``tokenizer``, and set its template.
 
     A role is looked up by its ``declared`` token, otherwise by the well-known names. What is missing is appended at the
@@ -47,9 +49,9 @@ def resolve(tokenizer: Tokenizer, declared: Mapping[str, str], where: Path, *, a
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     candidates = {role: (declared[role],) if role in declared else _WELL_KNOWN[role] for role in ROLES}
-    found = {role: next((name for name in names if name in vocabulary), None) for role, names in candidates.items()}
-    tokens = {role: name or declared.get(role, TRAINED[role]) for role, name in found.items()}
-    missing = [role for role, name in found.items() if name is None]
+    present = {role: next((name for name in names if name in vocabulary), None) for role, names in candidates.items()}
+    tokens = {role: name or declared.get(role, TRAINED[role]) for role, name in present.items()}
+    missing = [role for role, name in present.items() if name is None]
     if missing and not add_missing:
         raise DataError(
             f"{where}: the tokenizer has no {' and no '.join(missing)} token; "

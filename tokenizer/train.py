@@ -34,13 +34,13 @@ _TOO_SMALL = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ v
 
 @dataclass(frozen=True)
 class TrainReport:
-    """What a training saw and made."""
+    """The numbers of a finished training."""
 
     vocab_size: int
     lines: int
     """Lines of text in the corpus that are not blank."""
     sentences: int
-    """What the lines came to after long ones were cut."""
+    """Number of sentences after long lines were cut."""
     used: int
     """Sentences that the vocabulary was trained on."""
     checked: int
@@ -173,7 +173,7 @@ class _Sample:
 
 
 def _cut(line: str, limit: int) -> list[str]:
-    """Parts of ``line`` of at most ``limit`` bytes, cut at a space, or within a word that is longer than that."""
+    """Cut ``line`` into parts of at most ``limit`` bytes, at spaces, or within a word that is longer than that."""
     parts = []
     data = line.encode()
     while len(data) > limit:

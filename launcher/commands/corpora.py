@@ -12,7 +12,7 @@ import typer
 from launcher.commands import options as o
 
 if TYPE_CHECKING:
-    from pretrain.data.summary import Summary
+    from pretrain.data.summary import ShardSummary
     from pretrain.language.config import LanguageJob
 
 tokenizer_app = typer.Typer(help="Train, use and export tokenizers.", rich_markup_mode=None)
@@ -165,7 +165,7 @@ def inspect(
         _show(summary, sequence_length)
 
 
-def _show(summary: Summary, sequence_length: int) -> None:
+def _show(summary: ShardSummary, sequence_length: int) -> None:
     typer.echo(f"{summary.documents} documents, {summary.tokens} tokens")
     typer.echo(f"a document has {summary.shortest} to {summary.longest} tokens, {summary.mean:.1f} on average:")
     for lower, count in summary.histogram.items():

@@ -68,15 +68,29 @@ class ScheduleSection(Section):
         return self
 
 
+_WHOLE_PARAMETERS = {
+    "lamb": "its trust ratio is a norm per parameter",
+    "muon": "it makes whole matrices orthogonal",
+    "sparse_adam": "it updates the rows that a batch has looked up",
+}
+"""Optimizers whose update of an element depends on its place in the parameter, and why."""
+
+
 class OptimizerSection(Section):
     """The optimizer. ``clip`` bounds the global gradient norm (0 = off)."""
 
-    type: Literal["adamw", "lamb"] = Field("adamw", description="lamb needs ZeRO 0")
+    type: Literal["adamw", "lamb", "adagrad", "sgd", "muon", "sparse_adam"] = Field(
+        "adamw", description="lamb, muon and sparse_adam need ZeRO 0"
+    )
     backend: Literal["auto", "torch", "deepspeed", "apex"] = Field("auto", description="whose implementation")
     lr: PositiveFloat = Field(5e-4, description="peak learning rate")
     betas: tuple[float, float] = Field((0.9, 0.98), description="decay of Adam's two moments; of adamw, lamb and muon")
-    eps: PositiveFloat = Field(1e-6, ge=1e-37, description="added to the root of the second moment")
-    weight_decay: NonNegativeFloat = Field(0.01, description="of matrices; vectors do not decay")
+    momentum: NonNegativeFloat = Field(0.95, lt=1, description="of sgd and of muon's matrices")
+    eps: PositiveFloat = Field(1e-6, ge=1e-37, description="added to the root of the squared gradients")
+    weight_decay: NonNegativeFloat = Field(
+        0.01,
+        description="of matrices; vectors do not decay (adagrad and sgd add the decay to the gradient)",
+    )
     clip: NonNegativeFloat = Field(0.0, description="largest global gradient norm; 0 = off")
 
     @model_validator(mode="after")
@@ -84,6 +98,25 @@ class OptimizerSection(Section):
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas {self.betas} must lie in [0, 1)")
         return self
+
+    @model_validator(mode="after")
+    def _implementation_exists(self) -> OptimizerSection:
+        if self.backend in ("deepspeed", "apex") and self.type not in ("adamw", "lamb"):
+            raise ValueError(f"optimizer.backend {self.backend} has no {self.type} here; set optimizer.backend=torch")
+        if self.type == "sparse_adam" and self.weight_decay:
+            raise ValueError(
+                f"optimizer.type sparse_adam does not decay, which would touch every row of the table: "
+                f"set optimizer.weight_decay=0, not {self.weight_decay}"
+            )
+        return self
+
+    def check_sharding(self, zero_stage: int) -> None:
+        """Raise ``ValueError`` where this type of optimizer cannot work on ZeRO's flat partitions."""
+        if zero_stage and self.type in _WHOLE_PARAMETERS:
+            raise ValueError(
+                f"optimizer.type {self.type} needs engine.zero_stage 0, got {zero_stage}: "
+                f"{_WHOLE_PARAMETERS[self.type]}, and ZeRO's flat partitions have no parameters"
+            )
 
 
 class EngineSection(Section):
@@ -145,12 +178,8 @@ class Job(Section):
     checkpoint: CheckpointSection = CheckpointSection()
 
     @model_validator(mode="after")
-    def _lamb_needs_whole_tensors(self) -> Job:
-        if self.optimizer.type == "lamb" and self.engine.zero_stage != 0:
-            raise ValueError(
-                f"optimizer.type lamb needs engine.zero_stage 0, got {self.engine.zero_stage}: its trust ratio is a "
-                "norm per parameter, and ZeRO's flat partitions have no parameters"
-            )
+    def _optimizer_fits_sharding(self) -> Job:
+        self.optimizer.check_sharding(self.engine.zero_stage)
         return self
 
     @model_validator(mode="after")

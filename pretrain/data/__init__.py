@@ -1,1 +1,1 @@
-"""From text to corrupted windows of token ids: corpora, token shards, packing, order, and noise."""
+"""Text to corrupted windows of token ids: corpora, token shards, packing, order, and corruption."""

@@ -19,14 +19,14 @@ CORRUPTIONS = {
     "shuffle": "pretrain.data.corruption:Shuffle",
     "replace": "pretrain.data.corruption:Replace",
 }
-"""Where the corruptions of ``corruption.type`` are; other packages add theirs as entry points, ``capt.corruptions``."""
+"""The classes of ``corruption.type``; other packages add theirs as entry points in the group ``capt.corruptions``."""
 
 
 NO_TEXT = (
     "data names no text: set data.files (paths or globs), data.shards (a folder of capt data prepare) or data.name "
     "(a dataset of the hub)"
 )
-"""What a job without text is told."""
+"""The error of a job without text."""
 
 
 TEXT_KEYS = ("source", "files", "shards", "name", "subset", "validation_files", "validation_split")
@@ -34,7 +34,7 @@ TEXT_KEYS = ("source", "files", "shards", "name", "subset", "validation_files", 
 
 
 def corruption_entry(name: str) -> EntryPoint:
-    """Where the corruption called ``name`` is: one of ``CORRUPTIONS``, or an entry point of another package.
+    """The entry point of the corruption called ``name``: one of ``CORRUPTIONS``, or one of another package.
 
     Nothing is imported. Raises ``ConfigError`` with the nearest known name.
     """
@@ -60,7 +60,7 @@ Patterns = Annotated[list[PathText], BeforeValidator(_as_list)]
 
 
 class DataConfig(Section):
-    """Where the text comes from, and how it becomes windows of token ids.
+    """The source of the text, and how it becomes windows of token ids.
 
     ``source`` follows from what is named: ``files`` where ``files`` or ``shards`` is given, ``hub`` where ``name`` is.
     ``docstrings`` (those of the installed Python packages) has to be asked for, and gives way to text that is named.
@@ -92,7 +92,7 @@ class DataConfig(Section):
     cross_document_attention: bool = Field(True, description="false: tokens attend only within their document")
     validation_fraction: float = Field(0.01, ge=0.0, lt=1.0, description="share of the text to hold out; 0 = none")
     workers: PositiveInt | None = Field(
-        None, le=1024, description="processes that tokenize; if unset one per usable core"
+        None, le=1024, description="processes that tokenize; without it one per usable core"
     )
     cache: PathField = Field(default_factory=default_cache, description="where prepared shards and docstrings are kept")
     shards: PathField | None = Field(
@@ -138,7 +138,7 @@ class DataConfig(Section):
 
 
 class CorruptionConfig(Section):
-    """How a window ``x`` becomes the noisy view ``x_hat`` (CAPT, section 5.2 and Table 1)."""
+    """The noise that turns a window ``x`` into the view ``x_hat`` (CAPT, section 5.2 and Table 1)."""
 
     type: str | list[str] = Field(
         "mask_tokens",
@@ -158,7 +158,7 @@ class CorruptionConfig(Section):
 
     @property
     def names(self) -> list[str]:
-        """The corruptions to apply, in order."""
+        """The names of the corruptions to apply, in order."""
         return self.type.split("+") if isinstance(self.type, str) else self.type
 
     @model_validator(mode="after")

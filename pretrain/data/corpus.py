@@ -21,7 +21,7 @@ Piece = tuple[str, bool]
 
 @dataclass(frozen=True)
 class Passage:
-    """At most ``PASSAGE`` characters of one document; ``starts`` where the document begins here."""
+    """At most ``PASSAGE`` characters of one document; ``starts`` is true if the document begins here."""
 
     text: str
     starts: bool
@@ -42,7 +42,7 @@ class Corpus(ABC):
 
     @abstractmethod
     def contents(self) -> list[dict[str, str | int]]:
-        """What the text was read from, with a hash (``sha256`` of a file) that changes when the text does."""
+        """The sources of the text, each with a hash (``sha256`` of a file) that changes when the text does."""
 
     def __iter__(self) -> Iterator[Passage]:
         return _assemble(self.pieces())
@@ -61,11 +61,11 @@ class Part(Corpus):
         self.size = corpus.size
 
     def pieces(self) -> Iterator[Piece]:
-        """The pieces of the whole corpus."""
+        """The pieces of the whole corpus, both sides of the split."""
         return self._corpus.pieces()
 
     def contents(self) -> list[dict[str, str | int]]:
-        """What the whole corpus was read from."""
+        """The sources of the whole corpus, both sides of the split."""
         return self._corpus.contents()
 
     def __iter__(self) -> Iterator[Passage]:
@@ -102,9 +102,9 @@ def row_pieces(rows: Iterable[str], document_start: re.Pattern[str] | None) -> I
 def _assemble(pieces: Iterable[Piece]) -> Iterator[Passage]:
     """Collect pieces into passages, cut where a line ends if possible, else at a space."""
     text, starts = "", True
-    for piece, begins in pieces:
-        if begins and text:
-            yield from _flush(text, starts)
+    for piece, begins_document in pieces:
+        if begins_document and text:
+            yield from _last_passage(text, starts)
             text, starts = "", True
         text += piece
         at = 0
@@ -114,9 +114,9 @@ def _assemble(pieces: Iterable[Piece]) -> Iterator[Passage]:
             yield Passage(text[at:cut], starts)
             at, starts = cut, False
         text = text[at:]
-    yield from _flush(text, starts)
+    yield from _last_passage(text, starts)
 
 
-def _flush(text: str, starts: bool) -> Iterator[Passage]:
+def _last_passage(text: str, starts: bool) -> Iterator[Passage]:
     if text and not text.isspace():
         yield Passage(text.rstrip(), starts)

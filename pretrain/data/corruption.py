@@ -1,6 +1,6 @@
-"""Noise: from a window ``x`` to its corrupted view ``x_hat`` and the tokens that the encoder must restore.
+"""Corruptions: a window ``x`` becomes its view ``x_hat``, and the encoder must restore the changed tokens.
 
-The corruptions of CAPT's Table 1 and their combinations. All obey one rule: a corruption chooses positions, changes
+The corruptions of CAPT's Table 1 and their combinations. They obey one rule: a corruption chooses positions, changes
 tokens, and the label of a chosen position is the token that stood there in ``x``. Specials are never touched, the
 number of label slots depends on the window length alone (static shapes), and all draws are the sample's own.
 """
@@ -40,8 +40,8 @@ class Corrupted:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
-    """What noise must know of a tokenizer: how many ids there are, which are special, and which is ``<mask>``."""
+class CorruptionVocabulary:
+    """The ids of a tokenizer: how many there are, which are special, and which is ``<mask>``."""
 
     size: int
     mask: int
@@ -71,21 +71,21 @@ class MaskTokens:
     Of these 80% become ``<mask>``, 10% a random ordinary token, and 10% stay (``mask_fraction``, ``random_fraction``).
     """
 
-    def __init__(self, config: CorruptionConfig, vocabulary: Vocabulary) -> None:
-        self._hide = _Hide(config.mask_fraction, config.random_fraction, vocabulary)
+    def __init__(self, config: CorruptionConfig, vocabulary: CorruptionVocabulary) -> None:
+        self._overwrite = _Overwrite(config.mask_fraction, config.random_fraction, vocabulary)
 
     def __call__(self, tokens: Tokens, free: Mask, count: Counts, generators: Generators) -> tuple[Tokens, Mask]:
-        """See ``Corruption``."""
+        """Implement :meth:`Corruption.__call__`."""
         score, kind, draw = _uniforms(generators, 3, tokens.shape[1])
         chosen = _choose(free, count, score)
-        return self._hide(tokens, chosen, kind, draw), chosen
+        return self._overwrite(tokens, chosen, kind, draw), chosen
 
 
 class Replace(MaskTokens):
     """Token replacement: ``count`` free tokens of a row, chosen uniformly, become random ordinary tokens."""
 
-    def __init__(self, config: CorruptionConfig, vocabulary: Vocabulary) -> None:
-        self._hide = _Hide(0.0, 1.0, vocabulary)
+    def __init__(self, config: CorruptionConfig, vocabulary: CorruptionVocabulary) -> None:
+        self._overwrite = _Overwrite(0.0, 1.0, vocabulary)
 
 
 class MaskSpans:
@@ -97,13 +97,13 @@ class MaskSpans:
     a separator. Fewer spans can cover the first and last tokens of a row, which are therefore masked less often.
     """
 
-    def __init__(self, config: CorruptionConfig, vocabulary: Vocabulary) -> None:
-        self._hide = _Hide(config.mask_fraction, config.random_fraction, vocabulary)
+    def __init__(self, config: CorruptionConfig, vocabulary: CorruptionVocabulary) -> None:
+        self._overwrite = _Overwrite(config.mask_fraction, config.random_fraction, vocabulary)
         weights = (1.0 - config.span_p) ** np.arange(config.span_max)
         self._cumulative = np.cumsum(weights / weights.sum())[:-1]
 
     def __call__(self, tokens: Tokens, free: Mask, count: Counts, generators: Generators) -> tuple[Tokens, Mask]:
-        """See ``Corruption``."""
+        """Implement :meth:`Corruption.__call__`."""
         length, place, kind, draw = _uniforms(generators, 4, tokens.shape[1])
         column = np.arange(tokens.shape[1])
         budget = np.minimum(count, free.sum(axis=1))[:, None]
@@ -120,7 +120,7 @@ class MaskSpans:
         chosen, shared_kind = np.zeros(tokens.shape, dtype=bool), np.zeros(tokens.shape)
         chosen[free] = np.repeat(is_span, size.ravel())
         shared_kind[free] = np.repeat(kind, size.ravel())
-        return self._hide(tokens, chosen, shared_kind, draw), chosen
+        return self._overwrite(tokens, chosen, shared_kind, draw), chosen
 
 
 class Shuffle:
@@ -130,11 +130,11 @@ class Shuffle:
     keeps its tokens. Of the positions whose token changed, up to ``count`` are chosen for prediction, uniformly.
     """
 
-    def __init__(self, config: CorruptionConfig, vocabulary: Vocabulary) -> None:
+    def __init__(self, config: CorruptionConfig, vocabulary: CorruptionVocabulary) -> None:
         self._reach = config.window + 1
 
     def __call__(self, tokens: Tokens, free: Mask, count: Counts, generators: Generators) -> tuple[Tokens, Mask]:
-        """See ``Corruption``."""
+        """Implement :meth:`Corruption.__call__`."""
         jump, score = _uniforms(generators, 2, tokens.shape[1])
         # A fixed position lifts itself and all behind it out of reach of what stands before it.
         walls = np.cumsum(~free, axis=1) + np.cumsum(~free, axis=1) - ~free
@@ -143,9 +143,9 @@ class Shuffle:
         return noisy, _choose(noisy != tokens, count, score)
 
 
-def find_corruption(name: str) -> Callable[[CorruptionConfig, Vocabulary], Corruption]:
-    """What makes the corruption called ``name``. Raises ``ConfigError`` as ``corruption_entry`` does."""
-    factory: Callable[[CorruptionConfig, Vocabulary], Corruption] = corruption_entry(name).load()
+def find_corruption(name: str) -> Callable[[CorruptionConfig, CorruptionVocabulary], Corruption]:
+    """Import the class of the corruption called ``name``. Raises ``ConfigError`` as ``corruption_entry`` does."""
+    factory: Callable[[CorruptionConfig, CorruptionVocabulary], Corruption] = corruption_entry(name).load()
     return factory
 
 
@@ -157,7 +157,7 @@ class Corruptor:
     choose in a full window (``sequence_length - 2`` ordinary tokens).
     """
 
-    def __init__(self, config: CorruptionConfig, vocabulary: Vocabulary, sequence_length: int) -> None:
+    def __init__(self, config: CorruptionConfig, vocabulary: CorruptionVocabulary, sequence_length: int) -> None:
         self._rate = config.rate
         self._ordinary = vocabulary.is_ordinary()
         self._corruptions = [find_corruption(name)(config, vocabulary) for name in config.names]
@@ -182,10 +182,10 @@ class Corruptor:
         return Corrupted(noisy, positions, labels)
 
 
-class _Hide:
+class _Overwrite:
     """Overwrite chosen tokens: the first ``mask_fraction`` with ``<mask>``, the next ``random_fraction`` at random."""
 
-    def __init__(self, mask_fraction: float, random_fraction: float, vocabulary: Vocabulary) -> None:
+    def __init__(self, mask_fraction: float, random_fraction: float, vocabulary: CorruptionVocabulary) -> None:
         self._mask, self._to_mask, self._to_random = vocabulary.mask, mask_fraction, mask_fraction + random_fraction
         self._ordinary = np.flatnonzero(vocabulary.is_ordinary()).astype(np.int32)
 
@@ -198,7 +198,7 @@ class _Hide:
 
 
 def _uniforms(generators: Generators, planes: int, length: int) -> Float[np.ndarray, "planes n L"]:
-    """``planes`` uniform numbers for every token; each row from its own generator."""
+    """Draw ``planes`` uniform numbers for every token, each row from its own generator."""
     out = np.empty((planes, len(generators), length))
     for row, generator in enumerate(generators):
         out[:, row] = generator.random((planes, length))

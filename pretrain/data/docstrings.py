@@ -54,10 +54,12 @@ def docstring_file(
     folders: Sequence[Path] | None = None,
     progress: ProgressCallback | None = None,
 ) -> Path:
-    """A text file with the docstrings found below ``folders`` (default: ``python_folders()``), one module a document.
+    """A text file with the docstrings of all files below ``folders``, with one document per module.
 
-    Written to ``cache`` once for a given set of source files (their names and sizes), and found again after that.
-    ``progress`` is told the number of files read, and of all. Raises ``DataError`` when there is no docstring at all.
+    ``folders`` are ``python_folders()`` unless given.
+
+    Written to ``cache`` once for a given set of source files (their names and sizes), and reused after that.
+    ``progress`` gets the number of files read and of all files. Raises ``DataError`` when there is no docstring at all.
     """
     files = [path for folder in (folders or python_folders()) for path in _python_files(folder)]
     listing = [(str(path), path.stat().st_size) for path in files]

@@ -1,4 +1,4 @@
-"""A corpus in files: plain text, JSON lines, parquet, WikiText, gzipped or not; what is wrong with one, and where."""
+"""A corpus in files: plain text, JSON lines, parquet and WikiText, gzipped or not."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ class FileCorpus(Corpus):
         self.size = sum(path.stat().st_size for path in paths)
 
     def pieces(self) -> Iterator[Piece]:
-        """Lines or rows of all files."""
+        """The lines or rows of all files."""
         before = 0
         for path, reader in self._readers:
             with open_regular(path) as raw:
                 blank = True
-                for text, begins in reader(self, path, raw):
+                for text, begins_document in reader(self, path, raw):
                     self.position = before + raw.tell()
-                    yield text, begins or blank
+                    yield text, begins_document or blank
                     blank = False
             if blank:
                 raise DataError(f"{path} holds no text: every line or row is blank")
             before += path.stat().st_size
 
     def contents(self) -> list[dict[str, str | int]]:
-        """Name, format, size and SHA-256 of every file; the first time all ranks of the verifier together."""
+        """Name, format, size and SHA-256 of every file; the first call is collective over the verifier's ranks."""
         return self._contents
 
     @cached_property
@@ -77,19 +77,19 @@ class FileCorpus(Corpus):
         ]
 
     def text(self, path: Path, raw: io.BufferedReader) -> Iterator[Piece]:
-        """Pieces of a plain text file; a line longer than a passage comes in several."""
+        """The pieces of a plain text file; a line longer than a passage comes in several."""
         return self._lines(path, raw, self._start)
 
     def wikitext(self, path: Path, raw: io.BufferedReader) -> Iterator[Piece]:
-        """Pieces of a WikiText file (``wiki.train.tokens``), where blank lines stand around every paragraph."""
+        """The pieces of a WikiText file (``wiki.train.tokens``), where blank lines stand around every paragraph."""
         return self._lines(path, raw, self._start or WIKITEXT_START)
 
     def json_lines(self, path: Path, raw: io.BufferedReader) -> Iterator[Piece]:
-        """Pieces of a file with one JSON object a line."""
+        """The pieces of a file with one JSON object a line."""
         return row_pieces(self._objects(path, raw), self._start)
 
     def parquet(self, path: Path, raw: io.BufferedReader) -> Iterator[Piece]:
-        """Pieces of a parquet file."""
+        """The pieces of a parquet file."""
         return row_pieces(self._rows(path, raw), self._start)
 
     def _lines(self, path: Path, raw: io.BufferedReader, start: re.Pattern[str] | None) -> Iterator[Piece]:
@@ -121,30 +121,30 @@ class FileCorpus(Corpus):
             if not isinstance(row, dict):
                 raise DataError(f"{path}, line {number}: a JSON object is needed, this is a {type(row).__name__}")
             if self._column not in row:
-                raise DataError(f"{path}, line {number}: {_no_column(self._column, list(row))}")
-            yield _string(row[self._column], f"{path}, line {number}", self._column)
+                raise DataError(f"{path}, line {number}: {_missing_column(self._column, list(row))}")
+            yield _check_text(row[self._column], f"{path}, line {number}", self._column)
 
     def _rows(self, path: Path, raw: io.BufferedReader) -> Iterator[str]:
         try:
             table = pyarrow.parquet.ParquetFile(raw)
             if self._column not in table.schema_arrow.names:
-                raise DataError(f"{path}: {_no_column(self._column, table.schema_arrow.names)}")
+                raise DataError(f"{path}: {_missing_column(self._column, table.schema_arrow.names)}")
             number = 0
             for batch in table.iter_batches(batch_size=256, columns=[self._column]):
                 for value in batch.column(0).to_pylist():
                     number += 1
-                    yield _string(value, f"{path}, row {number}", self._column)
+                    yield _check_text(value, f"{path}, row {number}", self._column)
         except DataError:
             raise
         except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, too
             raise DataError(f"{path} is not a readable parquet file: {printable(str(error))}") from None
 
 
-_TABLES = dict.fromkeys((".csv", ".tsv"), "; write a table as .parquet, or as .jsonl (an object a row)")
+_TABLE_HINTS = dict.fromkeys((".csv", ".tsv"), "; write a table as .parquet, or as .jsonl (an object a row)")
 
-Reader = Callable[[FileCorpus, Path, io.BufferedReader], Iterator[Piece]]
+FileReader = Callable[[FileCorpus, Path, io.BufferedReader], Iterator[Piece]]
 
-READERS: dict[str, Reader] = {
+READERS: dict[str, FileReader] = {
     ".txt": FileCorpus.text,
     ".tokens": FileCorpus.wikitext,
     ".raw": FileCorpus.wikitext,
@@ -154,8 +154,8 @@ READERS: dict[str, Reader] = {
 }
 
 
-def resolve(patterns: Sequence[str], key: str) -> list[Path]:
-    """The files that ``patterns`` (paths or globs of the configuration key ``key``) name, a pattern's matches sorted.
+def resolve_paths(patterns: Sequence[str], key: str) -> list[Path]:
+    """The files that ``patterns``, the paths or globs of the configuration key ``key``, name; matches of a glob sorted.
 
     Raises ``DataError`` for a pattern without a match (with the nearest existing name), an unknown suffix, or a file
     named twice.
@@ -163,11 +163,11 @@ def resolve(patterns: Sequence[str], key: str) -> list[Path]:
     paths: dict[Path, None] = {}
     for pattern in patterns:
         path = Path(pattern).expanduser()
-        found = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(str(path), recursive=True))
-        found = [p for p in found if p.is_file()]
-        if not found:
-            raise DataError(f"{key}: {_missing(path)}")
-        for file in found:
+        matches = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(str(path), recursive=True))
+        files = [match for match in matches if match.is_file()]
+        if not files:
+            raise DataError(f"{key}: {_why_missing(path)}")
+        for file in files:
             if file in paths:
                 raise DataError(f"{key}: {file} is named twice")
             _reader(file)
@@ -179,17 +179,17 @@ def _suffix(path: Path) -> str:
     return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
 
 
-def _reader(path: Path) -> Reader:
+def _reader(path: Path) -> FileReader:
     suffix = _suffix(path)
     if suffix not in READERS or (path.suffix == ".gz" and suffix == ".parquet"):
         raise DataError(
             f"{path}: no reader for files ending in {''.join(path.suffixes[-2:]) or 'nothing'};"
-            f" known: {', '.join(READERS)}, and .gz of these except .parquet{_TABLES.get(suffix, '')}"
+            f" known: {', '.join(READERS)}, and .gz of these except .parquet{_TABLE_HINTS.get(suffix, '')}"
         )
     return READERS[suffix]
 
 
-def _missing(path: Path) -> str:
+def _why_missing(path: Path) -> str:
     if path.is_dir():
         return f"{path} is a folder; name its files, for example {path}/*.txt"
     if path.exists():
@@ -202,13 +202,13 @@ def _missing(path: Path) -> str:
     return f"{path} does not exist" + (f"; did you mean {path.with_name(near[0])}?" if near else "")
 
 
-def _no_column(column: str, names: Sequence[str]) -> str:
+def _missing_column(column: str, names: Sequence[str]) -> str:
     near = get_close_matches(column, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(repr, names)) or 'none'}"
     return f"there is no {column!r} (data.text_column); {hint}"
 
 
-def _string(value: object, where: str, column: str) -> str:
+def _check_text(value: object, where: str, column: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{where}: {column!r} must be text, it is {type(value).__name__}")
     if "\0" in value:
@@ -225,7 +225,7 @@ def _open(path: Path, raw: io.BufferedReader) -> io.BufferedReader | gzip.GzipFi
 
 
 def _decoded(path: Path, raw: io.BufferedReader, limit: int) -> Iterator[str]:
-    """Lines of a UTF-8 file with their line ends, in pieces of at most ``limit`` characters (-1: whole)."""
+    """The lines of a UTF-8 file with their line ends, in pieces of at most ``limit`` characters."""
     with io.TextIOWrapper(_open(path, raw), encoding="utf-8-sig") as lines, _whole_gzip(path):
         try:
             yield from iter(partial(lines.readline, limit), "")
@@ -242,7 +242,7 @@ def _whole_gzip(path: Path) -> Iterator[None]:
 
 
 def _diagnose(path: Path) -> str:
-    """Find the first byte that is not text, and say where it is. Constant memory, however long the lines are."""
+    """Describe the first byte that is not text, and its place. Memory is constant, however long the lines are."""
     number, offset, rest = 1, 0, b""
 
     def not_utf8(byte: int, at: int) -> str:

@@ -16,13 +16,13 @@ log = logging.getLogger(__name__)
 
 
 class HubCorpus(Corpus):
-    """One split of the dataset ``name`` (memory-mapped by ``datasets``, downloaded once); a document a row.
+    """One split of the dataset ``name`` (memory-mapped by ``datasets``, downloaded once); one document per row.
 
     Raises ``DataError`` when the dataset, its split or its column cannot be had.
     """
 
     def __init__(self, name: str, subset: str | None, split: str, text_column: str, document_start: str | None) -> None:
-        self._rows = _load(name, subset, split)
+        self._rows = _load_split(name, subset, split)
         self._where, self._column = f"{name} ({split})", text_column
         self._start = re.compile(document_start) if document_start else None
         if text_column not in self._rows.column_names:
@@ -31,7 +31,7 @@ class HubCorpus(Corpus):
         self.size = len(self._rows)
 
     def pieces(self) -> Iterator[Piece]:
-        """The rows."""
+        """The rows of the split."""
         return row_pieces(self._texts(), self._start)
 
     def contents(self) -> list[dict[str, str | int]]:
@@ -49,7 +49,7 @@ class HubCorpus(Corpus):
                 yield text
 
 
-def _load(name: str, subset: str | None, split: str) -> datasets.Dataset:
+def _load_split(name: str, subset: str | None, split: str) -> datasets.Dataset:
     try:
         if Path(name, "state.json").is_file() or Path(name, "dataset_dict.json").is_file():
             saved = datasets.load_from_disk(name)

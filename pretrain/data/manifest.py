@@ -1,4 +1,4 @@
-"""``manifest.json`` of a shard set: its typed record, and what the files that it lists must hold to fit it."""
+"""``manifest.json`` of a shard set: its typed record, and the checks of the files that it lists."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What the data pipeline needs of a tokenizer (``tokenizer.encode`` has it); sent to workers by pickle."""
+    """The tokenizer that the data pipeline needs (``tokenizer.encode`` has one); it is sent to workers by pickle."""
 
     @property
     def vocab_size(self) -> int:
@@ -37,21 +37,21 @@ class Tokenizer(Protocol):
 
     @property
     def special(self) -> SpecialIds:
-        """Ids by role."""
+        """The special ids by role."""
         ...
 
     @property
     def special_ids(self) -> Collection[int]:
-        """All ids that are not text."""
+        """All ids that stand for no text."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Changes when any text would be encoded differently."""
+        """A hash that changes when any text would be encoded differently."""
         ...
 
     def encode_batch(self, texts: list[str]) -> list[Int32[np.ndarray, " tokens"]]:
-        """Token ids of each text, without special tokens."""
+        """The token ids of each text, without special tokens."""
         ...
 
 
@@ -67,8 +67,8 @@ class TokenizerRecord(Record, extra="forbid"):
     special_ids: Annotated[tuple[Id, ...], Field(strict=False)]
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> TokenizerRecord:
-        """The record of a tokenizer."""
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> TokenizerRecord:
+        """Record ``tokenizer``."""
         special = tokenizer.special
         return cls(
             fingerprint=tokenizer.fingerprint,
@@ -114,7 +114,7 @@ class Manifest(Record, extra="forbid"):
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """The manifest of ``folder``. Raises ``DataError`` naming what is wrong in it."""
+        """Read the manifest of ``folder``. Raises ``DataError`` naming what is wrong in it."""
         path = folder / MANIFEST
         if not path.is_file():
             inner = (folder / "train" / MANIFEST).is_file()
@@ -140,7 +140,7 @@ class Manifest(Record, extra="forbid"):
 
     @property
     def shards(self) -> list[str]:
-        """Names of the shards in the order of the stream."""
+        """The names of the shards in the order of the stream."""
         return [f"shard-{i:05}.bin" for i in range(len(self.files) - 1)]
 
     def records(self) -> dict[str, ExpectedFile]:
@@ -148,7 +148,7 @@ class Manifest(Record, extra="forbid"):
         return {file.name: ExpectedFile(file.bytes, file.sha256) for file in self.files}
 
     def inspections(self) -> dict[str, Inspection]:
-        """What is looked at when the files are read: every id is of the vocabulary, documents lie end to end."""
+        """The checks of the files' contents: every id is of the vocabulary, documents lie end to end."""
         size, dtype = self.tokenizer.vocab_size, token_dtype(self.tokenizer.vocab_size)
         ids = Inspection(f"ids below {size} of {dtype.str}", lambda: _ids_below(size, dtype))
         ends = Inspection(f"documents end at {self.tokens}", lambda: _documents_end_at(self.tokens))

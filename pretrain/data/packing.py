@@ -3,7 +3,7 @@
 A window is ``<s>``, the next ``L - 2`` tokens of the stream, ``</s>``. Text runs on over document borders, where the
 stream holds an extra ``</s>``; the next window goes on where the last one stopped. RoBERTa fills windows with whole
 sentences, which need not be known here: windows are cut at the exact length, so no token is padding except in the last
-window, and any window is found by multiplication, without an index.
+window, and the place of any window is a product, without an index.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PackedDataset:
         return -(-self.shards.tokens // self._text)
 
     def window(self, index: int) -> Int32[np.ndarray, " L"]:
-        """The token ids of window ``index``."""
+        """The token ids of the window with this index."""
         text = self.shards.read(index * self._text, (index + 1) * self._text)
         out = np.full(self.sequence_length, self._special.pad, dtype=np.int32)
         out[0] = self._special.bos
@@ -41,7 +41,7 @@ class PackedDataset:
         return out
 
     def documents(self, index: int) -> Int64[np.ndarray, " L"]:
-        """Which document of the window each token belongs to: 0, 1, ...; padding has -1.
+        """The number of the document that each token of the window belongs to: 0, 1, ...; padding has -1.
 
         ``<s>`` counts to the first document, a separator to the document that it ends, the last ``</s>`` to the last
         document. Attention within documents is attention between equal numbers, so ``<s>`` then sees the first only.
@@ -61,5 +61,5 @@ class PackedDataset:
 
     @property
     def real_tokens(self) -> float:
-        """Share of tokens that are not padding."""
+        """The share of tokens that are not padding."""
         return (self.shards.tokens + 2 * len(self)) / (len(self) * self.sequence_length)

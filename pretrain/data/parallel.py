@@ -16,7 +16,7 @@ _function: Callable[[Any], Any]
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """The number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -34,7 +34,7 @@ def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int) ->
         waiting: deque[Future[R]] = deque()
         try:
             for item in items:
-                waiting.append(pool.submit(_call, item))
+                waiting.append(pool.submit(_call_function, item))
                 if len(waiting) == 2 * workers:
                     yield waiting.popleft().result()
             while waiting:
@@ -49,5 +49,5 @@ def _install(function: Callable[[Any], Any]) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism: no threads in each of them
 
 
-def _call(item: Any) -> Any:
+def _call_function(item: Any) -> Any:
     return _function(item)

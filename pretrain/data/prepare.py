@@ -1,4 +1,4 @@
-"""From the ``data.*`` section to opened shard sets: built on the first run, found again by content after that."""
+"""Shard sets from the ``data.*`` section: built on the first run, reused after that while text and options stay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pretrain.base.verification import ALONE, Ranks, Verifier
 from pretrain.data.config import NO_TEXT, DataConfig
 from pretrain.data.corpus import Corpus, Part
 from pretrain.data.docstrings import docstring_file
-from pretrain.data.files import FileCorpus, resolve
+from pretrain.data.files import FileCorpus, resolve_paths
 from pretrain.data.manifest import Tokenizer
 from pretrain.data.parallel import usable_cores
 from pretrain.data.shard_writer import Options, write_shards
@@ -45,11 +45,11 @@ def _open_corpus(
 ) -> Corpus | None:
     named = data.validation_files or data.validation_split
     if split == "validation" and data.validation_files:
-        held_out = resolve(data.validation_files, "data.validation_files")
-        if both := sorted(set(held_out) & set(resolve(data.files, "data.files"))):
+        held_out = resolve_paths(data.validation_files, "data.validation_files")
+        if both := sorted(set(held_out) & set(resolve_paths(data.files, "data.files"))):
             raise DataError(f"data.validation_files: {both[0]} is training text too (data.files)")
         return FileCorpus(held_out, data.text_column, data.document_start, verifier)
-    corpus = _text(data, progress, verifier, data.validation_split if split == "validation" else None)
+    corpus = _open_text(data, progress, verifier, data.validation_split if split == "validation" else None)
     if named or data.validation_fraction == 0:
         return corpus if split == "train" or named else None
     part = Part(corpus, data.validation_fraction, held_out=split == "validation")
@@ -60,7 +60,7 @@ def _open_corpus(
 
 
 def verifier_of(data: DataConfig, ranks: Ranks = ALONE) -> Verifier:
-    """What hashes the files of a job, and remembers them in ``data.cache``."""
+    """The verifier that hashes the files of a job and remembers the hashes in ``data.cache``."""
     return Verifier(data.cache, ranks, again=data.verify == "always")
 
 
@@ -94,7 +94,7 @@ def prepare_folder(
 ) -> dict[Split, ShardSet]:
     """Write the shard sets of a job to ``out/train`` and, where there is validation text, ``out/validation``.
 
-    Shard sets that stand there already are kept if they are the same; raises ``DataError`` if they are others.
+    Shard sets that are there already are kept if they are the same; raises ``DataError`` if they are others.
     """
     splits: tuple[Split, ...] = ("train", "validation")
     verifier = verifier_of(data)
@@ -148,7 +148,9 @@ def _prepare(
     )
 
 
-def _text(data: DataConfig, progress: ProgressCallback | None, verifier: Verifier, hub_split: str | None) -> Corpus:
+def _open_text(
+    data: DataConfig, progress: ProgressCallback | None, verifier: Verifier, hub_split: str | None
+) -> Corpus:
     if data.source == "hub":
         from pretrain.data.hub import HubCorpus  # datasets takes a second to import
 
@@ -162,5 +164,5 @@ def _text(data: DataConfig, progress: ProgressCallback | None, verifier: Verifie
     else:
         if not data.files:
             raise DataError("data.files is empty: data.shards alone holds no text to train a tokenizer on")
-        paths = resolve(data.files, "data.files")
+        paths = resolve_paths(data.files, "data.files")
     return FileCorpus(paths, data.text_column, data.document_start, verifier)

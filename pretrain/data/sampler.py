@@ -1,4 +1,4 @@
-"""Which window is which sample: a fixed order that no number of ranks, workers or restarts can change.
+"""The order of samples: fixed, whatever the number of ranks, workers or restarts.
 
 Samples are numbered 0, 1, 2, ... over the whole job. Sample ``g`` lies in epoch ``g // windows``, and each epoch goes
 through its windows in a pseudo-random order of its own. The order is a Feistel permutation computed entry by entry, so
@@ -16,7 +16,7 @@ from jaxtyping import Int64, UInt64
 from pretrain.base.errors import ConfigError
 from pretrain.base.randomness import stream_key
 
-Words = UInt64[np.ndarray, "..."]
+UInt64Array = UInt64[np.ndarray, "..."]
 
 _ROUNDS = 6
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -40,7 +40,7 @@ class Sampler:
             raise AssertionError("a sampler needs at least one window")
 
     def locate(self, samples: Int64[np.ndarray, " n"]) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-        """Epochs and window indices of the samples numbered ``samples``."""
+        """The epochs and window indices of the samples numbered ``samples``."""
         epochs, places = np.divmod(samples, self.windows)
         if not self.shuffle:
             return epochs, places
@@ -49,11 +49,6 @@ class Sampler:
             here = epochs == epoch
             windows[here] = permute(places[here], self.windows, stream_key(f"order/{epoch}", self.seed))
         return epochs, windows
-
-    def sample_at(self, sample: int) -> tuple[int, int]:
-        """Epoch and window index of one sample."""
-        epochs, windows = self.locate(np.array([sample], dtype=np.int64))
-        return int(epochs[0]), int(windows[0])
 
 
 def permute(places: Int64[np.ndarray, " n"], size: int, key: int) -> Int64[np.ndarray, " n"]:
@@ -71,23 +66,23 @@ def permute(places: Int64[np.ndarray, " n"], size: int, key: int) -> Int64[np.nd
     return values.astype(np.int64)
 
 
-def _feistel(values: Words, bits: int, key: int) -> Words:
+def _feistel(values: UInt64Array, bits: int, key: int) -> UInt64Array:
     half = np.uint64(bits // 2)
     left_mask, right_mask = np.uint64((1 << bits - bits // 2) - 1), np.uint64((1 << bits // 2) - 1)
     left, right = values >> half, values & right_mask
     for even, odd in _round_keys(key):
         left = left ^ (_mix(right + even) & left_mask)
         right = right ^ (_mix(left + odd) & right_mask)
-    joined: Words = left << half | right
+    joined: UInt64Array = left << half | right
     return joined
 
 
 @lru_cache(maxsize=64)
-def _round_keys(key: int) -> Words:
+def _round_keys(key: int) -> UInt64Array:
     return _mix(np.uint64(key) + _GOLDEN * np.arange(1, _ROUNDS + 1, dtype=np.uint64)).reshape(-1, 2)
 
 
-def _mix(x: Words) -> Words:
+def _mix(x: UInt64Array) -> UInt64Array:
     """The finaliser of SplitMix64 (Steele et al. 2014): every input bit moves every output bit."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
@@ -98,7 +93,7 @@ def _mix(x: Words) -> Words:
 def micro_batches(
     start: int, global_batch: int, micro_batch: int, world: int, rank: int
 ) -> list[Int64[np.ndarray, " micro"]]:
-    """The sample numbers that ``rank`` handles in the step whose first sample is ``start``, one array a micro-batch.
+    """The sample numbers that ``rank`` handles in the step whose first sample is ``start``, one array per micro-batch.
 
     Micro-batch ``m`` of all ranks together is the ``micro_batch * world`` samples from
     ``start + m * micro_batch * world`` on; rank ``r`` takes those with ``g % world == r``. So the samples of a step

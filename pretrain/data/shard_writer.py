@@ -34,11 +34,11 @@ from pretrain.data.shards import ShardSet
 
 SHARD_TOKENS = 1 << 27
 """Tokens of a shard: 256 MiB of uint16."""
-_PASSAGES_A_TASK = 64
+_PASSAGES_PER_TASK = 64
 MOST_SOURCES = 10_000
 """Files of text that a manifest lists one by one; of more it says how many, their bytes and a hash over their list."""
 
-Ids = Shaped[np.ndarray, " tokens"]
+TokenArray = Shaped[np.ndarray, " tokens"]
 Options = dict[str, str | int | float | bool | None]
 
 
@@ -60,7 +60,7 @@ def write_shards(
     The result is the same for any number of workers. It appears whole, by a rename, or not at all; of several processes
     that write the same folder, one does and the others wait for it. ``key`` and ``options`` go into the manifest; a
     shard set with this key that is there already is used (``verify``: once its hashes are checked). All ranks of
-    ``verifier`` call this alike. ``progress`` is told ``corpus.position`` and ``corpus.size``.
+    ``verifier`` call this alike. ``progress`` gets ``corpus.position`` and ``corpus.size``.
 
     Raises ``DataError`` when the corpus is not valid text or is empty, ``folder`` holds something else, or the disk is
     full.
@@ -72,23 +72,22 @@ def write_shards(
             folder.parent.mkdir(parents=True, exist_ok=True)
             with cache_lock(folder.with_name(f".{folder.name}.lock")):
                 if not manifest.is_file():
-                    _write(corpus, tokenizer, folder, key, options, workers, shard_tokens, progress)
-                    _trust(folder, verifier)
-        found = Manifest.read(folder).key
-        if found != key:
+                    _tokenize(corpus, tokenizer, folder, key, options, workers, shard_tokens, progress)
+                    _trust_written(folder, verifier)
+        if Manifest.read(folder).key != key:
             raise DataError(f"{folder} holds other shards than this job makes: take another folder, or remove it")
     return ShardSet.open(folder, verifier, verify=verify)
 
 
-def _trust(folder: Path, verifier: Verifier) -> None:
-    """What has just been written, and hashed on the way, need not be read."""
+def _trust_written(folder: Path, verifier: Verifier) -> None:
+    """Tell the verifier the hashes of the files just written, so that it need not read them."""
     manifest = Manifest.read(folder)
     inspections = manifest.inspections()
     for name, record in manifest.records().items():
         verifier.trust(folder / name, record.sha256, inspections[name].name)
 
 
-def _write(
+def _tokenize(
     corpus: Corpus,
     tokenizer: Tokenizer,
     folder: Path,
@@ -105,7 +104,7 @@ def _write(
             shutil.rmtree(abandoned)
     try:
         with new_folder(folder) as partial, _Stream(partial, tokenizer, shard_tokens) as stream:
-            for passage, ids in _encoded(corpus, tokenizer, workers):
+            for passage, ids in _encode_passages(corpus, tokenizer, workers):
                 if passage.starts:
                     stream.end_document()
                 stream.append(ids)
@@ -120,12 +119,12 @@ def _write(
 
 
 class _Encoder:
-    """Encodes passages in a worker process; checks what would not fit the shards' integer type."""
+    """Encodes passages in a worker process; refuses ids that are not of the vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._dtype = tokenizer, token_dtype(tokenizer.vocab_size)
 
-    def __call__(self, passages: list[Passage]) -> list[Ids]:
+    def __call__(self, passages: list[Passage]) -> list[TokenArray]:
         encoded = self._tokenizer.encode_batch([passage.text for passage in passages])
         largest = max((int(ids.max()) for ids in encoded if len(ids)), default=0)
         if largest >= self._tokenizer.vocab_size:
@@ -133,13 +132,15 @@ class _Encoder:
         return [ids.astype(self._dtype) for ids in encoded]
 
 
-def _encoded(corpus: Iterable[Passage], tokenizer: Tokenizer, workers: int) -> Iterator[tuple[Passage, Ids]]:
-    """Every passage with its ids, in order."""
+def _encode_passages(
+    corpus: Iterable[Passage], tokenizer: Tokenizer, workers: int
+) -> Iterator[tuple[Passage, TokenArray]]:
+    """Yield every passage with its token ids, in order."""
     waiting: list[list[Passage]] = []
 
     def tasks() -> Iterator[list[Passage]]:
         passages = iter(corpus)
-        while task := list(islice(passages, _PASSAGES_A_TASK)):
+        while task := list(islice(passages, _PASSAGES_PER_TASK)):
             waiting.append(task)
             yield task
 
@@ -161,8 +162,8 @@ class _Stream(AbstractContextManager["_Stream"]):
         for file in [*self._shards, self._index]:
             file.close()
 
-    def append(self, ids: Ids) -> None:
-        """Continue the current document."""
+    def append(self, ids: TokenArray) -> None:
+        """Append token ids to the current document."""
         while len(ids):
             used = self._tokens % self._shard_tokens
             if used == 0:
@@ -190,8 +191,8 @@ class _Stream(AbstractContextManager["_Stream"]):
         self.__exit__()
         return Manifest(
             key=key,
-            tokenizer=TokenizerRecord.of(tokenizer),
-            source=_told(corpus.contents()),
+            tokenizer=TokenizerRecord.from_tokenizer(tokenizer),
+            source=_source_records(corpus.contents()),
             options=options,
             documents=self._documents,
             tokens=self._tokens,
@@ -200,8 +201,11 @@ class _Stream(AbstractContextManager["_Stream"]):
         )
 
 
-def _told(contents: list[dict[str, str | int]]) -> list[dict[str, str | int]]:
-    """What a manifest says of the text: each file, or what they are together; it is read whole by every rank."""
+def _source_records(contents: list[dict[str, str | int]]) -> list[dict[str, str | int]]:
+    """The records of the sources in the manifest: one per file, or one for all of a long list.
+
+    Every rank reads the whole manifest, so it must stay small.
+    """
     if len(contents) <= MOST_SOURCES:
         return contents
     listing = json.dumps(contents, sort_keys=True).encode()
@@ -232,5 +236,5 @@ class _HashedFile:
         self._file.close()
 
     def record(self) -> FileRecord:
-        """Name, size and hash for the manifest."""
+        """The record of the file for the manifest."""
         return FileRecord(name=self._path.name, bytes=self._bytes, sha256=self._hash.hexdigest())

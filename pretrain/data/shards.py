@@ -25,13 +25,13 @@ from pretrain.base.hashing import check_size
 from pretrain.base.verification import Verifier
 from pretrain.data.manifest import DOCUMENTS, MANIFEST, Manifest, Tokenizer, TokenizerRecord, token_dtype
 
-_AGAIN = "; prepare the data again"
+_REMEDY = "; prepare the data again"
 
 
 class ShardSet:
     """An opened shard set. ``documents`` and ``tokens`` (document ends included) are its totals.
 
-    Cheap to send to another process: only the folder travels.
+    Sending one to another process is cheap: only the name of the folder is sent.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -50,9 +50,9 @@ class ShardSet:
         with verifier.ranks.synchronize_errors() if verifier is not None else nullcontext():
             manifest = Manifest.read(folder)
             for name, record in manifest.records().items():
-                check_size(folder / name, record, DataError, _AGAIN)
+                check_size(folder / name, record, DataError, _REMEDY)
         if verifier is not None and verify:
-            verifier.verify(folder, manifest.records(), hint=_AGAIN, inspections=manifest.inspections())
+            verifier.verify(folder, manifest.records(), hint=_REMEDY, inspections=manifest.inspections())
         return cls(folder, manifest)
 
     def __reduce__(self) -> tuple[Callable[[Path], ShardSet], tuple[Path]]:
@@ -66,11 +66,11 @@ class ShardSet:
                 f"{self.folder} was tokenized with the tokenizer {made_with.fingerprint}, this job uses"
                 f" {tokenizer.fingerprint}: set tokenizer.path to that tokenizer, or prepare the data again"
             )
-        if made_with != TokenizerRecord.of(tokenizer):
+        if made_with != TokenizerRecord.from_tokenizer(tokenizer):
             raise DataError(f"{self.folder / MANIFEST} is damaged: its tokenizer's ids are not those of the tokenizer")
 
     def read(self, start: int, stop: int) -> Int32[np.ndarray, " tokens"]:
-        """Tokens ``start .. stop-1`` of the stream (less at its end)."""
+        """Read tokens ``start .. stop-1`` of the stream (fewer at its end)."""
         size = self.manifest.shard_tokens
         stop = min(stop, self.tokens)
         out = np.empty(max(0, stop - start), dtype=np.int32)
@@ -79,14 +79,14 @@ class ShardSet:
             shard, offset = divmod(at, size)
             part = self._shards[shard][offset : offset + stop - at]
             if not len(part):
-                raise DataError(f"{self.folder / self.manifest.shards[shard]} ends before token {at}{_AGAIN}")
+                raise DataError(f"{self.folder / self.manifest.shards[shard]} ends before token {at}{_REMEDY}")
             out[at - start : at - start + len(part)] = part
             at += len(part)
         return out
 
     @cached_property
     def starts(self) -> Int64[np.ndarray, " borders"]:
-        """Where each document begins in the stream, and where the last one ends (memory-mapped)."""
+        """The place in the stream where each document begins, and where the last one ends (memory-mapped)."""
         return np.memmap(self.folder / DOCUMENTS, dtype="<i8", mode="r")
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What is in a shard set: the numbers of ``capt data inspect``."""
+"""The numbers of a shard set that ``capt data inspect`` shows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from jaxtyping import Int32
 from pretrain.data.packing import PackedDataset
 from pretrain.data.shards import ShardSet
 
-_DOCUMENTS_AT_A_TIME = 1 << 20
+_DOCUMENTS_PER_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Summary:
+class ShardSummary:
     """Totals, document lengths in tokens, and how the text packs into windows of ``sequence_length``.
 
     ``histogram`` maps the lower bound ``2**k`` to the number of documents of ``2**k .. 2**(k+1) - 1`` tokens, their
@@ -36,17 +36,17 @@ class Summary:
 
 def summarize(
     shards: ShardSet, sequence_length: int, decode: Callable[[Int32[np.ndarray, " L"]], str], samples: int = 3
-) -> Summary:
+) -> ShardSummary:
     """Describe ``shards``; ``decode`` turns the token ids of a window into text."""
     counts = np.zeros(64, dtype=np.int64)
     shortest, longest = shards.tokens, 0
-    for first in range(0, shards.documents, _DOCUMENTS_AT_A_TIME):
-        lengths = np.diff(shards.starts[first : first + _DOCUMENTS_AT_A_TIME + 1])
+    for first in range(0, shards.documents, _DOCUMENTS_PER_BLOCK):
+        lengths = np.diff(shards.starts[first : first + _DOCUMENTS_PER_BLOCK + 1])
         counts += np.bincount(np.frexp(lengths.astype(np.float64))[1] - 1, minlength=64)
         shortest, longest = min(shortest, int(lengths.min())), max(longest, int(lengths.max()))
     windows = PackedDataset(shards, sequence_length)
     shown = np.unique(np.linspace(0, len(windows) - 1, samples).astype(np.int64))
-    return Summary(
+    return ShardSummary(
         documents=shards.documents,
         tokens=shards.tokens,
         shortest=shortest,

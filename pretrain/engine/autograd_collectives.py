@@ -1,4 +1,4 @@
-"""Sums over the ranks, with their gradients.
+"""Sums over the ranks that autograd can differentiate.
 
 The engine averages the gradients of the ranks, and every rank holds the same loss of the whole batch. The backward pass
 here adds up what the ranks' copies of that loss ask for; the average is then the gradient of the one loss.
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from pretrain.engine import distributed
 
@@ -33,28 +34,27 @@ def sum_over_ranks(x: Tensor) -> Tensor:
     return summed
 
 
-def log1p_sum_exp(padded: Float[Tensor, "v m"]) -> Float[Tensor, " v"]:
-    r""":math:`\log(1 + \sum_i e^{x_{vi}})` over the columns of all ranks (each may hold another number, or none).
+class _Log1pSumExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        padded = F.pad(x, (1, 0))  # the 1 is the exponential of 0
+        if distributed.world_size() == 1:
+            ctx.save_for_backward(torch.softmax(padded, 1)[:, 1:])
+            return -torch.log_softmax(padded, 1)[:, 0]
+        running_max = distributed.all_reduce_max(padded.amax(1))
+        weights = torch.exp(padded - running_max[:, None])  # beside a large log, fp32 does not hold the log of a sum
+        total = distributed.all_reduce_sum(weights[:, 1:].sum(1)) + weights[:, 0]
+        ctx.save_for_backward(weights[:, 1:] / total[:, None])
+        return running_max + torch.log(total)
 
-    Args:
-        padded: x behind a column of zeros, whose exponential is the 1.
-    """
-    if distributed.world_size() == 1:
-        return -torch.log_softmax(padded, 1)[:, 0]  # one kernel
-    _, highest, total = _sum_exp(padded)
-    return highest + torch.log(total)
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tensor:
+        (softmax,) = ctx.saved_tensors
+        summed: Tensor = distributed.all_reduce_sum(grads[0])[:, None] * softmax
+        return summed
 
 
-def shares_of_sum_exp(padded: Float[Tensor, "v m"]) -> Float[Tensor, "v n"]:
-    r"""The gradient of :func:`log1p_sum_exp`, :math:`e^{x_{vi}} / (1 + \sum_i e^{x_{vi}})`, of the columns of x."""
-    if distributed.world_size() == 1:  # exp alone takes ten times as long wherever it underflows
-        return torch.softmax(padded, 1)[:, 1:]
-    weights, _, total = _sum_exp(padded)
-    return weights / total[:, None]
-
-
-def _sum_exp(padded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """:math:`e^{x - h}`, the highest x (or 0) of all ranks h, and the sum of all ranks."""
-    highest = distributed.all_reduce_max(padded.amax(1))
-    weights = torch.exp(padded[:, 1:] - highest[:, None])  # of x itself: beside a large log, fp32 holds no log of a sum
-    return weights, highest, distributed.all_reduce_sum(weights.sum(1)) + torch.exp(-highest)
+def log1p_sum_exp(x: Float[Tensor, "v n"]) -> Float[Tensor, " v"]:
+    r""":math:`\log(1 + \sum_i e^{x_{vi}})` over the columns of all ranks; a rank may hold any number of them."""
+    summed: Tensor = _Log1pSumExp.apply(x)
+    return summed

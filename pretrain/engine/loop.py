@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pretrain.config.schema import Job
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
 from pretrain.engine.schedule import learning_rate
 from pretrain.engine.seeding import seed_step
-from pretrain.engine.task import Progress, StepMetrics, Task
+from pretrain.engine.task import ChunkedTask, Progress, StepMetrics, Task
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,13 @@ class Callback:
     def after_step(self, run: Run, report: StepMetrics) -> None:
         """After each optimizer step; may add scalars to ``report`` for the callbacks behind it."""
 
+    def next_due(self, run: Run) -> int:
+        """The next step after which ``after_step`` must be called; asked only for tasks that do many updates at once.
+
+        Unless a callback says otherwise it is called after every update, which makes every chunk one update long.
+        """
+        return run.progress.step + 1
+
     def on_metrics(self, run: Run, values: Mapping[str, float], split: str | None) -> None:
         """After a row of ``metrics.jsonl``: values averaged over the ranks; ``split`` is None for a training row.
 
@@ -78,24 +85,33 @@ class Callback:
         """Release resources; always called."""
 
 
+def next_multiple(step: int, every: int) -> int:
+    """The next step after ``step`` that ``every`` divides; beyond every run where ``every`` is 0."""
+    return (step // every + 1) * every if every else NEVER
+
+
+NEVER = 1 << 62
+"""A step that no run reaches: what a callback says that has nothing to do at any particular step."""
+
+
 def train(run: Run, callbacks: Sequence[Callback]) -> None:
     """Train from ``run.progress`` until ``max_steps``, or until a callback sets ``run.stopping``."""
-    schedule = run.job.schedule
     try:
         for callback in callbacks:
             callback.on_start(run)
         batches = run.task.build_batches(run.progress)
+        many = run.task if isinstance(run.task, ChunkedTask) else None
         while not run.finished and not run.stopping:
             for callback in callbacks:
                 callback.before_step(run)
-            batch: Any = next(batches)
-            rate = learning_rate(run.progress.step, schedule, run.job.optimizer)
-            for engine in run.engines.values():
-                engine.set_learning_rate(rate)
-            seed_step(run.job.run.seed, run.progress.step)
-            report = run.task.step(run.engines, batch, run.progress)
-            run.progress.step += 1
-            report["lr"] = rate
+            if many is not None:
+                report = _step_many(run, many, batches, callbacks)
+            else:
+                batch: Any = next(batches)
+                set_update(run)
+                report = run.task.step(run.engines, batch, run.progress)
+                run.progress.step += 1
+            report["lr"] = learning_rate(run.progress.step - 1, run.job.schedule, run.job.optimizer)
             for callback in callbacks:
                 callback.after_step(run, report)
         for callback in callbacks:
@@ -103,3 +119,35 @@ def train(run: Run, callbacks: Sequence[Callback]) -> None:
     finally:
         for callback in reversed(callbacks):
             callback.close(run)
+
+
+def set_update(run: Run) -> None:
+    """Give every engine its learning rate, and torch its seed, for the coming update."""
+    for engine in run.engines.values():
+        engine.set_learning_rate(engine.optimizer_settings.learning_rate(run.progress.step, run.job.schedule))
+    seed_step(run.job.run.seed, run.progress.step)
+
+
+class _Chunk:
+    """``count`` coming updates of a run. Iterating sets learning rates, seed and ``progress.step`` for each."""
+
+    def __init__(self, run: Run, batches: Iterator[Any], count: int) -> None:
+        self._run, self._batches, self._count = run, batches, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Any]:
+        for step in range(self._run.progress.step, self._run.progress.step + self._count):
+            self._run.progress.step = step
+            batch = next(self._batches)
+            set_update(self._run)
+            yield batch
+
+
+def _step_many(run: Run, task: ChunkedTask, batches: Iterator[Any], callbacks: Sequence[Callback]) -> StepMetrics:
+    """As many updates as fit before the next step at which any callback, or the end of the run, is due."""
+    due = min(run.job.schedule.max_steps, *(callback.next_due(run) for callback in callbacks))
+    report = task.step_many(run.engines, _Chunk(run, batches, due - run.progress.step), run.progress)
+    run.progress.step = due
+    return report

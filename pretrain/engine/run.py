@@ -24,8 +24,8 @@ from pretrain.engine.checkpoint import (
     restore_weights_together,
     verify_together,
 )
-from pretrain.engine.engines.deepspeed import build_engines
-from pretrain.engine.loop import Callback, Run, train
+from pretrain.engine.engines.build import build_engines
+from pretrain.engine.loop import NEVER, Callback, Run, train
 from pretrain.engine.precision import check_precision
 from pretrain.engine.run_folder import DONE, STOPPED
 from pretrain.engine.run_status import RunStatus, open_run_folder
@@ -82,7 +82,7 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
     if source is not None:
         for name, module in modules.items():
             restore_weights_together(source, name, module)
-    engines = build_engines(modules, job)
+    engines = build_engines(modules, job, task.optimizers())
     progress = Progress()
     if source is not None:
         with distributed.synchronize_errors():
@@ -112,6 +112,9 @@ class _StatusCallback(Callback):
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
         self._status.record_failed_saves(run.failed_saves)
+
+    def next_due(self, run: Run) -> int:
+        return NEVER
 
 
 def _train(run: Run, status: RunStatus, callbacks: Sequence[Callback]) -> int:

@@ -10,7 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from pretrain.config.schema import Job
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
+from pretrain.engine.optim.settings import ModuleOptimizer
 
 Metric = Tensor | float | Callable[[], Tensor | float]
 """A scalar; or, where it costs something, how to find it: called in steps that are logged, on all ranks alike.
@@ -47,6 +48,15 @@ class Progress:
 
 
 @runtime_checkable
+class Updates(Protocol):
+    """The updates of a chunk: iterating gives the batch of each, with learning rates and random seeds set for it."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+@runtime_checkable
 class Task(Protocol):
     """A job: its modules, its data, its step. Implementations live in ``pretrain.<task>.task`` as ``TASK``.
 
@@ -64,6 +74,10 @@ class Task(Protocol):
 
     def build_modules(self) -> Mapping[str, nn.Module]:
         """One module per engine, freshly initialised from ``job.run.seed`` (the same on every rank)."""
+        ...
+
+    def optimizers(self) -> Mapping[str, ModuleOptimizer]:
+        """The optimizer of each module that has one of its own; the others are updated as ``job.optimizer`` says."""
         ...
 
     def build_batches(self, progress: Progress) -> Iterator[Any]:
@@ -96,4 +110,22 @@ class Task(Protocol):
 
     def export_files(self) -> Mapping[str, Path]:
         """Files or folders to copy into every checkpoint (name in the checkpoint -> source), such as the tokenizer."""
+        ...
+
+
+@runtime_checkable
+class ChunkedTask(Task, Protocol):
+    """A task whose updates are so short that the loop's look at each of them would cost as much as the update.
+
+    The loop then asks for as many updates at once as fit before the next step at which a callback has something to do
+    (a row of metrics, a validation, a checkpoint). All else is as for any task.
+    """
+
+    def step_many(self, engines: Mapping[str, Engine], updates: Updates, progress: Progress) -> StepMetrics:
+        """Do all ``updates`` (``for batch in updates: ...``) and return the metrics of the last one.
+
+        ``progress.step`` counts along; the task advances ``progress.samples`` and ``.tokens``. Divergence is judged by
+        the returned ``loss`` and ``grad_norm`` alone: where a model could recover from a loss that is not finite, the
+        task returns that loss.
+        """
         ...

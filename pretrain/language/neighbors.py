@@ -13,7 +13,7 @@ import numpy as np
 
 from pretrain.base.errors import DataError
 from pretrain.config.load import load_job
-from pretrain.data.files import FileCorpus, resolve
+from pretrain.data.files import FileCorpus, resolve_paths
 from pretrain.data.prepare import tokenizer_corpus
 from pretrain.language.config import LanguageJob
 from pretrain.language.sentence_folder import load_sentence_model
@@ -40,7 +40,7 @@ def candidates(run: Path | None, text: Sequence[Path], limit: int) -> list[str]:
     """
     lines: Iterable[str]
     if text:
-        corpus = FileCorpus(resolve([str(path) for path in text], "--text"), "text", None)
+        corpus = FileCorpus(resolve_paths([str(path) for path in text], "--text"), "text", None)
         lines = (line for passage in corpus for line in passage.text.splitlines())
     elif run is not None:
         job = load_job(run / "config.yaml", resolved=True)

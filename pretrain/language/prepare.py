@@ -13,7 +13,7 @@ from pretrain.base.errors import ConfigError
 from pretrain.base.locks import cache_lock
 from pretrain.base.progress import ProgressCallback
 from pretrain.base.verification import ALONE, Ranks, Verifier
-from pretrain.data.corruption import Corruptor, Vocabulary
+from pretrain.data.corruption import CorruptionVocabulary, Corruptor
 from pretrain.data.packing import PackedDataset
 from pretrain.data.prepare import open_corpus, tokenizer_corpus, verifier_of
 from pretrain.data.prepare import prepare as prepare_shards
@@ -42,9 +42,9 @@ class Prepared:
     """The job with the sizes that ``model.init`` decides filled in."""
 
 
-def vocabulary_of(tokenizer: TextTokenizer) -> Vocabulary:
-    """The size and the special ids of a tokenizer's vocabulary, which the corruptions need."""
-    return Vocabulary(tokenizer.vocab_size, tokenizer.special.mask, tuple(tokenizer.special_ids))
+def vocabulary_of(tokenizer: TextTokenizer) -> CorruptionVocabulary:
+    """What the corruptions need to know of a tokenizer."""
+    return CorruptionVocabulary(tokenizer.vocab_size, tokenizer.special.mask, tuple(tokenizer.special_ids))
 
 
 def _configured_tokenizer(job: LanguageJob) -> Path | None:

@@ -22,7 +22,8 @@ from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
 from pretrain.contrast.kernels.products import check_precision
 from pretrain.data.corruption import IGNORE
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
+from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, StepMetrics, is_logged
 from pretrain.engine.verification import all_ranks
@@ -92,6 +93,10 @@ class LanguageTask:
                 f"the model (and contrast.queue, where it lies in host memory) takes {need / 2**30:,.1f} GiB on every "
                 f"rank, this host has {have / 2**30:,.1f}: take smaller model.* sizes or a shorter contrast.queue"
             )
+
+    def optimizers(self) -> Mapping[str, ModuleOptimizer]:
+        """None of its own."""
+        return {}
 
     def build_batches(self, progress: Progress) -> Iterator[list[LanguageBatch]]:
         """This rank's micro-batches of each coming step."""

@@ -7,7 +7,7 @@ import logging
 import torch
 
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
 from pretrain.engine.task import StepMetrics
 from pretrain.language.accumulators import MaskedTokenAccumulator, PairAccumulator
 from pretrain.language.batches import Assembler, validation_batches

@@ -1,7 +1,7 @@
-"""The configuration of the ``latent`` job: encoder, decoder, posterior, critics and the objective. No torch.
+"""The configuration of the ``latent`` job: encoder, decoder, posterior, critics and the objective. Imports no torch.
 
-Defaults are the PTB recipe of the released code of the paper (Contrastive Latent Variable Models for Neural Text
-Generation, UAI 2022) for a plain VAE; a preset sets what makes a row of the paper's tables.
+The defaults are those of a plain VAE on PTB in the released code of the paper (Contrastive Latent Variable Models for
+Neural Text Generation, UAI 2022). A preset sets what makes a row of the paper's tables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pretrain.config.schema import BatchSection, EngineSection, Job, OptimizerSe
 
 
 class DataSection(Section):
-    """Sentences in files, a line each, words split at blanks; or the synthetic clusters."""
+    """Files with one sentence per line, words split at blanks; or the synthetic clusters."""
 
     path: PathField | None = Field(
         None,
@@ -51,13 +51,13 @@ class DataSection(Section):
         return self
 
     def read_from(self, folder: Path | None) -> DataSection:
-        """The same with its texts in another ``folder``; None leaves them where they are."""
+        """The same section with its texts in another folder; None leaves them where they are."""
         moved = {"path": folder, "train": None, "validation": None, "test": None}
         return self if folder is None else self.model_copy(update=moved)
 
 
 class ModelSection(Section):
-    """One-layer LSTM encoder and decoder; of clusters: MLPs of the width ``hidden``."""
+    """One-layer LSTM encoder and decoder; for clusters, MLPs whose layers have the width ``hidden``."""
 
     embedding: PositiveInt = Field(256, le=65_536, description="width of the word vectors, encoder and decoder each")
     hidden: PositiveInt = Field(256, le=65_536, description="width of the LSTMs; on clusters of the layers")
@@ -73,9 +73,7 @@ class ModelSection(Section):
         description="gaussian: mean and variance of each x; linear: one layer on [h(x); noise], as released (a"
         " Gaussian with one covariance); mlp: as written (Eq. 2); point: no noise (AE); none: no z (a language model)",
     )
-    compile: bool = Field(
-        False, description="clusters: torch.compile the whole step (needs a C++ compiler, and a minute at the start)"
-    )
+    compile: bool = Field(False, description="no longer used; accepted so that older configurations still load")
 
 
 class CriticSection(Section):
@@ -98,7 +96,7 @@ class CriticSection(Section):
 
 
 class ObjectiveSection(Section):
-    """-ELBO with a weight on its regulariser: ``beta`` from ``beta_start`` to ``beta_end``."""
+    """-ELBO, whose regulariser has a weight that goes from ``beta_start`` to ``beta_end``."""
 
     regularizer: Literal["exact", "f", "g", "none"] = Field(
         "exact", description="exact KL; the dual with f; with g (the MI variants); none"
@@ -122,7 +120,7 @@ class ObjectiveSection(Section):
 
 
 class ContrastSection(Section):
-    """InfoNCE between the two views of a sentence (Eq. 10); negatives are those of every rank."""
+    """InfoNCE between the two views of a sentence (Eq. 10); the negatives are the sentences of all ranks."""
 
     weight: NonNegativeFloat = Field(0.0, description="factor of InfoNCE in the total loss; 0 = no contrast")
     over: Literal["z", "h"] = Field("z", description="the latent variable, or the encoder's output (Table 3)")
@@ -140,7 +138,7 @@ class ContrastSection(Section):
 
 
 class LatentSchedule(ScheduleSection):
-    """``epochs`` become steps once the data is known."""
+    """A schedule in epochs, which become steps once the data is known."""
 
     max_steps: PositiveInt = Field(1_000_000_000, description="optimizer steps; with epochs an upper bound")
     type: Literal["linear", "cosine", "constant"] = Field("constant", description="decay after the warmup")
@@ -148,7 +146,7 @@ class LatentSchedule(ScheduleSection):
 
 
 class LatentValidate(ValidateSection):
-    """Validation once an epoch, on all sentences."""
+    """Validation once per epoch, on all sentences."""
 
     per_epoch: PositiveInt | None = Field(1, description="validations per epoch; null = every validate.every steps")
     samples: PositiveInt = Field(1_000_000, description="held-out sentences, at most")
@@ -165,14 +163,14 @@ class LatentOptimizer(OptimizerSection):
 
 
 class LatentEngine(EngineSection):
-    """Three small modules that are updated in turn: nothing is sharded."""
+    """Three small modules that are updated in turn; nothing is sharded."""
 
     zero_stage: Literal[0] = Field(0, description="nothing is sharded")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="precision of the forward pass; weights stay fp32")
 
 
 class LatentJob(Job):
-    """A ``latent`` job."""
+    """The configuration of a latent-variable model of sentences or of the synthetic clusters."""
 
     pretrains: ClassVar[bool] = True
 
@@ -189,7 +187,7 @@ class LatentJob(Job):
 
     @property
     def has_critics(self) -> bool:
-        """Whether f and g are trained: for every posterior that is drawn through noise of its own."""
+        """Whether there are critics: for every implicit posterior."""
         return self.model.posterior in ("linear", "mlp")
 
     @model_validator(mode="after")
@@ -230,8 +228,6 @@ class LatentJob(Job):
             raise ValueError("objective.aggressive_updates trains the encoder on -ELBO alone: set contrast.weight=0")
         if self.data.clusters is not None:
             self._clusters_fit()
-        if self.model.compile:
-            self._can_be_compiled()
         if self.critic.trained == "f" and (objective.regularizer == "g" or self.critic.squared != "none"):
             raise ValueError("critic.trained f leaves no g for objective.regularizer or critic.squared")
         if self.critic.squared != "none" and objective.views != 2:
@@ -241,7 +237,7 @@ class LatentJob(Job):
         return self
 
     def metric_names(self) -> frozenset[str]:
-        """Of text: bounds, divergences and active units, as far as the posterior has them; of clusters: separation."""
+        """Names of validation's metrics: on text those that the posterior has, on clusters how well they separate."""
         if self.data.clusters is not None:
             return frozenset(("loss", "accuracy", "purity", "purity_cosine", "silhouette", "probe"))
         names = {"sentences", "scored_a_sentence", "rec", "ppl_rec", "loss"}
@@ -253,7 +249,7 @@ class LatentJob(Job):
         return frozenset(names | ({"au", "au_sampled"} if self.model.posterior != "none" else set()))
 
     def check_inputs(self) -> list[str]:
-        """The files of the three splits; of clusters nothing is read."""
+        """Describe the files of the three splits; for clusters no file is read."""
         if self.data.clusters is not None:
             return [f"corpus: one-hot vectors of {self.data.clusters} classes"]
         from pretrain.latent.data.corpus import describe_files  # numpy
@@ -272,21 +268,8 @@ class LatentJob(Job):
         if self.schedule.epochs is not None:
             raise ValueError("data.clusters has no epochs: set schedule.epochs=null and schedule.max_steps")
 
-    def _can_be_compiled(self) -> None:
-        if self.data.clusters is None:
-            raise ValueError("model.compile is of data.clusters: a step on text spends its time in LSTM and softmax")
-        if self.contrast.queue:
-            raise ValueError("model.compile holds no queue: set contrast.queue=0, or model.compile=false")
-        optimizer = self.optimizer
-        if optimizer.type != "adamw" or optimizer.backend not in ("auto", "torch"):
-            raise ValueError("model.compile has torch's AdamW alone: set optimizer.type=adamw, optimizer.backend=torch")
-        if optimizer.clip or optimizer.weight_decay:
-            raise ValueError("model.compile neither clips nor decays: set optimizer.clip=0, optimizer.weight_decay=0")
-        if self.engine.deepspeed_extra:
-            raise ValueError("model.compile leaves DeepSpeed out: set engine.deepspeed_extra={}")
-
     def completed(self, batches: int) -> LatentJob:
-        """The job with steps for its epochs, once the number of batches of an epoch is known."""
+        """The job with its epochs turned into steps, once the number of batches per epoch is known."""
         schedule, validate = self.schedule, self.validate_
         steps = schedule.max_steps
         if schedule.epochs is not None:

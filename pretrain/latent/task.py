@@ -1,4 +1,7 @@
-"""The ``latent`` task: encoder, decoder and critics, one engine each. The step is in ``training.steps``."""
+"""The ``latent`` task: encoder, decoder and critics, each an engine of its own.
+
+The step is in ``training.steps``, the objectives of the paper's tables are in ``objectives``.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,22 @@ from pretrain.base.records import Count, Record, parse_record
 from pretrain.config.schema import Job
 from pretrain.contrast import ShardedQueue
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
+from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, StepMetrics, to_float
 from pretrain.latent.config import LatentJob
-from pretrain.latent.data.batches import Batches
+from pretrain.latent.data.batches import Batch, Batches
+from pretrain.latent.data.clusters import cluster_batches
 from pretrain.latent.data.corpus import Sentences, build_vocabulary, load_sentences
-from pretrain.latent.data.inputs import Drawn, drawn, drawn_ahead
+from pretrain.latent.data.noise import StepNoise
+from pretrain.latent.data.sampled_batch import SampledBatch, sample_batch
 from pretrain.latent.data.vocabulary import Vocabulary
 from pretrain.latent.evaluation.clusters import cluster_figures, save_codes
 from pretrain.latent.evaluation.measure import Modules, measure
-from pretrain.latent.models.build import build
-from pretrain.latent.models.clusters import cluster_batches
-from pretrain.latent.training.aggressive import catch_up
-from pretrain.latent.training.compiled import CompiledUpdate
-from pretrain.latent.training.schedule import beta
+from pretrain.latent.models.build import build, optimizers
+from pretrain.latent.training.aggressive import train_encoder_aggressively
+from pretrain.latent.training.schedule import beta_at
 from pretrain.latent.training.steps import train_step
 
 logger = logging.getLogger(__name__)
@@ -45,7 +49,7 @@ def _other_vocabulary(folder: Path, words: Path) -> CheckpointError:
 
 
 class _State(Record):
-    """What :meth:`LatentTask.save_state` puts into ``state.json``."""
+    """The task's part of ``state.json`` in a checkpoint."""
 
     vocabulary: Annotated[str, Field(max_length=200)] | None
     text: Annotated[str, Field(max_length=1000)] | None = None
@@ -67,7 +71,7 @@ class LatentTask:
         self._validation: Batches | None = None
         self.queue: ShardedQueue | None = None
         self._text = ""
-        self._batches_an_epoch = 1
+        self._batches_per_epoch = 1
         if job.data.clusters is None:
             self.vocabulary = build_vocabulary(job.data)
             self._check_vocabulary_of(run_dir)
@@ -75,9 +79,9 @@ class LatentTask:
             self._text = hashlib.sha256(train.tokens.tobytes()).hexdigest()
             self._train = Batches(train, job.batch.global_, job.run.seed)
             self._validation = Batches(self._load(job, "validation"), job.batch.global_, 0)
-            self._batches_an_epoch = len(self._train)
+            self._batches_per_epoch = len(self._train)
             logger.info(
-                "%d sentences of %.1f scored tokens, %d words, %d batches an epoch", len(train),
+                "%d sentences of %.1f scored tokens, %d words, %d batches per epoch", len(train),
                 train.scored / len(train), len(self.vocabulary), len(self._train),
             )  # fmt: skip
         elif job.batch.global_ != job.data.clusters * job.data.repeats:
@@ -85,17 +89,16 @@ class LatentTask:
                 f"batch.global {job.batch.global_} is not data.clusters x data.repeats = "
                 f"{job.data.clusters} x {job.data.repeats} = {job.data.clusters * job.data.repeats}"
             )
-        self.job = job.completed(self._batches_an_epoch)
-        unclipped = {"optimizer": self.job.optimizer.model_copy(update={"clip": 0.0})}
-        self._unclipped = self.job.model_copy(update=unclipped)  # f and g: an engine clips as its job says
+        if job.model.compile:
+            logger.warning("model.compile=true is no longer used: every step runs without torch.compile")
+        self.job = job.completed(self._batches_per_epoch)
         self._aggressive = job.objective.aggressive_updates > 0
         self._last_information = -1.0
-        self._compiled: CompiledUpdate | None = None
         self._clamped = 0.0
         self.status = ""
 
     def _check_vocabulary_of(self, folder: Path) -> None:
-        """A run that is resumed has its vocabulary in its folder; another one would not fit its weights."""
+        """Refuse a vocabulary other than the one that a resumed run has in its folder: its weights would not fit."""
         assert self.vocabulary is not None
         path = folder / VOCABULARY
         if path.is_file() and Vocabulary.load(path).fingerprint != self.vocabulary.fingerprint:
@@ -109,15 +112,13 @@ class LatentTask:
         return sentences
 
     def build_modules(self) -> Mapping[str, nn.Module]:
-        """``encoder``, ``decoder`` and ``critics``, those that the job needs, initialised from the seed."""
+        """Build ``encoder``, ``decoder`` and ``critics``, as far as the job has them, initialised from the seed."""
         world = distributed.world_size()
         if self.job.accumulation(world) != 1:
             raise ConfigError(
                 f"batch.micro {self.job.batch.micro}: the losses of a latent job are over the whole batch in one pass; "
                 f"with {world} ranks set batch.micro={self.job.batch.global_ // world}"
             )
-        if self.job.model.compile:
-            self._compiled = CompiledUpdate()
         torch.manual_seed(derive(self.job.run.seed, "init"))
         section = self.job.contrast
         if section.weight > 0 and section.queue:
@@ -126,45 +127,50 @@ class LatentTask:
             self.queue.warn_if_smaller_than(self.job.batch.global_)
         return build(self.job, len(self.vocabulary) if self.vocabulary is not None else 0)
 
-    def build_batches(self, progress: Progress) -> Iterator[Drawn]:
-        """This rank's rows of each coming batch, with all that its step draws."""
+    def optimizers(self) -> Mapping[str, ModuleOptimizer]:
+        """The critics have settings of their own."""
+        return optimizers(self.job)
+
+    def build_batches(self, progress: Progress) -> Iterator[SampledBatch]:
+        """Yield this rank's rows of each coming batch with all random numbers of its step."""
         rank, world = distributed.rank(), distributed.world_size()
         if self._train is None:
-            batches, ahead = cluster_batches(self.job, progress.step, rank, world), 16
+            batches = cluster_batches(self.job, progress.step, rank, world)
         else:
-            batches, ahead = self._train.train(progress.samples, rank, world), 1  # dropout takes megabytes
-        return drawn_ahead(self.job, batches, progress.step, distributed.device(), ahead)
+            batches = self._train.train(progress.samples, rank, world)
+        for step, batch in enumerate(batches, progress.step):
+            yield self._sample(batch, "step", step)
 
-    def step(self, engines: Mapping[str, Engine], batch: Drawn, progress: Progress) -> StepMetrics:
-        """One update of each module (``critic.updates`` of the critics)."""
-        if "critics" in engines:
-            engines["critics"].job = self._unclipped
-        weight = beta(progress.step, self._batches_an_epoch, self.job.objective)
-        inner: StepMetrics = {}
-        if self._aggressive:
-            inner["encoder_updates"] = catch_up(
-                self.job, engines, lambda number: self._random_batch(progress.step, number), weight
-            )
-        sentences, inputs, noise = batch
-        report = train_step(
-            self.job, engines, inputs, weight, noise, self.queue, decoder_alone=self._aggressive,
-            compiled=self._compiled,
-        )  # fmt: skip
-        if "critic/clamped" in report:
-            self._clamped += to_float(report["critic/clamped"])
-            report["critic/clamped_so_far"] = self._clamped
-        progress.samples += sentences.total
-        progress.tokens += sentences.scored if self._train is not None else 0
-        return report | inner
+    def _sample(self, batch: Batch, *use: int | str) -> SampledBatch:
+        device = distributed.device()
+        noise = StepNoise(self.job.run.seed, use, batch.rows, batch.total, device)
+        return sample_batch(self.job, batch.to(device), noise)
 
-    def _random_batch(self, step: int, number: int) -> Drawn:
+    def _random_batch(self, step: int, number: int) -> SampledBatch:
         assert self._train is not None
         chosen = derive(self.job.run.seed, "inner", step, number) % len(self._train)
         batch = self._train.take(chosen, distributed.rank(), distributed.world_size())
-        return drawn(self.job, batch, ("inner", step, number), distributed.device())
+        return self._sample(batch, "inner", step, number)
+
+    def step(self, engines: Mapping[str, Engine], batch: SampledBatch, progress: Progress) -> StepMetrics:
+        """Update each module once, the critics ``critic.updates`` times."""
+        beta = beta_at(progress.step, self._batches_per_epoch, self.job.objective)
+        report: StepMetrics = {}
+        aggressive = self._aggressive
+        if aggressive:
+            report["encoder_updates"] = train_encoder_aggressively(
+                self.job, engines, lambda number: self._random_batch(progress.step, number), beta
+            )
+        report |= train_step(self.job, engines, batch, beta, self.queue, encoder_is_trained=not aggressive)
+        if "critic/clamped" in report:
+            self._clamped += to_float(report["critic/clamped"])
+            report["critic/clamped_so_far"] = self._clamped
+        progress.samples += batch.total
+        progress.tokens += batch.scored if self._train is not None else 0
+        return report
 
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
-        """Bounds, divergences and active units on the held-out sentences, one draw each; or how clusters separate."""
+        """Measure bounds and active units on held-out sentences with one draw each, or how clusters separate."""
         modules = {name: engine.module for name, engine in engines.items()}
         if self._validation is None:
             if distributed.rank() == 0:
@@ -197,7 +203,7 @@ class LatentTask:
         self.status = "  ".join(remarks)
 
     def save_state(self, folder: Path) -> dict[str, Any]:
-        """The queue's shard; the vocabulary's fingerprint, and where LagVAE stands, go into the JSON state."""
+        """Save the queue's shard; vocabulary and text (as hashes) and LagVAE's progress go into the JSON state."""
         if self.queue is not None:
             self.queue.save_shard(folder)
         return {
@@ -211,10 +217,10 @@ class LatentTask:
         }
 
     def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Reload what :meth:`save_state` wrote; refuse another vocabulary, and other text unless it is meant.
+        """Load what :meth:`save_state` wrote.
 
         Raises:
-            CheckpointError: the checkpoint was trained with other words, or on other sentences.
+            CheckpointError: the checkpoint has another vocabulary, or other text and ``data.allow_change`` is false.
         """
         own = self.vocabulary.fingerprint if self.vocabulary is not None else None
         stored = parse_record(_State, state, folder / "state.json", error=CheckpointError)
@@ -230,7 +236,7 @@ class LatentTask:
             self.queue.load_shards(folder)
 
     def flops_per_step(self) -> float:
-        """Forward and backward FLOP of the matrix products of an average batch, critics left out."""
+        """FLOP of an average batch: matrix products of encoder and decoder, forward and backward."""
         if self._train is None or self.vocabulary is None:
             return 0.0
         model = self.job.model
@@ -240,7 +246,7 @@ class LatentTask:
         return 3.0 * tokens * (encoder + decoder + 2 * model.hidden * len(self.vocabulary))
 
     def next_steps(self, run_dir: Path) -> Sequence[str]:
-        """Measure the model; the clusters, which have no text, are drawn."""
+        """Suggest to measure the model, or to draw the clusters, which have no text."""
         if self.vocabulary is None:
             return [f"capt report {run_dir} (curves of how the clusters separate)"]
         return [
@@ -249,7 +255,7 @@ class LatentTask:
         ]
 
     def export_files(self) -> Mapping[str, Path]:
-        """The vocabulary travels with every checkpoint."""
+        """The vocabulary, which is copied into every checkpoint."""
         if self.vocabulary is None:
             return {}
         path = self._folder / VOCABULARY

@@ -1,4 +1,4 @@
-"""``capt report``: what one run did, how several compare, or what a sweep found: an offline page, curves and JSON."""
+"""The report of one run, of several that are compared, or of sweeps: an offline HTML page, curves and JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pretrain.base.files import write_text
 from pretrain.report.additions import task_sections
 from pretrain.report.compare import compare
 from pretrain.report.document import write_figures, write_html, write_markdown
-from pretrain.report.page import as_json, run_sections, title
-from pretrain.report.plots import draw
+from pretrain.report.page import run_json, run_sections, run_title
+from pretrain.report.plots import draw_curves
 from pretrain.report.runs import read_run
 from pretrain.report.sweep_page import sweep_json, sweep_sections, sweep_title
 from pretrain.report.sweeps import is_sweep, read_sweep
@@ -35,19 +35,19 @@ def report(folders: Sequence[Path], out: Path) -> Path:
         raise DataError("no run is given; name at least one run folder")
     sweeps = [folder for folder in folders if is_sweep(folder)]
     if sweeps and len(sweeps) < len(folders):
-        other = next(folder for folder in folders if folder not in sweeps)
-        raise DataError(f"{sweeps[0]} is a sweep and {other} is not; give runs or sweeps")
+        run = next(folder for folder in folders if folder not in sweeps)
+        raise DataError(f"{sweeps[0]} is a sweep and {run} is not; give runs or sweeps")
     if sweeps:
         read = [read_sweep(folder) for folder in sweeps]
         name, sections = sweep_title(read), sweep_sections(read)
         data = sweep_json(read, sections)
     else:
         comparison = compare([read_run(folder) for folder in folders])
-        light, dark = (draw(comparison, theme) for theme in ("light", "dark"))
+        light, dark = (draw_curves(comparison, theme) for theme in ("light", "dark"))
         types = (str(run.config.get("task.type")) for run in comparison.runs)
         added = task_sections(types, "run_sections", comparison.runs)
-        name, sections = title(comparison), run_sections(comparison, light, dark, added)
-        data = as_json(comparison) | {section.title: section.data for section in added if section.data}
+        name, sections = run_title(comparison), run_sections(comparison, light, dark, added)
+        data = run_json(comparison) | {section.title: section.data for section in added if section.data}
     write_text(out / "report.json", json.dumps(data, indent=2, default=str) + "\n")
     write_figures(sections, out)
     write_markdown(name, sections, out / "report.md")

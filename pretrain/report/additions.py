@@ -10,15 +10,15 @@ from typing import Any
 
 from pretrain.base.errors import ConfigError
 from pretrain.registry import task_module
-from pretrain.report.document import Section
+from pretrain.report.document import ReportSection
 
 
-def task_sections(types: Iterable[str], function: str, folders: Sequence[Any]) -> list[Section]:
+def task_sections(types: Iterable[str], function: str, folders: Sequence[Any]) -> list[ReportSection]:
     """``function(folders)`` of each task of ``types`` that has one, in the order of their names.
 
     A run can be reported where its task is not installed: it then gets no sections of its own.
     """
-    sections: list[Section] = []
+    sections: list[ReportSection] = []
     for type_ in sorted(set(types)):
         try:
             module = task_module(type_, "report")

@@ -1,4 +1,4 @@
-"""Name runs by what sets them apart, group them by configuration, and sum up their validation numbers."""
+"""Group runs by configuration, label the groups by the keys in which they differ, and summarise their metrics."""
 
 from __future__ import annotations
 
@@ -16,54 +16,55 @@ _NOT_COMPARED = (
     SEED, "run.dir", "run.log_every", "run.tensorboard", "run.threads", "run.profile_step", "schedule.stop_after",
     "checkpoint.", "data.cache", "data.workers", "data.verify", "loader.", "engine.timeout_minutes",
 )  # fmt: skip
-"""Keys (with a dot at the end: sections) that leave a run's figures as they are: a seed that was stopped, resumed, or
-run on another machine is one more of its configuration."""
-_LOWER = ("loss", "alignment", "uniformity", "drift", "perplexity")
-_HIGHER = ("accuracy", "retrieval", "top1", "gap", "spearman", "pearson", "f1", "matthews")
+"""Keys that do not change a run's metrics; a name with a dot at the end stands for all keys of a section.
+
+Runs that differ only in these, because one was stopped, resumed or run elsewhere, are seeds of one configuration."""
+_LOWER_IS_BETTER = ("loss", "alignment", "uniformity", "drift", "perplexity")
+_HIGHER_IS_BETTER = ("accuracy", "retrieval", "top1", "gap", "spearman", "pearson", "f1", "matthews")
 
 
 @dataclass(frozen=True)
-class Summary:
-    """One validation metric of the runs of a group. ``values`` are the runs'; ``std`` is over them (n - 1)."""
+class MetricSummary:
+    """One validation metric over the runs of a group: the value of each run, and the step at which it was measured."""
 
     values: list[float]
     steps: list[int]
 
     @property
     def mean(self) -> float:
-        """Mean over the runs."""
+        """The mean over the runs."""
         return statistics.fmean(self.values)
 
     @property
     def std(self) -> float | None:
-        """Sample standard deviation; None for a single run."""
+        """The sample standard deviation over the runs (n - 1); None for a single run."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
 
 @dataclass(frozen=True)
-class Group:
-    """Runs of one configuration; they differ in the seed at most."""
+class RunGroup:
+    """The runs of one configuration, which differ in nothing but the seed."""
 
     label: str
     runs: list[RunRecord]
 
     @property
     def seeds(self) -> list[str]:
-        """The runs' seeds."""
+        """The seed of each run, ``?`` where it is not recorded."""
         return [str(run.config.get(SEED, "?")) for run in self.runs]
 
-    def final(self, metric: str) -> Summary | None:
-        """The last value of each run that has it."""
+    def final(self, metric: str) -> MetricSummary | None:
+        """The last value of ``metric`` in each run that has it; None where no run does."""
         return self._summary(metric, lambda values: len(values) - 1)
 
-    def best(self, metric: str) -> Summary | None:
-        """The best value of each run; None where it is not known which way is better."""
-        way = direction(metric)
-        if way == 0:
+    def best(self, metric: str) -> MetricSummary | None:
+        """The best value of ``metric`` in each run; None where it is not known whether higher or lower is better."""
+        sign = direction(metric)
+        if sign == 0:
             return None
-        return self._summary(metric, lambda values: max(range(len(values)), key=lambda i: way * values[i]))
+        return self._summary(metric, lambda values: max(range(len(values)), key=lambda i: sign * values[i]))
 
-    def _summary(self, metric: str, choose: Any) -> Summary | None:
+    def _summary(self, metric: str, choose: Any) -> MetricSummary | None:
         values: list[float] = []
         steps: list[int] = []
         for run in self.runs:
@@ -72,14 +73,14 @@ class Group:
                 step, value = finite[choose([v for _, v in finite])]
                 steps.append(step)
                 values.append(value)
-        return Summary(values, steps) if values else None
+        return MetricSummary(values, steps) if values else None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All runs of a report. ``differing`` are the keys (without the seed) in which their configurations differ."""
+    """All runs of a report, in groups, and the configuration keys (without the seed) in which these differ."""
 
-    groups: list[Group]
+    groups: list[RunGroup]
     differing: list[str]
 
     @property
@@ -88,17 +89,17 @@ class Comparison:
         return [run for group in self.groups for run in group.runs]
 
     def keys(self, *, validation: bool) -> list[str]:
-        """Curves that at least one run logged."""
+        """The names of the curves that at least one run logged."""
         return list(dict.fromkeys(key for run in self.runs for key in run.keys(validation=validation)))
 
 
 def compare(runs: Sequence[RunRecord]) -> Comparison:
-    """Group runs by their configuration, but the seed and what leaves the figures as they are, in the given order."""
+    """Group runs by their configuration, in the given order; keys that do not change a run's metrics are ignored."""
     keys = sorted(key for key in {key for run in runs for key in run.config} if not _is_not_compared(key))
-    differing = [key for key in keys if len({_text(run, key) for run in runs}) > 1]
+    differing = [key for key in keys if len({_value_text(run, key) for run in runs}) > 1]
     members: dict[tuple[str, ...], list[RunRecord]] = {}
     for run in runs:
-        members.setdefault(tuple(_text(run, key) for key in differing), []).append(run)
+        members.setdefault(tuple(_value_text(run, key) for key in differing), []).append(run)
     groups = []
     for number, (values, group) in enumerate(members.items()):
         if differing:
@@ -106,23 +107,23 @@ def compare(runs: Sequence[RunRecord]) -> Comparison:
             label = f"{_letters(number)}: {label}"
         else:
             label = runs[0].folder.resolve().name
-        groups.append(Group(label, group))
+        groups.append(RunGroup(label, group))
     return Comparison(groups, differing)
 
 
 def direction(metric: str) -> int:
     """1 where higher is better, -1 where lower is, 0 where the name does not say."""
     parts = metric.lower().replace("_", "/").split("/")
-    if any(word in parts for word in _LOWER):
+    if any(word in parts for word in _LOWER_IS_BETTER):
         return -1
-    return 1 if any(word in parts for word in _HIGHER) else 0
+    return 1 if any(word in parts for word in _HIGHER_IS_BETTER) else 0
 
 
 def _is_not_compared(key: str) -> bool:
     return any(key == name or (name.endswith(".") and key.startswith(name)) for name in _NOT_COMPARED)
 
 
-def _text(run: RunRecord, key: str) -> str:
+def _value_text(run: RunRecord, key: str) -> str:
     value = run.config.get(key, "unset")
     return value if isinstance(value, str) else json.dumps(value, default=str)
 

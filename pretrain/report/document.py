@@ -1,4 +1,4 @@
-"""A report as sections of tables, notes and figures; written as an HTML page that needs nothing else, or Markdown."""
+"""A report as sections of tables, notes and figures, and its two forms: a self-contained HTML page, and Markdown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pretrain.base.files import write_bytes, write_text
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text. ``details`` is the line under which an HTML page folds a long table away."""
+    """A table whose cells are text. With ``details`` the HTML page folds it away under that line."""
 
     header: list[str]
     rows: list[list[str]]
@@ -24,8 +24,8 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """PNG images for readers with a light and with a dark page; the light one is also written as ``NAME.png``."""
+class ReportFigure:
+    """A picture as two PNG images, for a light and for a dark page; the light one is also written as ``NAME.png``."""
 
     name: str
     light: bytes
@@ -33,45 +33,45 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Section:
-    """A part of a report: a title, warnings, tables, remarks under them, figures, and the same as ``data`` for JSON."""
+class ReportSection:
+    """A part of a report: notes (warnings) above the tables, remarks below them, and ``data`` for the JSON file."""
 
     title: str
     notes: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
+    figures: list[ReportFigure] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
 
 
-def write_html(title: str, sections: Sequence[Section], out: Path) -> Path:
-    """One page with its images and styles in it; a section without a title continues the one before."""
+def write_html(title: str, sections: Sequence[ReportSection], out: Path) -> Path:
+    """Write one page that contains its images and styles; a section without a title continues the one before."""
     template = Template((files("pretrain.report") / "page.html").read_text(encoding="utf-8"))
     body = "\n".join(_html_section(section) for section in sections)
     write_text(out, template.substitute(title=escape(title), body=body))
     return out
 
 
-def write_markdown(title: str, sections: Sequence[Section], out: Path) -> None:
-    """The same without styles: tables, and links to the PNG files beside it. Folded tables are left to the page."""
-    parts = [f"# {_md(title)}"]
+def write_markdown(title: str, sections: Sequence[ReportSection], out: Path) -> None:
+    """Write tables and links to the PNG files beside it; tables that the HTML page folds away are left out."""
+    parts = [f"# {_markdown_text(title)}"]
     for section in sections:
         tables = [_markdown_table(table) for table in section.tables if table.rows and table.details is None]
         figures = [f"![{figure.name}]({figure.name}.png)" for figure in section.figures]
-        notes = ["\n".join(f"- {_md(note)}" for note in section.notes)] if section.notes else []
-        content = [*notes, *tables, *map(_md, section.remarks), *figures]
-        parts += [f"## {_md(section.title)}", *content] if section.title and content else content
+        notes = ["\n".join(f"- {_markdown_text(note)}" for note in section.notes)] if section.notes else []
+        content = [*notes, *tables, *map(_markdown_text, section.remarks), *figures]
+        parts += [f"## {_markdown_text(section.title)}", *content] if section.title and content else content
     write_text(out, "\n\n".join(parts) + "\n")
 
 
-def write_figures(sections: Sequence[Section], folder: Path) -> None:
-    """Every figure as ``NAME.png``."""
+def write_figures(sections: Sequence[ReportSection], folder: Path) -> None:
+    """Write the light image of every figure as ``NAME.png``."""
     for section in sections:
         for figure in section.figures:
             write_bytes(folder / f"{figure.name}.png", figure.light)
 
 
-def _html_section(section: Section) -> str:
+def _html_section(section: ReportSection) -> str:
     parts = []
     if section.notes:
         parts.append(f"<ul class='notes'>{''.join(f'<li>{escape(note)}</li>' for note in section.notes)}</ul>")
@@ -91,7 +91,7 @@ def _html_table(table: Table) -> str:
     return f"<details><summary>{escape(table.details)}</summary>{html}</details>"
 
 
-def _html_figure(figure: Figure) -> str:
+def _html_figure(figure: ReportFigure) -> str:
     return (
         f"<figure><picture><source media='(prefers-color-scheme: dark)' srcset='{_data_uri(figure.dark)}'>"
         f"<img src='{_data_uri(figure.light)}' alt='Curves: {escape(figure.name)}'></picture></figure>"
@@ -99,13 +99,13 @@ def _html_figure(figure: Figure) -> str:
 
 
 def _markdown_table(table: Table) -> str:
-    header, *rows = [[_md(cell).replace("|", "\\|") for cell in row] for row in (table.header, *table.rows)]
+    header, *rows = [[_markdown_text(cell).replace("|", "\\|") for cell in row] for row in (table.header, *table.rows)]
     lines: list[Sequence[str]] = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _md(text: str) -> str:
-    """One line of Markdown, in which HTML would count."""
+def _markdown_text(text: str) -> str:
+    """``text`` as one line of Markdown, with HTML escaped."""
     return " ".join(text.split()).replace("<", "&lt;")
 
 

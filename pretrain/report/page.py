@@ -1,4 +1,4 @@
-"""A comparison of runs as sections of a report, and as JSON."""
+"""The report of one run or of several: its sections, and the same numbers as JSON."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pretrain.report.compare import Comparison, Group, Summary, direction
-from pretrain.report.document import Figure, Section, Table
+from pretrain.report.compare import Comparison, MetricSummary, RunGroup, direction
+from pretrain.report.document import ReportFigure, ReportSection, Table
 from pretrain.report.runs import RunRecord
 
 _BEST = "Best is the best validation point of each run, per metric; "
@@ -16,21 +16,21 @@ _ARROWS = {1: "↑", -1: "↓", 0: ""}
 
 
 def run_sections(
-    comparison: Comparison, light: Mapping[str, bytes], dark: Mapping[str, bytes], added: Sequence[Section] = ()
-) -> list[Section]:
-    """Runs, results, what the tasks add, curves, configurations."""
+    comparison: Comparison, light: Mapping[str, bytes], dark: Mapping[str, bytes], added: Sequence[ReportSection] = ()
+) -> list[ReportSection]:
+    """The sections of a report on runs: the runs, their results, the tasks' own sections, curves, configurations."""
     configurations = [_differences_table(comparison), *(_config_table(run) for run in comparison.runs)]
     return [
-        Section("", notes=_notes(comparison), tables=[_runs_table(comparison)]),
-        Section("Validation", tables=[_results_table(comparison)], remarks=[_BEST + _STD]),
+        ReportSection("", notes=_notes(comparison), tables=[_runs_table(comparison)]),
+        ReportSection("Validation", tables=[_results_table(comparison)], remarks=[_BEST + _STD]),
         *added,
-        Section("Curves", figures=[Figure(name, image, dark[name]) for name, image in light.items()]),
-        Section("Configuration", tables=configurations),
+        ReportSection("Curves", figures=[ReportFigure(name, image, dark[name]) for name, image in light.items()]),
+        ReportSection("Configuration", tables=configurations),
     ]
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
-    """The numbers of the tables, unrounded."""
+def run_json(comparison: Comparison) -> dict[str, Any]:
+    """The unrounded numbers of the tables."""
     metrics = comparison.keys(validation=True)
     return {
         "differing_keys": comparison.differing,
@@ -53,14 +53,14 @@ def _run_json(run: RunRecord) -> dict[str, Any]:
     return {"folder": str(run.folder), "last_step": run.last_step, "status": run.status, "notes": run.notes}
 
 
-def _summary_json(summary: Summary | None) -> dict[str, Any] | None:
+def _summary_json(summary: MetricSummary | None) -> dict[str, Any] | None:
     if summary is None:
         return None
     return {"mean": summary.mean, "std": summary.std, "values": summary.values, "steps": summary.steps}
 
 
-def title(comparison: Comparison) -> str:
-    """What the report is called."""
+def run_title(comparison: Comparison) -> str:
+    """The title of the report."""
     runs = comparison.runs
     return f"Run {runs[0].folder.resolve().name}" if len(runs) == 1 else f"Comparison of {len(runs)} runs"
 
@@ -96,7 +96,7 @@ def _results_table(comparison: Comparison) -> Table:
     return Table(header, rows)
 
 
-def _result_cells(group: Group, metric: str) -> list[str]:
+def _result_cells(group: RunGroup, metric: str) -> list[str]:
     final, best = group.final(metric), group.best(metric)
     if best is None:
         return [_summary_text(final), ""]
@@ -104,7 +104,7 @@ def _result_cells(group: Group, metric: str) -> list[str]:
     return [_summary_text(final), f"{_summary_text(best)} ({low if low == high else f'{low} to {high}'})"]
 
 
-def _summary_text(summary: Summary | None) -> str:
+def _summary_text(summary: MetricSummary | None) -> str:
     if summary is None:
         return ""
     if summary.std is None:

@@ -1,4 +1,4 @@
-"""The curves of a report: a figure per section, a panel per metric, a colour per configuration."""
+"""The curves of a report: figures with a panel per metric and a colour per configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from pretrain.report.compare import Comparison, Group
+from pretrain.report.compare import Comparison, RunGroup
 from pretrain.report.runs import RunRecord
 
 Theme = Literal["light", "dark"]
@@ -28,15 +28,15 @@ _COLOURS = {
     "light": ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
     "dark": ("#56B4E9", "#E69F00", "#00C493", "#CC79A7", "#D55E00", "#F0E442", "#FFFFFF"),
 }
-_PAPER = {"light": "#ffffff", "dark": "#16181d"}
-_INK = {"light": "#24292f", "dark": "#d5d9e0"}
-_LINE = {"light": "#d8dee4", "dark": "#353a44"}
+_BACKGROUND = {"light": "#ffffff", "dark": "#16181d"}
+_TEXT = {"light": "#24292f", "dark": "#d5d9e0"}
+_GRID = {"light": "#d8dee4", "dark": "#353a44"}
 
 _UNITS = {
     "loss": "nats",
-    "loss/mlm": "nats a masked token",
-    "loss/capt": "nats a pair",
-    "loss/capt_fixed": "nats a pair",
+    "loss/mlm": "nats per masked token",
+    "loss/capt": "nats per pair",
+    "loss/capt_fixed": "nats per pair",
     "accuracy/mlm": "share of masked tokens",
     "retrieval/to_corrupted": "share of queries",
     "retrieval/to_original": "share of queries",
@@ -60,17 +60,17 @@ _SMOOTH_FROM = 40  # points; with fewer the raw curve is readable
 _SCHEDULES = frozenset({"lr", "temperature"})  # free of noise: an average would only blunt their corners
 
 
-def draw(comparison: Comparison, theme: Theme) -> dict[str, bytes]:
-    """PNG files by name: ``losses``, ``optimisation``, ``throughput``, ``validation``, ...; only those with curves."""
-    return {name: _figure(comparison, keys, theme) for name, keys in sections(comparison).items()}
+def draw_curves(comparison: Comparison, theme: Theme) -> dict[str, bytes]:
+    """PNG images by the name of the figure (``losses``, ``validation``, ...); figures without curves are left out."""
+    return {name: _figure(comparison, keys, theme) for name, keys in figure_keys(comparison).items()}
 
 
-def sections(comparison: Comparison) -> dict[str, list[str]]:
-    """The curves of each figure. Validation metrics with a common prefix of four or more have a figure of their own."""
+def figure_keys(comparison: Comparison) -> dict[str, list[str]]:
+    """The curves of each figure. Four or more validation metrics with one prefix have a figure of their own."""
     training, validation = (comparison.keys(validation=flag) for flag in (False, True))
     losses = sorted(key for key in {*training, *validation} if key.split("/")[0] == "loss")
     rates = [key for key in training if key.endswith("_per_second") or key in ("seconds_per_step", "mfu")]
-    found = {
+    figures = {
         "losses": losses,
         "optimisation": [key for key in training if key not in (*losses, *rates, *validation)],
         "throughput": rates,
@@ -79,14 +79,14 @@ def sections(comparison: Comparison) -> dict[str, list[str]]:
         if key not in losses:
             prefix = re.sub(r"[^\w.-]", "-", key.split("/")[0])
             family = sum(other.split("/")[0] == key.split("/")[0] for other in validation)
-            found.setdefault(f"validation-{prefix}" if family >= 4 else "validation", []).append(key)
-    return {name: keys for name, keys in found.items() if keys}
+            figures.setdefault(f"validation-{prefix}" if family >= 4 else "validation", []).append(key)
+    return {name: keys for name, keys in figures.items() if keys}
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Centred moving average over a twentieth of the curve, so that it does not lag; cut off at both ends.
+    """A centred moving average over a twentieth of the curve, shorter at both ends, so that it does not lag.
 
-    Values that are not finite are passed over.
+    Values that are not finite are ignored.
     """
     sums = [0.0, *accumulate(value if math.isfinite(value) else 0.0 for value in values)]
     counts = [0, *accumulate(int(math.isfinite(value)) for value in values)]
@@ -101,18 +101,18 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 def _figure(comparison: Comparison, keys: Sequence[str], theme: Theme) -> bytes:
     handles = _legend(comparison, keys, theme)
-    figure, axes = canvas(len(keys), len(handles), theme)
+    figure, axes = new_figure(len(keys), len(handles), theme)
     for axis, key in zip(axes, keys, strict=True):
         _panel(axis, comparison, key, theme)
-    return png(figure, handles, theme)
+    return to_png(figure, handles, theme)
 
 
-def canvas(panels: int, legend_lines: int, theme: Theme) -> tuple[Figure, list[Axes]]:
-    """An empty figure with ``panels`` axes in rows of three, and room for a legend."""
+def new_figure(panels: int, legend_lines: int, theme: Theme) -> tuple[Figure, list[Axes]]:
+    """Make an empty figure with ``panels`` axes in rows of three, and room for a legend."""
     columns = min(_COLUMNS, panels)
     rows = math.ceil(panels / columns)
     size = (max(4.3 * columns, 8.6), 2.8 * rows + 0.25 * legend_lines)
-    figure = Figure(figsize=size, dpi=110, facecolor=_PAPER[theme], layout="constrained")
+    figure = Figure(figsize=size, dpi=110, facecolor=_BACKGROUND[theme], layout="constrained")
     FigureCanvasAgg(figure)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axis in axes[panels:]:
@@ -120,9 +120,9 @@ def canvas(panels: int, legend_lines: int, theme: Theme) -> tuple[Figure, list[A
     return figure, axes[:panels]
 
 
-def png(figure: Figure, handles: Sequence[Line2D], theme: Theme) -> bytes:
-    """Draw the legend and the figure."""
-    figure.legend(handles=handles, loc="outside upper left", frameon=False, labelcolor=_INK[theme], fontsize=9)
+def to_png(figure: Figure, handles: Sequence[Line2D], theme: Theme) -> bytes:
+    """Draw the legend and return the figure as a PNG image."""
+    figure.legend(handles=handles, loc="outside upper left", frameon=False, labelcolor=_TEXT[theme], fontsize=9)
     buffer = io.BytesIO()
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a letter that the font lacks is drawn as a box
@@ -130,18 +130,18 @@ def png(figure: Figure, handles: Sequence[Line2D], theme: Theme) -> bytes:
     return buffer.getvalue()
 
 
-def dress(axis: Axes, title: str, x: str, y: str, theme: Theme) -> None:
-    """Title, labels, grid and colours of a panel."""
-    ink = _INK[theme]
-    axis.set_facecolor(_PAPER[theme])
-    axis.set_title(title, color=ink, fontsize=10, loc="left", fontweight="bold")
-    axis.set_xlabel(x, color=ink, fontsize=9)
-    axis.set_ylabel(y, color=ink, fontsize=9)
-    axis.grid(color=_LINE[theme], linewidth=0.7)
+def style_axis(axis: Axes, title: str, x: str, y: str, theme: Theme) -> None:
+    """Set title, labels, grid and colours of a panel."""
+    text_colour = _TEXT[theme]
+    axis.set_facecolor(_BACKGROUND[theme])
+    axis.set_title(title, color=text_colour, fontsize=10, loc="left", fontweight="bold")
+    axis.set_xlabel(x, color=text_colour, fontsize=9)
+    axis.set_ylabel(y, color=text_colour, fontsize=9)
+    axis.grid(color=_GRID[theme], linewidth=0.7)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.spines[["left", "bottom"]].set_color(_LINE[theme])
-    axis.tick_params(which="both", colors=ink, labelsize=8, length=0)
+    axis.spines[["left", "bottom"]].set_color(_GRID[theme])
+    axis.tick_params(which="both", colors=text_colour, labelsize=8, length=0)
 
 
 def count_steps(axis: Axes, last: int) -> None:
@@ -156,7 +156,7 @@ def _panel(axis: Axes, comparison: Comparison, key: str, theme: Theme) -> None:
     for number, group in enumerate(comparison.groups):
         for run in group.runs:
             _curve(axis, run, key, colour(number, theme), faint=0.4 / math.sqrt(len(comparison.runs)))
-    dress(axis, key, "optimizer step", _UNITS.get(key, _UNITS.get(key.split("/")[-1], "value")), theme)
+    style_axis(axis, key, "optimizer step", _UNITS.get(key, _UNITS.get(key.split("/")[-1], "value")), theme)
     count_steps(axis, max(run.last_step for run in comparison.runs))
     if axis.dataLim.ymax >= 10_000:
         axis.yaxis.set_major_formatter(EngFormatter(sep=""))
@@ -175,20 +175,20 @@ def _curve(axis: Axes, run: RunRecord, key: str, shade: str, faint: float) -> No
 
 
 def _legend(comparison: Comparison, keys: Sequence[str], theme: Theme) -> list[Line2D]:
-    """A line for each configuration, where there are several, and for each way of drawing in the figure."""
-    ink = _INK[theme]
+    """The lines of the legend: one per configuration, if there are several, and one per kind of curve."""
+    text_colour = _TEXT[theme]
     colours = [Line2D([], [], color=colour(i, theme), linewidth=3) for i in range(len(comparison.groups))]
     for handle, group in zip(colours, comparison.groups, strict=True):
-        handle.set_label(_name(group))
+        handle.set_label(_legend_name(group))
     handles = colours if len(colours) > 1 or len(comparison.runs) > 1 else []
     training = [(key, run.series(key, validation=False)[1]) for run in comparison.runs for key in keys]
     if any(_is_smoothed(key, values) for key, values in training):
-        handles.append(Line2D([], [], color=ink, linewidth=0.7, alpha=0.5, label="training, as logged"))
-        handles.append(Line2D([], [], color=ink, linewidth=1.6, label="training, moving average"))
+        handles.append(Line2D([], [], color=text_colour, linewidth=0.7, alpha=0.5, label="training, as logged"))
+        handles.append(Line2D([], [], color=text_colour, linewidth=1.6, label="training, moving average"))
     elif any(values for _, values in training):
-        handles.append(Line2D([], [], color=ink, linewidth=1.6, label="training"))
+        handles.append(Line2D([], [], color=text_colour, linewidth=1.6, label="training"))
     if any(run.series(key, validation=True)[1] for run in comparison.runs for key in keys):
-        line = Line2D([], [], color=ink, linewidth=1.4, linestyle=_DASHES, marker="o", markersize=3.5)
+        line = Line2D([], [], color=text_colour, linewidth=1.4, linestyle=_DASHES, marker="o", markersize=3.5)
         line.set_label("validation")
         handles.append(line)
     return handles
@@ -198,7 +198,7 @@ def _is_smoothed(key: str, values: Sequence[float]) -> bool:
     return len(values) >= _SMOOTH_FROM and key not in _SCHEDULES
 
 
-def _name(group: Group) -> str:
+def _legend_name(group: RunGroup) -> str:
     runs = f" ({len(group.runs)} runs)" if len(group.runs) > 1 else ""
     return textwrap.shorten(group.label, 110, placeholder=" ...") + runs
 

@@ -1,4 +1,4 @@
-"""Read what a run left behind: metrics.jsonl, config.yaml, status.json."""
+"""Read a run folder for a report: metrics.jsonl, config.yaml, status.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _MOST_CURVES = 500
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run folder tells. ``config`` is flat (``"optimizer.lr"``); ``notes`` say what was odd in its files."""
+    """The metrics, configuration and status of a run.
+
+    ``config`` has flat keys (``"optimizer.lr"``); ``notes`` are warnings about damaged or missing files.
+    """
 
     folder: Path
     config: dict[str, Any]
@@ -29,16 +32,16 @@ class RunRecord:
 
     @property
     def last_step(self) -> int:
-        """The last step that any row speaks of."""
+        """The last step of all rows."""
         return max(row.step for row in (*self.training, *self.validation))
 
     def series(self, key: str, *, validation: bool) -> tuple[list[int], list[float]]:
-        """Steps and values of one curve; both empty where the run never logged it."""
+        """The steps and values of one curve; both empty where the run never logged it."""
         rows = [row for row in (self.validation if validation else self.training) if key in row.figures]
         return [row.step for row in rows], [row.figures[key] for row in rows]
 
     def keys(self, *, validation: bool) -> list[str]:
-        """Names of all curves, in the order in which the run logged them first."""
+        """The names of all curves, in the order in which the run first logged them."""
         rows = self.validation if validation else self.training
         return list(dict.fromkeys(key for row in rows for key in row.figures if key not in _NO_CURVE))
 
@@ -65,9 +68,9 @@ def read_run(folder: Path) -> RunRecord:
     if len(names) > _MOST_CURVES:
         raise DataError(f"{folder / METRICS}: {len(names):,} different figures; a report shows at most {_MOST_CURVES}")
     status = _read_status(folder, notes)
-    odd = {key for row in rows for key, value in row.figures.items() if not math.isfinite(value)}
-    if odd:
-        notes.append(f"values that are not finite were logged for {', '.join(sorted(odd))}")
+    not_finite = {key for row in rows for key, value in row.figures.items() if not math.isfinite(value)}
+    if not_finite:
+        notes.append(f"values that are not finite were logged for {', '.join(sorted(not_finite))}")
     config = flatten(load_mapping(folder / "config.yaml", resolved=True))
     return RunRecord(folder, config, status, metrics.training, metrics.validation, notes)
 

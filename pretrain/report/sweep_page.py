@@ -1,4 +1,4 @@
-"""Sweeps as sections of a report, and as JSON: best configurations by median, all seeds, what is no result, curves."""
+"""The report of one sweep or of several: its sections, and the same numbers as JSON."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from collections.abc import Sequence
 from typing import Any
 
 from pretrain.report.additions import task_sections
-from pretrain.report.document import Section, Table
-from pretrain.report.sweep_plots import EARLY, Curves, curve_figures, parameter_figures, read_curves
-from pretrain.report.sweeps import Configuration, Study, Sweep, Trial, comparable
+from pretrain.report.document import ReportSection, Table
+from pretrain.report.sweep_plots import EARLY_STEPS, Curves, curve_figures, parameter_figures, read_curves
+from pretrain.report.sweeps import Configuration, Study, SweepRecord, Trial, comparable
 
-_RULE = (
+_BEST_RULE = (
     "The best configuration is the one with the best median over its seeds; ± is the sample standard deviation. "
     "† marks a seed that is no result: the trial predicted a constant, or was no better than one that does."
 )
-_CURVES = (
+_CURVES_REMARK = (
     "Curves of several sweeps are of the configuration with the best sum of medians, the same in all where they share "
-    f"one. The table has the mean of the median curve over the validations of the first {EARLY:,} steps."
+    f"one. The table has the mean of the median curve over the validations of the first {EARLY_STEPS:,} steps."
 )
 
 
-def sweep_title(sweeps: Sequence[Sweep]) -> str:
-    """What the report is called."""
+def sweep_title(sweeps: Sequence[SweepRecord]) -> str:
+    """The title of the report."""
     return f"Sweep {sweeps[0].name}" if len(sweeps) == 1 else f"Comparison of {len(sweeps)} sweeps"
 
 
-def sweep_names(sweeps: Sequence[Sweep]) -> list[str]:
+def sweep_names(sweeps: Sequence[SweepRecord]) -> list[str]:
     """A name for each sweep: its folder's, with a letter where there are several."""
     if len(sweeps) == 1:
         return [sweeps[0].name]
     return [f"{chr(ord('A') + number)}: {sweep.name}" for number, sweep in enumerate(sweeps)]
 
 
-def sweep_sections(sweeps: Sequence[Sweep]) -> list[Section]:
-    """Overview, results, what the tasks add, flagged trials, learning curves, hyperparameters, all trials."""
+def sweep_sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
+    """The sections: overview, results, the tasks' own sections, flagged trials, learning curves, hyperparameters."""
     names = sweep_names(sweeps)
     notes = [f"{name}: {note}" for name, sweep in zip(names, sweeps, strict=True) for note in sweep.notes]
     curves = _curves(sweeps)
     return [
-        Section("", notes=notes, tables=[_overview(names, sweeps)]),
+        ReportSection("", notes=notes, tables=[_overview_table(names, sweeps)]),
         _results(names, sweeps),
         *task_sections((str(study.config.get("task.type")) for s in sweeps for study in s.studies), "sections", sweeps),
-        Section("Trials that are no result", tables=[_flagged(names, sweeps)]),
-        Section(
+        ReportSection("Trials that are no result", tables=[_flagged_table(names, sweeps)]),
+        ReportSection(
             "Learning curves",
             tables=[_early_table(names, curves)] if len(sweeps) > 1 else [],
-            remarks=[_CURVES] if len(sweeps) > 1 else ["Curves are of the best configuration of each study."],
+            remarks=[_CURVES_REMARK] if len(sweeps) > 1 else ["Curves are of the best configuration of each study."],
             figures=curve_figures(names, curves),
         ),
-        Section(
+        ReportSection(
             "Hyperparameters",
             tables=[
-                _configurations(study, f"All configurations of {study.name} ({name})")
+                _configurations_table(study, f"All configurations of {study.name} ({name})")
                 for name, sweep in zip(names, sweeps, strict=True)
                 for study in sweep.studies
             ],
@@ -61,8 +61,8 @@ def sweep_sections(sweeps: Sequence[Sweep]) -> list[Section]:
     ]
 
 
-def sweep_json(sweeps: Sequence[Sweep], sections: Sequence[Section]) -> dict[str, Any]:
-    """The numbers of the tables, unrounded, and what the tasks' sections hold."""
+def sweep_json(sweeps: Sequence[SweepRecord], sections: Sequence[ReportSection]) -> dict[str, Any]:
+    """The unrounded numbers of the tables, and the data of the tasks' sections."""
     return {
         "sweeps": [
             {
@@ -103,7 +103,7 @@ def _configuration_json(configuration: Configuration) -> dict[str, Any]:
     }
 
 
-def _overview(names: Sequence[str], sweeps: Sequence[Sweep]) -> Table:
+def _overview_table(names: Sequence[str], sweeps: Sequence[SweepRecord]) -> Table:
     rows = []
     for name, sweep in zip(names, sweeps, strict=True):
         trials = [trial for study in sweep.studies for trial in study.trials]
@@ -114,20 +114,20 @@ def _overview(names: Sequence[str], sweeps: Sequence[Sweep]) -> Table:
     return Table(["sweep", "folder", "studies", "seeds", "done", "failed", "pruned", "trial hours"], rows)
 
 
-def _results(names: Sequence[str], sweeps: Sequence[Sweep]) -> Section:
+def _results(names: Sequence[str], sweeps: Sequence[SweepRecord]) -> ReportSection:
     header = ["study", "metric", "sweep", "best configuration", "median", "mean", "all seeds", "other metrics (median)"]
     several = len(sweeps) > 1
     rows = []
     for study_name in _study_names(sweeps):
         for name, sweep in zip(names, sweeps, strict=True):
-            study = next((study for study in sweep.studies if study.name == study_name), None)
+            study = _study_of(sweep, study_name)
             if study:
                 rows.append(_result_row(study, name))
     table = Table(header, rows)
     if not several:
         table = Table([*header[:2], *header[3:]], [[*row[:2], *row[3:]] for row in rows])
-    tables = [table, *([_difference(names, sweeps)] if several else [])]
-    return Section("Results", tables=tables, remarks=[_RULE])
+    tables = [table, *([_difference_table(names, sweeps)] if several else [])]
+    return ReportSection("Results", tables=tables, remarks=[_BEST_RULE])
 
 
 def _result_row(study: Study, sweep: str) -> list[str]:
@@ -135,34 +135,34 @@ def _result_row(study: Study, sweep: str) -> list[str]:
     best = study.best
     if best is None:
         return [study.name, metric, sweep, "no trial has a score", "", "", "", ""]
-    mean = number(best.mean) + (f" ± {best.std:.2g}" if best.std is not None else "")
-    seeds = ", ".join(_seed(trial) for trial in best.trials)
+    mean = format_number(best.mean) + (f" ± {best.std:.2g}" if best.std is not None else "")
+    seeds = ", ".join(_seed_text(trial) for trial in best.trials)
     names = dict.fromkeys(name for trial in best.trials for name in trial.metrics)
     medians = [(name, best.metric_median(name)) for name in names if name not in (study.metric, "degenerate")]
-    others = ", ".join(f"{name} {number(value)}" for name, value in medians if value is not None)
-    return [study.name, metric, sweep, best.label, number(best.median), mean, seeds, others]
+    others = ", ".join(f"{name} {format_number(value)}" for name, value in medians if value is not None)
+    return [study.name, metric, sweep, best.label, format_number(best.median), mean, seeds, others]
 
 
-def _seed(trial: Trial) -> str:
-    text = number(trial.score) if trial.done and trial.score is not None else trial.state
+def _seed_text(trial: Trial) -> str:
+    text = format_number(trial.score) if trial.done and trial.score is not None else trial.state
     return f"{text}†" if trial.done and trial.flag else text
 
 
-def _difference(names: Sequence[str], sweeps: Sequence[Sweep]) -> Table:
-    """Medians side by side, and each sweep's distance to the first."""
+def _difference_table(names: Sequence[str], sweeps: Sequence[SweepRecord]) -> Table:
+    """The median of each sweep, and its difference from that of the first sweep."""
     letters = [name.split(":")[0] for name in names]
     header = ["study, median", *names, *(f"{letter} - {letters[0]}" for letter in letters[1:])]
     rows = []
     for study_name in _study_names(sweeps):
-        found = [next((s for s in sweep.studies if s.name == study_name), None) for sweep in sweeps]
-        medians = [study.best.median if study and study.best else math.nan for study in found]
-        rows.append([study_name, *map(number, medians), *(_signed(value - medians[0]) for value in medians[1:])])
+        studies = [_study_of(sweep, study_name) for sweep in sweeps]
+        medians = [study.best.median if study and study.best else math.nan for study in studies]
+        rows.append([study_name, *map(format_number, medians), *(_signed(value - medians[0]) for value in medians[1:])])
     return Table(header, rows)
 
 
-def _flagged(names: Sequence[str], sweeps: Sequence[Sweep]) -> Table:
+def _flagged_table(names: Sequence[str], sweeps: Sequence[SweepRecord]) -> Table:
     rows = [
-        [name, study.name, _of(study, trial), str(trial.seed), trial.flag, _score(trial), trial.error]
+        [name, study.name, _label_of(study, trial), str(trial.seed), trial.flag, _score_text(trial), trial.error]
         for name, sweep in zip(names, sweeps, strict=True)
         for study in sweep.studies
         for trial in study.trials
@@ -171,23 +171,25 @@ def _flagged(names: Sequence[str], sweeps: Sequence[Sweep]) -> Table:
     return Table(["sweep", "study", "configuration", "seed", "why", "score", "error"], rows)
 
 
-def _configurations(study: Study, details: str) -> Table:
+def _configurations_table(study: Study, details: str) -> Table:
     keys = list(dict.fromkeys(key for c in study.configurations for key in c.params))
     rows = []
     for configuration in study.configurations:
         std = "" if configuration.std is None else f"{configuration.std:.2g}"
-        scores = ", ".join(_seed(trial) for trial in configuration.trials)
+        scores = ", ".join(_seed_text(trial) for trial in configuration.trials)
         mark = "best" if configuration is study.best else ""
         values = [str(configuration.params.get(key, "")) for key in keys]
-        rows.append([*values, number(configuration.median), number(configuration.mean), std, scores, mark])
+        rows.append(
+            [*values, format_number(configuration.median), format_number(configuration.mean), std, scores, mark]
+        )
     return Table([*keys, f"median {study.metric}", "mean", "std", "all seeds", ""], rows, details=details)
 
 
-def _curves(sweeps: Sequence[Sweep]) -> dict[str, list[Curves | None]]:
+def _curves(sweeps: Sequence[SweepRecord]) -> dict[str, list[Curves | None]]:
     curves: dict[str, list[Curves | None]] = {}
     for study_name in _study_names(sweeps):
-        found = [next((s for s in sweep.studies if s.name == study_name), None) for sweep in sweeps]
-        pairs = zip(found, comparable(found), strict=True)
+        studies = [_study_of(sweep, study_name) for sweep in sweeps]
+        pairs = zip(studies, comparable(studies), strict=True)
         several = [read_curves(study, chosen) if study and chosen else None for study, chosen in pairs]
         if any(several):
             curves[study_name] = several
@@ -197,28 +199,32 @@ def _curves(sweeps: Sequence[Sweep]) -> dict[str, list[Curves | None]]:
 def _early_table(names: Sequence[str], curves: dict[str, list[Curves | None]]) -> Table:
     rows = []
     for study, several in curves.items():
-        values = [one.early() if one else None for one in several]
-        found = [math.nan if value is None else value for value in values]
-        rows.append([study, *map(number, found), *(_signed(value - found[0]) for value in found[1:])])
+        means = [one.early_mean() if one else None for one in several]
+        values = [math.nan if mean is None else mean for mean in means]
+        rows.append([study, *map(format_number, values), *(_signed(value - values[0]) for value in values[1:])])
     letters = [name.split(":")[0] for name in names]
-    header = [f"study, first {EARLY:,} steps", *names, *(f"{letter} - {letters[0]}" for letter in letters[1:])]
+    header = [f"study, first {EARLY_STEPS:,} steps", *names, *(f"{letter} - {letters[0]}" for letter in letters[1:])]
     return Table(header, rows)
 
 
-def _study_names(sweeps: Sequence[Sweep]) -> list[str]:
+def _study_names(sweeps: Sequence[SweepRecord]) -> list[str]:
     return list(dict.fromkeys(study.name for sweep in sweeps for study in sweep.studies))
 
 
-def _of(study: Study, trial: Trial) -> str:
+def _study_of(sweep: SweepRecord, name: str) -> Study | None:
+    return next((study for study in sweep.studies if study.name == name), None)
+
+
+def _label_of(study: Study, trial: Trial) -> str:
     return next(c.label for c in study.configurations if trial in c.trials)
 
 
-def _score(trial: Trial) -> str:
-    return "" if trial.score is None else number(trial.score)
+def _score_text(trial: Trial) -> str:
+    return "" if trial.score is None else format_number(trial.score)
 
 
-def number(value: float) -> str:
-    """Four decimals at most; empty for nan."""
+def format_number(value: float) -> str:
+    """``value`` with at most four decimals; empty for NaN."""
     if math.isnan(value):
         return ""
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1000 else f"{value:.4g}"

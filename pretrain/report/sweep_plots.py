@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from pretrain.base.errors import DataError
-from pretrain.report.document import Figure
-from pretrain.report.plots import Theme, canvas, colour, count_steps, dress, png
+from pretrain.report.document import ReportFigure
+from pretrain.report.plots import Theme, colour, count_steps, new_figure, style_axis, to_png
 from pretrain.report.runs import read_run
-from pretrain.report.sweeps import Configuration, Study, Sweep
+from pretrain.report.sweeps import Configuration, Study, SweepRecord, is_number
 
-EARLY = 1000
+EARLY_STEPS = 1000
 """Steps of the close-up: where CAPT is said to fine-tune faster (Luo et al. 2020, 5.3 and Figure 3)."""
 
 _LOGARITHMIC_FROM = 5.0  # largest over smallest value
@@ -24,31 +24,31 @@ _LOGARITHMIC_FROM = 5.0  # largest over smallest value
 
 @dataclass(frozen=True)
 class Curves:
-    """The study's metric at each validation, a curve a seed of one configuration."""
+    """The learning curves of one configuration: steps and values of the study's metric, for each seed."""
 
     metric: str
     seeds: list[tuple[list[int], list[float]]]
 
     @property
     def last(self) -> int:
-        """The last step of all."""
+        """The last step of all seeds."""
         return max(steps[-1] for steps, _ in self.seeds)
 
     def median(self) -> tuple[list[int], list[float]]:
-        """Steps that every seed has, and the median over the seeds."""
+        """The steps that every seed has, and the median over the seeds at each."""
         by_seed = [dict(zip(steps, values, strict=True)) for steps, values in self.seeds]
         common = sorted(set.intersection(*(set(curve) for curve in by_seed)))
         return common, [statistics.median(curve[step] for curve in by_seed) for step in common]
 
-    def early(self) -> float | None:
-        """Mean of the median curve over the validations of the first 1,000 steps; None without one."""
-        values = [value for step, value in zip(*self.median(), strict=True) if step <= EARLY]
+    def early_mean(self) -> float | None:
+        """The mean of the median curve over the validations of the first 1,000 steps; None without one."""
+        values = [value for step, value in zip(*self.median(), strict=True) if step <= EARLY_STEPS]
         return statistics.fmean(values) if values else None
 
 
 def read_curves(study: Study, configuration: Configuration) -> Curves | None:
-    """The learning curves of a configuration; None where no run folder is left."""
-    found = []
+    """Read the learning curves of a configuration; None where no run folder is left."""
+    seeds = []
     for trial in configuration.trials:
         if not trial.done:
             continue
@@ -57,39 +57,41 @@ def read_curves(study: Study, configuration: Configuration) -> Curves | None:
         except DataError:  # the folder was removed, or is on another machine
             continue
         if steps:
-            found.append((steps, values))
-    return Curves(study.metric, found) if found else None
+            seeds.append((steps, values))
+    return Curves(study.metric, seeds) if seeds else None
 
 
-def curve_figures(names: Sequence[str], curves: Mapping[str, Sequence[Curves | None]]) -> list[Figure]:
-    """Metric against step, a panel a study, a colour a sweep; with a close-up of the start where runs are longer.
+def curve_figures(names: Sequence[str], curves: Mapping[str, Sequence[Curves | None]]) -> list[ReportFigure]:
+    """Metric against step, with a panel per study and a colour per sweep; for long runs also a close-up of the start.
 
     ``curves`` are by study, in the order of the sweeps ``names``.
     """
     if not curves:
         return []
-    figures = [_both("curves", _draw_curves, names, curves, None)]
-    if max(one.last for several in curves.values() for one in several if one) > EARLY:
-        close = {study: several for study, several in curves.items() if any(one and one.early() for one in several)}
+    figures = [_themed_figure("curves", _draw_curves, names, curves, None)]
+    if max(one.last for several in curves.values() for one in several if one) > EARLY_STEPS:
+        close = {
+            study: several for study, several in curves.items() if any(one and one.early_mean() for one in several)
+        }
         if close:
-            figures.append(_both("curves-start", _draw_curves, names, close, EARLY))
+            figures.append(_themed_figure("curves-start", _draw_curves, names, close, EARLY_STEPS))
     return figures
 
 
-def parameter_figures(names: Sequence[str], sweeps: Sequence[Sweep]) -> list[Figure]:
-    """Score against the value of each hyperparameter, a panel a study and parameter; none where nothing varies."""
+def parameter_figures(names: Sequence[str], sweeps: Sequence[SweepRecord]) -> list[ReportFigure]:
+    """Score against hyperparameter, with a panel per study and parameter that varies; no figure if none does."""
     panels = _varied(sweeps)
-    return [_both("hyperparameters", _draw_parameters, names, sweeps, panels)] if panels else []
+    return [_themed_figure("hyperparameters", _draw_parameters, names, sweeps, panels)] if panels else []
 
 
-def _both(name: str, draw: Any, *arguments: Any) -> Figure:
-    return Figure(name, draw(*arguments, "light"), draw(*arguments, "dark"))
+def _themed_figure(name: str, draw: Any, *arguments: Any) -> ReportFigure:
+    return ReportFigure(name, draw(*arguments, "light"), draw(*arguments, "dark"))
 
 
 def _draw_curves(
     names: Sequence[str], curves: Mapping[str, Sequence[Curves | None]], last: int | None, theme: Theme
 ) -> bytes:
-    figure, axes = canvas(len(curves), len(names) + 1, theme)
+    figure, axes = new_figure(len(curves), len(names) + 1, theme)
     for axis, (study, several) in zip(axes, curves.items(), strict=True):
         drawn = [(number, one) for number, one in enumerate(several) if one]
         for number, one in drawn:
@@ -98,12 +100,12 @@ def _draw_curves(
                 axis.plot(steps, values, color=shade, linewidth=0.7, alpha=0.45)
             steps, values = one.median()
             axis.plot(steps, values, color=shade, linewidth=1.8, marker="o", markersize=3)
-        dress(axis, study, "optimizer step", drawn[0][1].metric, theme)
+        style_axis(axis, study, "optimizer step", drawn[0][1].metric, theme)
         count_steps(axis, last or max(one.last for _, one in drawn))
-    return png(figure, [*_legend(names, theme), _entry("thin: each seed; thick: median")], theme)
+    return to_png(figure, [*_legend(names, theme), _text_entry("thin: each seed; thick: median")], theme)
 
 
-def _varied(sweeps: Sequence[Sweep]) -> list[tuple[str, str]]:
+def _varied(sweeps: Sequence[SweepRecord]) -> list[tuple[str, str]]:
     """(study, parameter) where the parameter takes more than one value."""
     values: dict[tuple[str, str], set[str]] = {}
     for sweep in sweeps:
@@ -111,26 +113,26 @@ def _varied(sweeps: Sequence[Sweep]) -> list[tuple[str, str]]:
             for configuration in study.configurations:
                 for key, value in configuration.params.items():
                     values.setdefault((study.name, key), set()).add(str(value))
-    return [panel for panel, found in values.items() if len(found) > 1]
+    return [panel for panel, distinct in values.items() if len(distinct) > 1]
 
 
 def _draw_parameters(
-    names: Sequence[str], sweeps: Sequence[Sweep], panels: Sequence[tuple[str, str]], theme: Theme
+    names: Sequence[str], sweeps: Sequence[SweepRecord], panels: Sequence[tuple[str, str]], theme: Theme
 ) -> bytes:
-    figure, axes = canvas(len(panels), len(names) + 1, theme)
+    figure, axes = new_figure(len(panels), len(names) + 1, theme)
     for axis, (name, key) in zip(axes, panels, strict=True):
         studies = [next((s for s in sweep.studies if s.name == name), None) for sweep in sweeps]
-        found = [_points(study, key) if study else {} for study in studies]
+        points_of_sweeps = [_points(study, key) if study else {} for study in studies]
         metric = next(study.metric for study in studies if study)
-        place = _axis_of(axis, [value for points in found for value in points])
-        for number, points in enumerate(found):
+        place = _axis_of(axis, [value for points in points_of_sweeps for value in points])
+        for number, points in enumerate(points_of_sweeps):
             shade = colour(number, theme)
             for value, scores in points.items():
                 axis.plot([place(value)] * len(scores), scores, ".", color=shade, alpha=0.5, markersize=5)
             middle = [(place(value), statistics.median(scores)) for value, scores in points.items()]
             axis.plot(*zip(*sorted(middle), strict=True) if middle else ((), ()), color=shade, linewidth=1.6)
-        dress(axis, name, key, metric, theme)
-    return png(figure, [*_legend(names, theme), _entry("dots: trials; line: median")], theme)
+        style_axis(axis, name, key, metric, theme)
+    return to_png(figure, [*_legend(names, theme), _text_entry("dots: trials; line: median")], theme)
 
 
 def _points(study: Study, key: str) -> dict[Any, list[float]]:
@@ -138,14 +140,14 @@ def _points(study: Study, key: str) -> dict[Any, list[float]]:
     for configuration in study.configurations:
         if configuration.scores and key in configuration.params:
             value = configuration.params[key]
-            points.setdefault(value if _is_number(value) else str(value), []).extend(configuration.scores)
+            points.setdefault(value if is_number(value) else str(value), []).extend(configuration.scores)
     return points
 
 
 def _axis_of(axis: Axes, values: Sequence[Any]) -> Any:
     """Scale the x axis for ``values`` and return where each stands: numbers in place, anything else in equal steps."""
     distinct = list(dict.fromkeys(values))
-    if distinct and all(_is_number(value) for value in distinct):
+    if distinct and all(is_number(value) for value in distinct):
         low, high = min(distinct), max(distinct)
         if low > 0 and high / low >= _LOGARITHMIC_FROM:
             axis.set_xscale("log")
@@ -161,9 +163,5 @@ def _legend(names: Sequence[str], theme: Theme) -> list[Line2D]:
     return [Line2D([], [], color=colour(i, theme), linewidth=3, label=name) for i, name in enumerate(names)]
 
 
-def _entry(text: str) -> Line2D:
+def _text_entry(text: str) -> Line2D:
     return Line2D([], [], linestyle="none", label=text)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,6 +1,6 @@
-"""Read what a sweep left behind: ``trials.jsonl``, a line a finished trial, and ``sweep.yaml``; group it by study.
+"""Read the folder of a sweep, ``sweep.yaml`` and ``trials.jsonl``, and group its finished trials by study.
 
-A configuration is what the trials of a study have in common but the seed. The best configuration is the one with the
+The trials of a study that differ only in the seed are one configuration. The best configuration is the one with the
 best MEDIAN over its seeds, as in RoBERTa (Liu et al. 2019, 5.1): a single lucky seed must not choose it.
 """
 
@@ -40,12 +40,12 @@ class Trial:
 
     @property
     def done(self) -> bool:
-        """Whether it ran to its end and has a score."""
+        """Whether the trial ran to its end and has a score."""
         return self.state == "done" and self.score is not None
 
     @property
     def flag(self) -> str | None:
-        """Why its score is no result, if so: it failed, predicted a constant, or is no better than one that does."""
+        """Why the score is no result: the trial failed, predicted a constant, or is no better than one that does."""
         if not self.done:
             return self.state
         if self.metrics.get("degenerate"):
@@ -65,38 +65,38 @@ class Configuration:
 
     @cached_property
     def scores(self) -> list[float]:
-        """Scores of the trials that ran to their end."""
+        """The scores of the trials that ran to their end."""
         return [trial.score for trial in self.trials if trial.done and trial.score is not None]
 
     @property
     def pruned(self) -> int:
-        """How many trials the scheduler stopped early."""
+        """The number of trials that the scheduler stopped early."""
         return sum(trial.state == "pruned" for trial in self.trials)
 
     @property
     def median(self) -> float:
-        """Median over the seeds; nan without a score."""
+        """The median over the seeds; NaN without a score."""
         return statistics.median(self.scores) if self.scores else math.nan
 
     @property
     def mean(self) -> float:
-        """Mean over the seeds; nan without a score."""
+        """The mean over the seeds; NaN without a score."""
         return statistics.fmean(self.scores) if self.scores else math.nan
 
     @property
     def std(self) -> float | None:
-        """Sample standard deviation over the seeds (n - 1); None for fewer than two."""
+        """The sample standard deviation over the seeds (n - 1); None for fewer than two."""
         return statistics.stdev(self.scores) if len(self.scores) > 1 else None
 
     def metric_median(self, name: str) -> float | None:
-        """Median over the seeds of another metric of the best validation rows; None where a trial lacks it."""
+        """The median over the seeds of another metric at the best validation; None where a trial lacks it."""
         values = [trial.metrics.get(name) for trial in self.trials if trial.done]
-        found = [value for value in values if value is not None]
-        return statistics.median(found) if found and len(found) == len(values) else None
+        known = [value for value in values if value is not None]
+        return statistics.median(known) if known and len(known) == len(values) else None
 
     @property
     def label(self) -> str:
-        """``batch.global=16, optimizer.lr=1e-05``."""
+        """The parameters as a person reads them: ``batch.global=16, optimizer.lr=1e-05``."""
         return ", ".join(f"{key}={value}" for key, value in sorted(self.params.items())) or "as in the base"
 
 
@@ -132,8 +132,8 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """A sweep folder. ``notes`` say what was odd in its files."""
+class SweepRecord:
+    """The trials of a sweep folder, by study; ``notes`` are warnings about damaged or missing files."""
 
     folder: Path
     studies: list[Study]
@@ -141,33 +141,33 @@ class Sweep:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
+        """The name of the folder."""
         return self.folder.resolve().name
 
 
 def comparable(studies: Sequence[Study | None]) -> list[Configuration | None]:
-    """The configurations whose learning curves are drawn together, one a study.
+    """The configurations whose learning curves are drawn together, one per study.
 
-    It is the same one in all, that with the best sum of medians, so that a step holds as many examples everywhere; each
-    study's own best where they have none in common.
+    It is the same configuration in all studies, the one with the best sum of medians, so that a step has as many
+    examples everywhere. Where they have none in common it is each study's best.
     """
     present = [study for study in studies if study is not None]
     first = present[0]
     by_label = [{c.label: c for c in study.configurations if c.scores} for study in present]
-    common = [label for label in by_label[0] if all(label in found for found in by_label)]
+    common = [label for label in by_label[0] if all(label in configurations for configurations in by_label)]
     if len(present) == 1 or not common:
         return [study.best if study else None for study in studies]
-    label = max(common, key=lambda label: first.sign * sum(found[label].median for found in by_label))
+    label = max(common, key=lambda label: first.sign * sum(each[label].median for each in by_label))
     chosen = iter(by_label)
     return [next(chosen)[label] if study else None for study in studies]
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether ``folder`` is a sweep's rather than a run's."""
+    """Whether ``folder`` is the folder of a sweep and not of a run."""
     return (folder / TRIALS).is_file() or (folder / SWEEP).is_file()
 
 
-def read_sweep(folder: Path) -> Sweep:
+def read_sweep(folder: Path) -> SweepRecord:
     """Read a sweep folder; of several lines about a run the last counts, and torn lines are left out and noted.
 
     Raises:
@@ -183,13 +183,13 @@ def read_sweep(folder: Path) -> Sweep:
     by_study: dict[str, list[TrialRecord]] = {}
     for line in lines.values():
         by_study.setdefault(line.study, []).append(line)
-    studies = [_study(name, found, folder, seeds) for name, found in sorted(by_study.items())]
+    studies = [_study(name, of_study, folder, seeds) for name, of_study in sorted(by_study.items())]
     for study in studies:
         lacking = [c for c in study.configurations if len(c.scores) + c.pruned < len(study.seeds)]
         if lacking:
             total = len(study.configurations)
             notes.append(f"{study.name}: {len(lacking)} of {total} configurations lack the score of a seed")
-    return Sweep(folder, studies, notes)
+    return SweepRecord(folder, studies, notes)
 
 
 def _study(name: str, lines: list[TrialRecord], folder: Path, seeds: list[int]) -> Study:
@@ -201,12 +201,10 @@ def _study(name: str, lines: list[TrialRecord], folder: Path, seeds: list[int]) 
         Configuration(group[0].params, sorted(group, key=lambda trial: trial.seed)) for group in groups.values()
     ]
     configurations.sort(key=_order)
-    evolved = any(
-        line.history is not None for line in lines
-    )  # population based training: a setting has no seeds of its own
-    own = [trials[0].seed] if evolved else seeds or sorted({trial.seed for trial in trials})
+    evolved = any(line.history is not None for line in lines)  # population based training: no seeds per setting
+    expected_seeds = [trials[0].seed] if evolved else seeds or sorted({trial.seed for trial in trials})
     first = lines[0]
-    return Study(name, first.metric, first.mode, own, configurations, _config(trials))
+    return Study(name, first.metric, first.mode, expected_seeds, configurations, _config(trials))
 
 
 def _trial(line: TrialRecord, folder: Path) -> Trial:
@@ -237,14 +235,15 @@ def _seeds(folder: Path) -> list[int]:
         section = load_mapping(folder / SWEEP, resolved=True).get("sweep") if (folder / SWEEP).is_file() else None
     except ConfigError:
         return []
-    found = section.get("seeds") if isinstance(section, Mapping) else None
-    return [seed for seed in found if type(seed) is int] if isinstance(found, list) else []
+    seeds = section.get("seeds") if isinstance(section, Mapping) else None
+    return [seed for seed in seeds if type(seed) is int] if isinstance(seeds, list) else []
 
 
 def _order(configuration: Configuration) -> list[tuple[int, Any]]:
     values = [configuration.params[key] for key in sorted(configuration.params)]
-    return [(0, value) if _is_number(value) else (1, str(value)) for value in values]
+    return [(0, value) if is_number(value) else (1, str(value)) for value in values]
 
 
-def _is_number(value: Any) -> TypeGuard[int | float]:
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """Whether a value of a configuration is a number; a truth value is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -59,13 +59,13 @@ def ours(pipe: Connection, task: str, model: Path, data: Path) -> None:
 
     settings = [f"data.path={data / 'glue'}", f"model.init={model}", f"data.max_train={EXAMPLES}", f"optimizer.lr={LR}"]
     from finetune.glue.task import GlueFineTuning
-    from pretrain.engine.engines.deepspeed import build_engines
+    from pretrain.engine.engines.build import build_engines
     from pretrain.engine.seeding import seed_step
     from pretrain.engine.task import Progress
 
     tuning = GlueFineTuning(load_job(task, settings), Path(tempfile.gettempdir()) / "unused")
     distributed.initialize(timeout_minutes=10)
-    engines, progress = build_engines(tuning.build_modules(), tuning.job), Progress()
+    engines, progress = build_engines(tuning.build_modules(), tuning.job, tuning.optimizers()), Progress()
     steps = tuning.build_batches(progress)
 
     def turn(number: int) -> None:

@@ -29,7 +29,7 @@ from torch import Tensor
 from pretrain.config.load import load_job
 from pretrain.contrast.kernels.products import Precision, Products, multiply
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import build_engines
+from pretrain.engine.engines.build import build_engines
 from pretrain.engine.task import Progress
 from pretrain.language.batches import LanguageBatch
 from pretrain.language.task import LanguageTask
@@ -110,7 +110,7 @@ def _task(overrides: list[str]) -> tuple[LanguageTask, Any, list[list[LanguageBa
     )
     with mock.patch("pretrain.language.task.prepare", return_value=data):
         task = LanguageTask(job, Path())
-    engines = build_engines(task.build_modules(), job)
+    engines = build_engines(task.build_modules(), job, task.optimizers())
     generator = torch.Generator().manual_seed(0)
 
     def batch(first: int) -> LanguageBatch:

@@ -40,12 +40,13 @@ def ours(pipe: Connection, threads: int, precision: str) -> None:
     from pretrain.config.load import load_job
     from pretrain.engine import distributed
     from pretrain.engine.allocator import keep_freed_memory
-    from pretrain.engine.engines.deepspeed import build_engines
+    from pretrain.engine.engines.build import build_engines
     from pretrain.engine.quiet import quiet_libraries
     from pretrain.latent.config import LatentJob
     from pretrain.latent.data.batches import Batch
-    from pretrain.latent.data.inputs import drawn
-    from pretrain.latent.models.build import build
+    from pretrain.latent.data.noise import StepNoise
+    from pretrain.latent.data.sampled_batch import sample_batch
+    from pretrain.latent.models.build import build, optimizers
     from pretrain.latent.training.steps import train_step
 
     keep_freed_memory()
@@ -53,11 +54,12 @@ def ours(pipe: Connection, threads: int, precision: str) -> None:
     distributed.initialize(timeout_minutes=10)
     job = load_job(PRESET, ["data.path=unread", f"engine.precision={precision}"])
     assert isinstance(job, LatentJob)
-    engines = build_engines(build(job, VOCABULARY), job)
+    engines = build_engines(build(job, VOCABULARY), job, optimizers(job))
 
     def step(turn: int) -> None:
         batch = Batch(sentences(turn), torch.arange(BATCH), BATCH, BATCH)
-        train_step(job, engines, drawn(job, batch, ("step", turn), torch.device("cpu")).inputs, beta=0.5)
+        noise = StepNoise(job.run.seed, ("step", turn), batch.rows, BATCH, torch.device("cpu"))
+        train_step(job, engines, sample_batch(job, batch, noise), beta=0.5)
 
     answer(pipe, step)
 

@@ -52,7 +52,7 @@ def ours(pipe: Connection, precision: str, zero_stage: int) -> None:
     distributed.initialize(timeout_minutes=10)
     from pretrain.config.schema import Job
     from pretrain.contrast import capt_loss
-    from pretrain.engine.engines.deepspeed import Engine
+    from pretrain.engine.engines.base import Engine
     from pretrain.models.capt import CaptModel
     from pretrain.models.config import RobertaConfig
 

@@ -17,7 +17,7 @@ from pretrain.engine.checkpoint import (
     restore_weights,
     verify,
 )
-from pretrain.engine.engines.deepspeed import build_engines
+from pretrain.engine.engines.build import build_engines
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
 from tests.support import run_ranks, skip_without
@@ -45,12 +45,14 @@ def _train(job: ToyJob, folder: str, steps: int, save_at: int | None, source: st
     task = ToyTask(job, Path(folder))
     modules = task.build_modules()
     if source:
-        restore_weights(Path(source), "model", modules["model"])
-    engines = build_engines(modules, job)
+        for name, module in modules.items():
+            restore_weights(Path(source), name, module)
+    engines = build_engines(modules, job, task.optimizers())
     progress = Progress()
     if source:
         state = read_metadata(verify_path(source))
-        restore_engine(Path(source), engines["model"], state.engines["model"])
+        for name, engine in engines.items():
+            restore_engine(Path(source), engine, state.engines[name])
         progress = Progress(**state.progress.model_dump())
     batches, losses = task.build_batches(progress), []
     while progress.step < steps:
@@ -151,3 +153,56 @@ def test_every_precision_and_optimizer_resumes_exactly(
     source = tmp_path / "checkpoints" / "step-00000003"
     resumed = _global(run_ranks(_train, 2, job, str(tmp_path), 6, None, str(source)))
     assert resumed == losses[3:]
+
+
+_OPTIMIZERS: dict[str, tuple[dict[str, Any], int, int]] = {
+    "adagrad": ({"type": "adagrad"}, 1, 3),
+    "adagrad without ZeRO": ({"type": "adagrad"}, 0, 2),
+    "sgd": ({"type": "sgd", "lr": 1e-3}, 3, 1),
+    "sgd with whole gradients": ({"type": "sgd", "lr": 1e-3}, 2, 0),
+    "sgd without momentum": ({"type": "sgd", "lr": 1e-3, "momentum": 0.0}, 0, 3),
+    "muon": ({"type": "muon"}, 0, 0),
+    "table adagrad": ({"table": "adagrad"}, 0, 0),
+    "table sparse_adam": ({"table": "sparse_adam"}, 0, 0),
+}
+"""Settings, and the ZeRO stages before and after."""
+
+
+def _train_all(jobs: list[tuple[ToyJob, str, int | None, str | None]]) -> list[list[float]]:
+    return [_train(job, folder, 6, save_at, source) for job, folder, save_at, source in jobs]
+
+
+def test_every_optimizer_goes_on_at_another_world_and_stage(tmp_path: Path) -> None:
+    """From two ranks to one and back, over other ZeRO stages; and at the same world to the last digit."""
+
+    def job(name: str, after: bool) -> ToyJob:
+        settings, *stages = _OPTIMIZERS[name]
+        optimizer = {key: value for key, value in settings.items() if key != "table"}
+        made = _job(stages[after], **optimizer)
+        return made.model_copy(update={"table": settings.get("table", "none")})
+
+    def folder(*parts: object) -> str:
+        return str(tmp_path / "-".join(map(str, parts)).replace(" ", "_"))
+
+    losses, again = {}, {}
+    for world, other in ((2, 1), (1, 2)):
+        first = [(job(name, False), folder(name, world), 3, None) for name in _OPTIMIZERS]
+        sources = [f"{where}/checkpoints/step-00000003" for _, where, *_ in first]
+        same = [(made, folder("same", i), None, sources[i]) for i, (made, *_) in enumerate(first)]
+        results = [_global(list(each)) for each in zip(*run_ranks(_train_all, world, first + same), strict=True)]
+        losses = dict(zip(_OPTIMIZERS, results, strict=False))
+        again = dict(zip(_OPTIMIZERS, results[len(first) :], strict=True))
+        moved = [
+            (job(name, True), folder("moved", name), None, s) for name, s in zip(_OPTIMIZERS, sources, strict=True)
+        ]
+        per_rank = run_ranks(_train_all, other, moved)
+        for name, *resumed in zip(_OPTIMIZERS, *per_rank, strict=True):
+            assert again[name] == losses[name][3:], name
+            torch.testing.assert_close(_global(resumed), losses[name][3:], rtol=1e-5, atol=0, msg=name)
+
+
+def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
+    run_ranks(_train, 1, _job(1), str(tmp_path), 1, 1, None)
+    source = str(tmp_path / "checkpoints" / "step-00000001")
+    with pytest.raises(AssertionError, match=r"no optimizer state sum, which optimizer\.type adagrad needs"):
+        run_ranks(_train, 1, _job(1, type="adagrad"), str(tmp_path), 2, None, source)

@@ -1,4 +1,4 @@
-"""Gradients that are handed to an engine do what a backward pass does that finds them."""
+"""Every engine trains a module as plain PyTorch would, on one rank or several."""
 
 from __future__ import annotations
 
@@ -9,50 +9,71 @@ from torch import nn
 
 from pretrain.config import load_job
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.build import build_engines
+from pretrain.engine.engines.local import LocalEngine
 from pretrain.engine.quiet import quiet_libraries
 from tests.support import run_ranks
 
+_ROWS = torch.randn(3, 8, 5, generator=torch.Generator().manual_seed(1))
 
-def _trained(hand_over: bool, stage: int, micro: int, clip: float) -> tuple[list[np.ndarray], list[float]]:
-    """Weights and gradient norms of three updates of batches of 8 rows, of which each rank sees its share."""
+
+def _trained(stage: int, micro: int, clip: float, extra: str) -> tuple[bool, list[np.ndarray], list[float]]:
+    """Whether the engine is local; weights and gradient norms of three updates on 8 rows over all ranks."""
     quiet_libraries(debug=False)
     distributed.initialize(1)
     settings = ["batch.global=8", f"batch.micro={micro}", f"engine.zero_stage={stage}", f"optimizer.clip={clip}"]
-    job = load_job("capt_tiny", ["engine.precision=fp32", *settings])
+    job = load_job("capt_tiny", ["engine.precision=fp32", *settings, *([extra] if extra else [])])
     torch.manual_seed(0)
-    module = nn.Linear(5, 3)
-    engine = Engine("linear", module, job)
-    rows, norms = torch.randn(3, 8, 5, generator=torch.Generator().manual_seed(1)), []
+    module, norms = nn.Linear(5, 3), []
+    engine = build_engines({"linear": module}, job)["linear"]
     mine = torch.arange(distributed.rank(), 8, distributed.world_size()).split(micro)
-    for batch in rows:
+    for batch in _ROWS:
         for part in mine:
-            if hand_over:
-                with torch.no_grad():  # as critics find theirs
-                    slope = 2 * engine(batch[part]) / len(part)
-                    gradients = [slope.T @ batch[part], slope.sum(0)]
-                engine.take_gradients(gradients)
-            else:
-                engine.backward(engine(batch[part]).square().sum(1).mean())
+            engine.backward(engine(batch[part]).square().sum(1).mean())
             engine.step()
         norms.append(float(engine.gradient_norm()))
-    return [parameter.detach().numpy().copy() for parameter in module.parameters()], norms
+    return isinstance(engine, LocalEngine), [p.detach().numpy().copy() for p in module.parameters()], norms
 
 
-def _both_ways(stage: int, micro: int, clip: float) -> list[tuple[list[np.ndarray], list[float]]]:
-    return [_trained(False, stage, micro, clip), _trained(True, stage, micro, clip)]
+def _by_hand(clip: float) -> tuple[list[np.ndarray], list[float]]:
+    """The same three updates, written as a user of PyTorch would write them."""
+    section = load_job("capt_tiny").optimizer
+    torch.manual_seed(0)
+    module, norms = nn.Linear(5, 3), []
+    matrix, vector = {"params": [module.weight]}, {"params": [module.bias], "weight_decay": 0.0}
+    optimizer = torch.optim.AdamW(
+        [matrix, vector], lr=section.lr, betas=section.betas, eps=section.eps, weight_decay=section.weight_decay,
+        fused=True,
+    )  # fmt: skip
+    for batch in _ROWS:
+        optimizer.zero_grad()
+        module(batch).square().sum(1).mean().backward()
+        norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), clip or float("inf"))))
+        optimizer.step()
+    return [p.detach().numpy() for p in module.parameters()], norms
+
+
+_DEEPSPEED = "engine.deepspeed_extra.wall_clock_breakdown=false"
+"""An option of DeepSpeed that changes nothing, so that one rank at ZeRO 0 runs under DeepSpeed as well."""
 
 
 @pytest.mark.parametrize("clip", [0.5, 0.0])
-def test_alone_and_shared_with_and_without_accumulation(clip: float) -> None:
-    reference: list[np.ndarray] = []
-    for world, stage, micro in ((1, 0, 8), (1, 0, 4), (2, 0, 4), (2, 1, 2)):
-        for (found, found_norms), (handed, handed_norms) in run_ranks(_both_ways, world, stage, micro, clip):
-            reference = reference or found
-            np.testing.assert_allclose(handed_norms, found_norms, rtol=1e-6)
-            for ours, theirs, first in zip(handed, found, reference, strict=True):
-                np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
-                np.testing.assert_allclose(ours, first, rtol=1e-5, atol=1e-6)
+def test_every_engine_updates_as_plain_torch_does(clip: float) -> None:
+    weights, norms = _by_hand(clip)
+    for world, stage, micro, extra in (
+        (1, 0, 8, ""),
+        (1, 0, 4, ""),
+        (1, 0, 4, _DEEPSPEED),
+        (2, 0, 4, ""),
+        (2, 1, 2, ""),
+    ):
+        for local, found, found_norms in run_ranks(_trained, world, stage, micro, clip, extra):
+            assert local == (world == 1 and not extra)
+            np.testing.assert_allclose(found_norms, norms, rtol=1e-5)
+            for ours, theirs in zip(found, weights, strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+                if micro == 8:
+                    assert np.array_equal(ours, theirs), "the local engine is plain PyTorch, to the last digit"
 
 
 def _norms(stage: int, extra: str) -> list[float]:
@@ -63,7 +84,7 @@ def _norms(stage: int, extra: str) -> list[float]:
     job = load_job("capt_tiny", ["engine.precision=fp32", *settings, *([extra] if extra else [])])
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3), nn.Linear(3, 7))
-    engine, norms = Engine("layers", module, job), []
+    engine, norms = build_engines({"layers": module}, job)["layers"], []
     rows = torch.randn(3, 6, 5, generator=torch.Generator().manual_seed(1))
     for batch in rows:
         for part in batch[distributed.rank() :: distributed.world_size()].split(3):

@@ -23,7 +23,7 @@ def _gradients(mapping: dict[str, Any]) -> dict[str, Any]:
     """Gradients of each of three steps (before clipping), by parameter name."""
     from deepspeed.utils import safe_get_full_grad
 
-    from pretrain.engine.engines.deepspeed import build_engines
+    from pretrain.engine.engines.build import build_engines
     from pretrain.engine.quiet import quiet_libraries
     from pretrain.engine.task import Progress
     from pretrain.language.task import LanguageTask
@@ -31,7 +31,7 @@ def _gradients(mapping: dict[str, Any]) -> dict[str, Any]:
     quiet_libraries(debug=False)
     job = job_from_mapping(mapping, "test")
     task = LanguageTask(job, Path(mapping["run"]["dir"]))
-    engines = build_engines(task.build_modules(), job)
+    engines = build_engines(task.build_modules(), job, task.optimizers())
     engine, taken = engines["model"], []
     update = engine.step
 

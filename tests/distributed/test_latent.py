@@ -13,12 +13,12 @@ from deepspeed.accelerator import get_accelerator
 
 from pretrain.base.errors import ConfigError
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine, build_engines
+from pretrain.engine.engines.base import Engine
+from pretrain.engine.engines.build import build_engines
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.engine.task import Progress
-from pretrain.latent.config import CriticSection
-from pretrain.latent.objectives.critic import CriticLoss
+from pretrain.latent.objectives.critics import circle_loss
 from pretrain.latent.task import LatentTask
 from pretrain.latent.training.steps import CriticDivergedError
 from tests.latent import plain, small_job, write_text
@@ -65,15 +65,16 @@ def _train(preset: str, more: tuple[str, ...], folder: Path, micro: int, steps: 
         accelerator = get_accelerator()
         types = [*accelerator.supported_dtypes(), torch.float64]
         accelerator.supported_dtypes = lambda: types  # DeepSpeed refuses to average float64 on CPU
-    engines = build_engines(modules, task.job)
+    engines = build_engines(modules, task.job, task.optimizers())
     progress, figures = Progress(), []
     batches = task.build_batches(progress)
     gradients: dict[str, np.ndarray] = {}
     for name, engine in engines.items():
         engine.base_optimizer.register_step_pre_hook(_keeper(name, engine, gradients))
     for _ in range(steps):
-        for engine in engines.values():
-            engine.set_learning_rate(1e-3)
+        for name, engine in engines.items():
+            if name != "critics":  # they keep their own
+                engine.set_learning_rate(1e-3)
         report = plain(task.step(engines, next(batches), progress))
         values = distributed.gather_objects(report)
         figures.append({name: float(np.mean([row[name] for row in values])) for name in report})
@@ -99,13 +100,14 @@ def _train(preset: str, more: tuple[str, ...], folder: Path, micro: int, steps: 
 def _critic_losses(rows: np.ndarray) -> list[np.ndarray]:
     """Loss and gradient of this rank's share of critic values ``(2, 7)`` of posterior and prior, in fp32, by form."""
     mine = torch.from_numpy(rows)[:, distributed.rank() :: distributed.world_size()]
-    found = []
+    results = []
     for form in ("code", "single_exp", "mean_inside"):
-        section = CriticSection.model_validate({"loss": "circle", "circle": form})
-        loss = CriticLoss(section, 1, mine.shape[1], rows.shape[1])
-        values = mine.float().reshape(-1, 1)
-        found += [loss.value(values).numpy(), loss.gradient(values).view(2, -1).numpy()]
-    return found
+        values = mine.float().clone().requires_grad_()
+        loss = circle_loss(values[:1], values[1:], rows.shape[1], form)
+        loss.backward()
+        assert values.grad is not None
+        results += [loss.detach().numpy(), values.grad.numpy()]
+    return results
 
 
 def test_large_critic_values_weigh_the_same_on_two_ranks() -> None:
@@ -188,7 +190,7 @@ def _diverge(folder: Path) -> str:
     distributed.initialize(1)
     job = small_job("clvae_plus", folder, folder / "run", "critic.lr=1e30", batch=8, micro=4)
     task = LatentTask(job, folder / "run")
-    engines = build_engines(task.build_modules(), task.job)
+    engines = build_engines(task.build_modules(), task.job, task.optimizers())
     try:
         for batch in task.build_batches(Progress()):
             task.step(engines, batch, Progress())

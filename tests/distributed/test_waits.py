@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.callbacks import default_callbacks
-from pretrain.engine.engines.deepspeed import build_engines
+from pretrain.engine.engines.build import build_engines
 from pretrain.engine.loop import Callback, Run, train
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
@@ -116,7 +116,7 @@ def _waits(mapping: dict[str, Any]) -> dict[int, list[str]]:
     job = job_from_mapping(mapping, "test")
     task = task_class(job.task.type)(job, job.run.dir)
     job.run.dir.mkdir(parents=True, exist_ok=True)
-    engines = build_engines(task.build_modules(), task.job)
+    engines = build_engines(task.build_modules(), task.job, task.optimizers())
     watcher, make = _Watcher(), task.build_batches
     task.build_batches = lambda progress: _unwatched(make(progress))  # type: ignore[method-assign]
     train(Run(task.job, job.run.dir, task, engines, Progress()), [watcher, *default_callbacks(task.job)])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pretrain.config.load import load_job
-from pretrain.engine.engines.deepspeed import build_engines
+from pretrain.engine.engines.build import build_engines
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
 from tests.language import write_corpus
@@ -59,7 +59,7 @@ def _types(stage: int, wire_type: str | None) -> set[str]:
         }
     )
     task, progress = ToyTask(job, Path()), Progress()
-    engines = build_engines(task.build_modules(), job)
+    engines = build_engines(task.build_modules(), job, task.optimizers())
     with Wire() as wire:
         task.step(engines, next(task.build_batches(progress)), progress)
     return {sent.dtype for sent in wire.sent if sent.reduces and sent.elements > 2}

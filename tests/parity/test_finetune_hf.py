@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from pretrain.config.load import job_from_mapping
-from pretrain.engine.engines.deepspeed import build_engines
+from pretrain.engine.engines.build import build_engines
 from pretrain.engine.loop import Run, train
 from pretrain.engine.task import Progress
 from tests.finetune import glue_mapping, write_encoder, write_task

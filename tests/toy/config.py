@@ -35,9 +35,10 @@ class Fault(Section):
 
 
 class ToyJob(Job):
-    """A job with a width and a fault."""
+    """A job with a width, a fault, and a table with sparse gradients under an optimizer of its own."""
 
     width: int = 13
+    table: Literal["none", "adagrad", "sparse_adam"] = "none"
     fault: Fault = Fault()
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
+from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.task import Progress, StepMetrics
 from tests.toy.config import ToyJob
 
@@ -45,7 +46,15 @@ class ToyTask:
 
     def build_modules(self) -> Mapping[str, nn.Module]:
         torch.manual_seed(self.job.run.seed)
-        return {"model": ToyModel(self.job.width)}
+        table = {"table": nn.Embedding(11, 3, sparse=True)} if self.job.table != "none" else {}
+        return {"model": ToyModel(self.job.width), **table}
+
+    def optimizers(self) -> Mapping[str, ModuleOptimizer]:
+        """The table's, at a constant learning rate."""
+        if self.job.table == "none":
+            return {}
+        changes = {"type": self.job.table, "lr": 0.1, "weight_decay": 0.0, "clip": 0.05}
+        return {"table": ModuleOptimizer(self.job.optimizer.model_copy(update=changes), schedule=False)}
 
     def build_batches(self, progress: Progress) -> Iterator[list[list[int]]]:
         rank, world = distributed.rank(), distributed.world_size()
@@ -66,6 +75,12 @@ class ToyTask:
                 loss = loss * float("nan")
             engine.backward(loss)
             engine.step()
+            if "table" in engines:
+                looked_up = engines["table"](torch.tensor([[g % 11, g % 7] for g in part]))
+                distance = (looked_up - 1).square().mean()
+                engines["table"].backward(distance)
+                engines["table"].step()
+                total += float(distance.detach()) / len(batch)
             total += 0.0 if loss.isnan() else float(loss.detach()) / len(batch)
             self.seen += part
         progress.samples += self.job.batch.global_

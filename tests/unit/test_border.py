@@ -50,7 +50,6 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "finetune/encoding.py": ("np.load", "a cache of ours, allow_pickle=False"),
     "finetune/glue/export.py": (".write_text", OUT),
     "finetune/glue/files.py": (".open gzip.open", TEXT),
-    "finetune/glue/predict.py": (".write_text", OUT),
     "finetune/glue/submission.py": ("zipfile.ZipFile zipfile.ZipInfo", "extracts nothing; " + OUT),
     "launcher/backends/__init__.py": ("importlib.import_module", "one of five names, by type"),
     "launcher/backends/activity.py": (".read_text", "/proc"),

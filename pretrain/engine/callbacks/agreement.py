@@ -11,7 +11,7 @@ from torch import Tensor
 from pretrain.base.errors import RunFailedError
 from pretrain.engine.callbacks.signals import StopSignals
 from pretrain.engine.flags import Flags
-from pretrain.engine.loop import Callback, Run
+from pretrain.engine.loop import NEVER, Callback, Run
 from pretrain.engine.task import Metric, StepMetrics, to_float
 
 _WATCHED = ("loss", "grad_norm")
@@ -40,6 +40,7 @@ class Agreement(Callback):
         self._signals.install()
         stop = run.job.schedule.stop_after
         self._stop_after = stop if stop is not None and stop > run.progress.step else None
+        self._looked = run.progress.step
         run.settle = lambda: self._read(run, run.progress.step)
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
@@ -50,12 +51,17 @@ class Agreement(Callback):
             self._watched[step] = watched
             self._flags.post(step, self._row(run, watched))
             near_the_end = step + lag >= run.job.schedule.max_steps  # then there is no later step to stop at
-            self._read(run, step if near_the_end else step - lag)
+            chunk_is_long = step - self._looked >= lag  # to look late would save nothing
+            self._read(run, step if near_the_end or chunk_is_long else step - lag)
         else:  # alone, on a CPU: the numbers are at hand, and this is ten times as fast
             bad = not all(math.isfinite(to_float(figure)) for figure in watched.values())
             self._act(run, step, self._signals.received, bad, run.writing(), watched)
+        self._looked = step
         if not run.stopping and not run.finished and self._stop_after is not None and step >= self._stop_after:
             run.stopping = f"schedule.stop_after={self._stop_after} reached"
+
+    def next_due(self, run: Run) -> int:
+        return NEVER if self._stop_after is None else max(self._stop_after, run.progress.step + 1)
 
     def _row(self, run: Run, watched: dict[str, Metric]) -> Tensor:
         """The signal, whether a save is on the way, and whether each watched figure is bad; without looking at one."""

@@ -12,7 +12,7 @@ from pretrain.engine import distributed
 from pretrain.engine.callbacks.best import BestCheckpoint, best_checkpoint
 from pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of
 from pretrain.engine.checkpoint.folders import point, remove_checkpoint, remove_leftovers
-from pretrain.engine.loop import Callback, Run
+from pretrain.engine.loop import Callback, Run, next_multiple
 from pretrain.engine.task import StepMetrics
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,9 @@ class Checkpointer(Callback):
         if every and run.progress.step % every == 0:
             self._try(run, self._save)
         self._save_if_best(run)
+
+    def next_due(self, run: Run) -> int:
+        return next_multiple(run.progress.step, run.job.checkpoint.every)
 
     def on_end(self, run: Run) -> None:
         self._try(run, self._commit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from pretrain.engine.loop import Callback, Run
+from pretrain.engine.loop import NEVER, Callback, Run
 from pretrain.engine.task import StepMetrics
 
 _EVERY = 200
@@ -18,14 +18,19 @@ class GarbageCollector(Callback):
 
     def on_start(self, run: Run) -> None:
         gc.disable()
+        self._last = run.progress.step
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
         if self._first:
             self._first = False
             gc.collect()
             gc.freeze()
-        elif run.progress.step % _EVERY == 0:
+        elif run.progress.step // _EVERY > self._last // _EVERY:
             gc.collect(1)
+        self._last = run.progress.step
+
+    def next_due(self, run: Run) -> int:
+        return NEVER
 
     def close(self, run: Run) -> None:
         gc.unfreeze()

@@ -12,7 +12,7 @@ import torch
 
 from pretrain.base.files import open_for_append
 from pretrain.engine import distributed
-from pretrain.engine.loop import Callback, Run
+from pretrain.engine.loop import Callback, Run, next_multiple
 from pretrain.engine.metrics_file import METRICS, drop_rows_after
 from pretrain.engine.task import Metric, StepMetrics, is_logged, to_float
 
@@ -55,6 +55,9 @@ class Metrics(Callback):
     def after_step(self, run: Run, report: StepMetrics) -> None:
         if is_logged(run.job, run.progress.step):
             self.latest = self.write(run, report)
+
+    def next_due(self, run: Run) -> int:
+        return next_multiple(run.progress.step, run.job.run.log_every)
 
     def write(self, run: Run, report: StepMetrics, split: str | None = None) -> dict[str, float]:
         """Average a report over the ranks and append it; returns the averaged values (on every rank)."""

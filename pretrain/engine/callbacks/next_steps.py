@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 
 from pretrain.engine import distributed
-from pretrain.engine.loop import Callback, Run
+from pretrain.engine.loop import NEVER, Callback, Run
 
 logger = logging.getLogger(__name__)
 
 
 class NextSteps(Callback):
     """Logs each line of the task's ``next_steps``. It comes last, when the checkpoint is already there."""
+
+    def next_due(self, run: Run) -> int:
+        return NEVER
 
     def on_end(self, run: Run) -> None:
         if run.finished and distributed.rank() == 0:

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from pretrain.base.files import write_bytes, write_text
 from pretrain.engine import distributed
-from pretrain.engine.loop import Callback, Run
+from pretrain.engine.loop import NEVER, Callback, Run
 from pretrain.engine.task import StepMetrics
 
 
@@ -36,6 +36,13 @@ class Profiler(Callback):
             write_text(folder / f"{name}.txt", table)
             self._profile = None
         self._maybe_start(run)
+
+    def next_due(self, run: Run) -> int:
+        due = run.job.run.profile_step
+        assert due is not None
+        if run.progress.step >= due:
+            return NEVER
+        return due if run.progress.step + 1 == due else due - 1
 
     def _maybe_start(self, run: Run) -> None:
         if distributed.rank() == 0 and run.progress.step + 1 == run.job.run.profile_step:

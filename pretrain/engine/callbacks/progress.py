@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.callbacks.metrics import Metrics
-from pretrain.engine.loop import Callback, Run
+from pretrain.engine.loop import NEVER, Callback, Run
 from pretrain.engine.task import StepMetrics, is_logged
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,9 @@ class ProgressDisplay(Callback):
         if due and distributed.rank() == 0:
             self._tell_step(run)
         self._tell_validation(run)
+
+    def next_due(self, run: Run) -> int:
+        return NEVER
 
     def _tell_step(self, run: Run) -> None:
         values = summary(self._metrics.latest, run.task.status)

@@ -7,8 +7,8 @@ import time
 import torch
 
 from pretrain.engine import distributed
-from pretrain.engine.loop import Callback, Run
-from pretrain.engine.task import StepMetrics, is_logged
+from pretrain.engine.loop import NEVER, Callback, Run
+from pretrain.engine.task import Progress, StepMetrics, is_logged
 
 _PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "V100": 125e12}
 """Dense bf16 (V100: fp16) peak, FLOP/s, from the vendor's data sheets, by a part of the device's name."""
@@ -33,23 +33,23 @@ class Throughput(Callback):
         self._flops = run.task.flops_per_step()
         self._peak = peak_flops()
         self._busy = 0.0
-        self._steps = self._samples = self._tokens = 0
-        self._seen = (run.progress.samples, run.progress.tokens)
+        self._last = Progress(**run.progress.to_json())
 
     def before_step(self, run: Run) -> None:
         self._mark = time.perf_counter()
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
         self._busy += time.perf_counter() - self._mark
-        self._steps += 1
         if is_logged(run.job, run.progress.step):
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            samples, tokens = run.progress.samples - self._seen[0], run.progress.tokens - self._seen[1]
-            report["samples_per_second"] = samples / self._busy
-            report["tokens_per_second"] = tokens / self._busy
-            report["seconds_per_step"] = self._busy / self._steps
+            steps = run.progress.step - self._last.step
+            report["samples_per_second"] = (run.progress.samples - self._last.samples) / self._busy
+            report["tokens_per_second"] = (run.progress.tokens - self._last.tokens) / self._busy
+            report["seconds_per_step"] = self._busy / steps
             if self._peak is not None:
-                report["mfu"] = self._flops * self._steps / self._busy / self._peak
-            self._busy, self._steps = 0.0, 0
-            self._seen = (run.progress.samples, run.progress.tokens)
+                report["mfu"] = self._flops * steps / self._busy / self._peak
+            self._busy, self._last = 0.0, Progress(**run.progress.to_json())
+
+    def next_due(self, run: Run) -> int:
+        return NEVER

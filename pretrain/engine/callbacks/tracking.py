@@ -16,7 +16,7 @@ from pretrain.base.records import Record, parse_record
 from pretrain.base.sensitive import is_secret
 from pretrain.config import flatten
 from pretrain.engine import distributed
-from pretrain.engine.loop import Callback, Run
+from pretrain.engine.loop import NEVER, Callback, Run
 
 
 class _Identity(Record):
@@ -56,6 +56,9 @@ class Tracker(Callback):
     def on_metrics(self, run: Run, values: Mapping[str, float], split: str | None) -> None:
         if self._open:
             self.log({f"{split}/{name}" if split else name: value for name, value in values.items()}, run.progress.step)
+
+    def next_due(self, run: Run) -> int:
+        return NEVER
 
     def on_end(self, run: Run) -> None:
         self._ended = True

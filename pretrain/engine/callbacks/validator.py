@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pretrain.engine.callbacks.metrics import Metrics
-from pretrain.engine.loop import Callback, Run
+from pretrain.engine.loop import Callback, Run, next_multiple
 from pretrain.engine.task import StepMetrics
 
 
@@ -19,6 +19,9 @@ class Validator(Callback):
         every = run.job.validate_.every
         if every and run.progress.step % every == 0:
             self._validate(run)
+
+    def next_due(self, run: Run) -> int:
+        return next_multiple(run.progress.step, run.job.validate_.every)
 
     def on_end(self, run: Run) -> None:
         if run.finished:

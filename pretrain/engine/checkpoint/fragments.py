@@ -1,7 +1,7 @@
 """Which elements of which parameter this rank holds, whatever the ZeRO stage: the basis of the checkpoint format.
 
-A *fragment* is a run of consecutive elements of one flattened parameter, or of one of its optimizer moments, aliasing
-live fp32 storage. Over all ranks the fragments of a parameter cover it exactly once, so that
+A *fragment* is a run of consecutive elements of one flattened parameter, or of a tensor that the optimizer keeps for
+it, and aliases live fp32 storage. Over all ranks the fragments of a parameter cover it exactly once, so that
 
 * saving writes each rank's fragments and needs no communication, and
 * loading fills each rank's fragments from whatever fragments a checkpoint holds,
@@ -11,7 +11,7 @@ which is why a checkpoint does not remember the world size or the ZeRO stage it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
+from pretrain.engine.optim.build import STATE_TENSORS
 
 WEIGHT = "weight"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """Elements ``start : start + view.numel()`` of the flattened parameter ``name`` (or of its moment ``kind``)."""
+    """Elements ``start : start + view.numel()`` of the flattened parameter ``name``, or of its optimizer state.
+
+    ``kind`` is :data:`WEIGHT`, or the name of the tensor in the optimizer's state.
+    """
 
     name: str
     kind: str
@@ -85,11 +88,11 @@ def _places(engine: Engine) -> Iterator[_Place]:
 
 
 def fragments(engine: Engine, *, whole: bool = False) -> Iterator[Fragment]:
-    """This rank's fragments: weights, then each moment that the optimizer has.
+    """This rank's fragments: weights, then each tensor of the optimizer's state.
 
     At ZeRO 0 every rank holds everything; then each rank gets an equal share, or all of it with ``whole``.
     """
-    state = engine.base_optimizer.state
+    state, kinds = engine.base_optimizer.state, STATE_TENSORS[engine.optimizer_settings.section.type]
     for place in _places(engine):
         begin, end = 0, place.numel
         if engine.zero_stage == 0 and not whole:
@@ -98,37 +101,37 @@ def fragments(engine: Engine, *, whole: bool = False) -> Iterator[Fragment]:
             continue
         tensors = {
             WEIGHT: place.flat,
-            **{key: value for key, value in state.get(place.flat, {}).items() if key in MOMENTS},
+            **{kind: state[place.flat][kind] for kind in kinds if kind in state.get(place.flat, {})},
         }
         for kind, tensor in tensors.items():
             view = tensor.detach().view(-1)[place.offset + begin : place.offset + end]
             yield Fragment(place.name, kind, place.start + begin, view)
 
 
-def create_moments(engine: Engine) -> None:
-    """Make the optimizer allocate its moments, as zeros, before a checkpoint is loaded into them.
+def allocate_optimizer_state(engine: Engine) -> None:
+    """Make the optimizer allocate its state, before a checkpoint is loaded into it.
 
     Done by one update with zero gradients and learning rate 0, which changes no weight and works for any optimizer.
     """
-    optimizer = engine.base_optimizer
-    flats: dict[int, list[Tensor]] = {}
-    zero = engine.zero_optimizer
-    if engine.zero_stage == 3:
-        for index, flat in enumerate(zero.fp32_partitioned_groups_flat):
-            flats.setdefault(zero.sub_group_to_group_id[index], []).append(flat)
+    optimizer, zero = engine.base_optimizer, engine.zero_optimizer
+    before = [(group["params"], group["lr"]) for group in optimizer.param_groups]
     for index, group in enumerate(optimizer.param_groups):
-        parameters, rate = group["params"], group["lr"]
-        group["params"], group["lr"] = flats.get(index, parameters), 0.0
-        gradients = [p.grad for p in group["params"]]
-        for p in group["params"]:
-            p.grad = torch.zeros_like(p)
-        others = [g for g in optimizer.param_groups if g is not group]
-        optimizer.param_groups[:] = [group]
-        optimizer.step()
-        optimizer.param_groups[:] = [*others[:index], group, *others[index:]]
-        for p, gradient in zip(group["params"], gradients, strict=True):
-            p.grad = gradient
-        group["params"], group["lr"] = parameters, rate
+        if engine.zero_stage == 3:  # whose groups hold their parameters only during an update
+            group["params"] = [
+                flat for number, flat in enumerate(zero.fp32_partitioned_groups_flat)
+                if zero.sub_group_to_group_id[number] == index
+            ]  # fmt: skip
+        group["lr"] = 0.0
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = [p.grad for p in parameters]
+    sparse = isinstance(optimizer, torch.optim.SparseAdam)
+    for p in parameters:
+        p.grad = torch.zeros_like(p, layout=torch.sparse_coo) if sparse else torch.zeros_like(p)
+    optimizer.step()
+    for p, gradient in zip(parameters, gradients, strict=True):
+        p.grad = gradient
+    for group, (own, rate) in zip(optimizer.param_groups, before, strict=True):
+        group["params"], group["lr"] = own, rate
 
 
 def optimizer_step_count(engine: Engine) -> int:
@@ -147,31 +150,3 @@ def set_optimizer_step_count(engine: Engine, count: int) -> None:
     for group in engine.base_optimizer.param_groups:
         if "step" in group:
             group["step"] = torch.full_like(group["step"], count) if torch.is_tensor(group["step"]) else count
-
-
-_SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-
-
-def loss_scale_state(engine: Engine) -> dict[str, Any]:
-    """The dynamic loss scaler's state as JSON (empty unless fp16)."""
-    if engine.job.engine.precision != "fp16":
-        return {}
-    if engine.zero_stage == 0:
-        return dict(engine.deepspeed.torch_autocast_z0_gradscaler.state_dict())
-    scaler = engine.zero_optimizer.loss_scaler
-    return {key: getattr(scaler, key) for key in _SCALER if hasattr(scaler, key)}
-
-
-def set_loss_scale_state(engine: Engine, state: Mapping[Any, Any]) -> None:
-    """Restore what :func:`loss_scale_state` returned; a state from another kind of scaler gives only its scale."""
-    if engine.job.engine.precision != "fp16" or not state:
-        return
-    if engine.zero_stage == 0:
-        scaler = engine.deepspeed.torch_autocast_z0_gradscaler
-        scale = state.get("scale", state.get("cur_scale"))
-        scaler.load_state_dict({**scaler.state_dict(), **(state if "scale" in state else {"scale": scale})})
-        return
-    scaler = engine.zero_optimizer.loss_scaler
-    for key, value in (state if "cur_scale" in state else {"cur_scale": state["scale"]}).items():
-        if key in _SCALER:
-            setattr(scaler, key, value)

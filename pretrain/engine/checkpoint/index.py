@@ -17,10 +17,12 @@ from torch import Tensor
 
 from pretrain.base.errors import CheckpointError
 from pretrain.engine import distributed
-from pretrain.engine.checkpoint.fragments import MOMENTS, WEIGHT
+from pretrain.engine.checkpoint.fragments import WEIGHT
 from pretrain.engine.checkpoint.manifest import Manifest
+from pretrain.engine.optim.build import STATE_TENSORS
 
-_KEY = re.compile(rf"({'|'.join((WEIGHT, *MOMENTS))})/(.+)@(\d{{1,18}})", re.ASCII | re.DOTALL)
+_KINDS = (WEIGHT, *sorted({kind for kinds in STATE_TENSORS.values() for kind in kinds}))
+_KEY = re.compile(rf"({'|'.join(_KINDS)})/(.+)@(\d{{1,18}})", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True, order=True)
@@ -39,6 +41,10 @@ class Index:
     def __init__(self, checkpoint: Path, pieces: Mapping[tuple[str, str], list[Piece]]) -> None:
         self.checkpoint = checkpoint
         self._pieces = pieces
+
+    def kinds(self) -> set[str]:
+        """``weight``, and the names of the optimizer's tensors that are stored."""
+        return {kind for kind, _ in self._pieces}
 
     def require(self, kind: str, name: str, numel: int) -> None:
         """Raise ``CheckpointError`` unless all ``numel`` elements of a tensor are stored."""

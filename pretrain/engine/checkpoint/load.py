@@ -19,16 +19,15 @@ from pretrain.base.errors import CheckpointError
 from pretrain.engine import distributed
 from pretrain.engine.checkpoint.fragments import (
     WEIGHT,
-    create_moments,
+    allocate_optimizer_state,
     fragments,
     global_shape,
-    set_loss_scale_state,
     set_optimizer_step_count,
     trainable,
 )
 from pretrain.engine.checkpoint.index import Index, read_index, read_index_together
 from pretrain.engine.checkpoint.manifest import EngineState, Manifest, ModuleRecord, read_manifest
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -133,7 +132,12 @@ def restore_engine(checkpoint: Path, engine: Engine, state: EngineState) -> None
     same_everywhere = engine.zero_stage == 0
     with distributed.synchronize_errors(patient=True):  # files of many gigabytes, at different speeds
         if state.has_moments:
-            create_moments(engine)
+            allocate_optimizer_state(engine)
+        if other := {fragment.kind for fragment in fragments(engine, whole=True)} - index.kinds():
+            raise CheckpointError(
+                f"{checkpoint}: {engine.name} has no optimizer state {', '.join(sorted(other))}, which optimizer.type "
+                f"{engine.optimizer_settings.section.type} needs; set optimizer.type as in its config.yaml"
+            )
         if distributed.rank() == 0 or not same_everywhere:
             with index.reader() as reader:
                 for fragment in fragments(engine, whole=True):
@@ -143,7 +147,7 @@ def restore_engine(checkpoint: Path, engine: Engine, state: EngineState) -> None
             distributed.broadcast_tensor(fragment.view)
     if state.has_moments:
         set_optimizer_step_count(engine, state.optimizer_steps)
-    set_loss_scale_state(engine, state.loss_scale)
+    engine.load_loss_scale_state(state.loss_scale)
 
 
 def _require_all(checkpoint: Path, module: str) -> tuple[ModuleRecord, Index]:

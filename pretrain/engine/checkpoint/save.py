@@ -32,14 +32,13 @@ from pretrain.engine.checkpoint.fragments import (
     WEIGHT,
     fragments,
     global_shape,
-    loss_scale_state,
     optimizer_step_count,
     trainable,
 )
 from pretrain.engine.checkpoint.layout import step_folder
 from pretrain.engine.checkpoint.manifest import CONFIG, FORMAT_VERSION, MANIFEST, STATE
 from pretrain.engine.durable import describe_write_error, sync_file, sync_folder, write_tensors
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
 from pretrain.engine.provenance import provenance
 from pretrain.engine.task import Progress, Task
 
@@ -171,7 +170,7 @@ def begin_save(
         engine_state[name] = {
             "optimizer_steps": optimizer_step_count(engine),
             "has_moments": bool(engine.base_optimizer.state),
-            "loss_scale": loss_scale_state(engine),
+            "loss_scale": engine.loss_scale_state(),
         }
     save = PendingSave(target, files, {"progress": progress.to_json(), "engines": engine_state}, manifest)
     with distributed.synchronize_errors():

@@ -1,9 +1,8 @@
-"""DeepSpeed engines built from a job, behind the few calls a task needs."""
+"""Engines of DeepSpeed: several ranks, ZeRO, fp16, and DeepSpeed's own options."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import deepspeed
@@ -14,71 +13,51 @@ from torch import Tensor, nn
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.engines.deepspeed_config import clips_here, deepspeed_config
-from pretrain.engine.optim.build import FusedUpdate, Moments, build_optimizer
-
-logger = logging.getLogger(__name__)
+from pretrain.engine.engines.gradients import clip_gradients, measure_gradients
+from pretrain.engine.optim.build import build_optimizer
+from pretrain.engine.optim.settings import ModuleOptimizer
 
 # DeepSpeed would compile this operator with g++ in the first run on CPUs (minutes) and load it in every other one. It
 # serves `inference_all_reduce` alone, which training never calls.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
+_SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""What a state of DeepSpeed's loss scaler consists of."""
+
 _WIRE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Engine:
-    """A module under DeepSpeed: forward by calling it, then ``backward`` and ``step`` once a micro-batch.
+class DeepSpeedEngine:
+    """A module under DeepSpeed, behind the calls of :class:`pretrain.engine.engines.base.Engine`."""
 
-    Every forward pass of training goes through the engine, never through ``.module`` (DeepSpeed's gradient hooks are
-    installed by its forward). Gradients are averaged over micro-batches and over ranks.
-
-    One rank at ZeRO 0 shares nothing and partitions nothing: forward, backward and update are then plain torch, which
-    saves a millisecond an update (half of the time, where modules are as small as a critic).
-    """
-
-    def __init__(self, name: str, module: nn.Module, job: Job) -> None:
+    def __init__(self, name: str, module: nn.Module, job: Job, settings: ModuleOptimizer) -> None:
         self.name = name
-        self.job = job
         self.zero_stage = job.engine.zero_stage
+        self.optimizer_settings = settings
+        self._fp16 = job.engine.precision == "fp16"
+        self._clips = clips_here(job.engine)
         self._parameters = list(module.parameters())
         self._norm: Tensor | None = None
         self._updated = True
-        self._clips = clips_here(job)
+        self._accumulation = job.accumulation(distributed.world_size())
+        self._micro_steps = 0
         _name_wire_type(module, job)
-        optimizer = build_optimizer(job, module)
-        alone = self.zero_stage == 0 and distributed.world_size() == 1
-        self._plain = alone and job.engine.precision != "fp16" and not job.engine.deepspeed_extra
-        if self.zero_stage == 0 and not self._plain:
+        optimizer = build_optimizer(settings.section, job.engine, module)
+        if self.zero_stage == 0:
             optimizer.register_step_pre_hook(lambda *_: self._measure_and_clip())
         self.deepspeed, *_ = deepspeed.initialize(
             model=module,
             optimizer=optimizer,
-            config=deepspeed_config(job, distributed.world_size()),
+            config=deepspeed_config(job, distributed.world_size(), settings.section),
             dist_init_required=False,
         )
-        if alone:
+        if self.zero_stage == 0 and distributed.world_size() == 1:
             # It would flatten all gradients, reduce them over one rank, and copy them back.
             self.deepspeed.enable_backward_allreduce = False
-        if self._plain:  # its forward hooks keep time and count for a pass of its own
-            self.deepspeed.module_forward_pre_hook.remove()
-            self.deepspeed.module_forward_post_hook.remove()
-        self._accumulation = job.accumulation(distributed.world_size())
-        self._micro_steps = 0
-        self._used = False  # the gradients have had their update, and are there until the next pass to tell their norm
-        # torch's AdamW leaves gradients as they are; apex's FusedLAMB, for one, writes its update over them
-        self._measures_late = False
-        self._update: Callable[[], Any] = optimizer.step
-        if self._plain and isinstance(optimizer, torch.optim.AdamW):
-            self._measures_late, self._update = True, FusedUpdate(optimizer)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass, under the engine's precision."""
-        if not self._plain:
-            return self.deepspeed(*args, **kwargs)
-        self._forget_used()
-        if self.job.engine.precision == "fp32":
-            return self.module(*args, **kwargs)
-        with torch.autocast(self.device.type, torch.bfloat16):
-            return self.module(*args, **kwargs)
+        return self.deepspeed(*args, **kwargs)
 
     @property
     def at_boundary(self) -> bool:
@@ -87,13 +66,13 @@ class Engine:
 
     @property
     def module(self) -> nn.Module:
-        """The wrapped module, for reading (names, shapes, ``eval()``); not for training passes."""
+        """The wrapped module, for reading and for evaluation; not for training passes."""
         module: nn.Module = self.deepspeed.module
         return module
 
     @property
     def device(self) -> torch.device:
-        """Where inputs belong."""
+        """The device that inputs belong on."""
         return torch.device(self.deepspeed.device)
 
     @property
@@ -103,58 +82,27 @@ class Engine:
 
     @property
     def base_optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer that holds the moments: the one ``build_optimizer`` made."""
+        """The optimizer that holds the state: the one ``build_optimizer`` made."""
         optimizer: torch.optim.Optimizer = getattr(self.zero_optimizer, "optimizer", self.zero_optimizer)
         return optimizer
 
-    def moments(self) -> list[Moments]:
-        """The state of plain torch's AdamW, which a compiled step updates; empty elsewhere, and before any update."""
-        return self._update.groups() if isinstance(self._update, FusedUpdate) else []
-
-    def backward(self, loss: Tensor, leaf: Tensor | None = None, *, last: bool = True) -> Tensor | None:
+    def backward(self, loss: Tensor, *, last: bool = True) -> None:
         """Accumulate the gradient of ``loss`` (one micro-batch; divided by the accumulation, scaled for fp16).
 
         With ``last`` false another pass of the same micro-batch follows, and the ranks' gradients are not summed yet
         (at ZeRO 0; the others need every pass's).
-
-        Returns:
-            The gradient that ``leaf`` has now, an input of the pass, where one is named.
         """
-        if self._plain:
-            self._forget_used()
-            (loss / self._accumulation if self._accumulation > 1 else loss).backward()
-        else:
-            reduces = self.deepspeed.enable_backward_allreduce
-            self.deepspeed.enable_backward_allreduce = reduces and (last or self.zero_stage > 0)
-            self.deepspeed.backward(loss)
-            self.deepspeed.enable_backward_allreduce = reduces
-        return None if leaf is None else leaf.grad
-
-    def take_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """The same as ``backward`` where the gradients are known: one for each of the module's ``parameters()``.
-
-        Not under ZeRO 3, whose parameters are elsewhere, and not beside ``backward`` in one update.
-        """
-        pairs = list(zip(self._parameters, gradients, strict=True))
-        if not self._plain or self._accumulation > 1:
-            assert self.zero_stage < 3
-            self.backward(torch.stack([(p * g).sum() for p, g in pairs]).sum())
-            return
-        self._forget_used()
-        for parameter, gradient in pairs:
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        reduces = self.deepspeed.enable_backward_allreduce
+        self.deepspeed.enable_backward_allreduce = reduces and (last or self.zero_stage > 0)
+        self.deepspeed.backward(loss)
+        self.deepspeed.enable_backward_allreduce = reduces
 
     def step(self) -> None:
-        """After each micro-batch's ``backward``; updates the parameters at the accumulation boundary."""
+        """Ends a micro-batch; the last one of an optimizer step updates the parameters."""
         self._updated = False
-        if not self._plain:
-            if self._clips and self.zero_stage and self.at_boundary:
-                self._measure_and_clip_shards()
-            self.deepspeed.step()
-        elif self.at_boundary:
-            self._measure_and_clip()
-            self._update()
-            self._used = True
+        if self._clips and self.zero_stage and self.at_boundary:
+            self._measure_and_clip_shards()
+        self.deepspeed.step()
         self._micro_steps += 1
 
     def train(self) -> None:
@@ -171,44 +119,50 @@ class Engine:
             group["lr"] = value
 
     def learning_rate(self) -> float:
-        """That of the next update."""
+        """Learning rate of the next update."""
         rate: float = self.zero_optimizer.param_groups[0]["lr"]
         return rate
 
     def gradient_norm(self) -> Tensor:
         """Global gradient norm of the last update, before clipping: a scalar that the host has not waited for."""
-        if self._measures_late and self._norm is None and self._used:  # nothing was clipped
-            self._norm = self._measure()
         norm = self._norm if self._clips else self.deepspeed.get_global_grad_norm()
         return torch.as_tensor(float("nan") if norm is None else norm)
 
     def update_was_skipped(self) -> bool:
-        """True when the last update was dropped because of an fp16 overflow (the loss scale has been lowered)."""
+        """Whether the last update was left out because fp16 overflowed (the loss scale has been lowered)."""
         if self.zero_stage == 0:
             return not self._updated  # only a gradient scaler leaves an update out
         # DeepSpeed sets `overflow` for any norm that is not finite; only fp16 has a scaler that answers it.
-        return self.job.engine.precision == "fp16" and bool(getattr(self.zero_optimizer, "overflow", False))
+        return self._fp16 and bool(getattr(self.zero_optimizer, "overflow", False))
 
-    def _forget_used(self) -> None:
-        if self._used:
-            for parameter in self._parameters:  # zero_grad() without its profiler's range: 20 us
-                parameter.grad = None
-            self._used = False
+    def loss_scale_state(self) -> dict[str, Any]:
+        """The state of fp16's dynamic loss scaler as JSON; empty in other precisions."""
+        if not self._fp16:
+            return {}
+        if self.zero_stage == 0:
+            return dict(self.deepspeed.torch_autocast_z0_gradscaler.state_dict())
+        scaler = self.zero_optimizer.loss_scaler
+        return {key: getattr(scaler, key) for key in _SCALER if hasattr(scaler, key)}
 
-    def _measure(self) -> Tensor:
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        if not gradients:
-            return torch.zeros(())
-        # what get_total_norm does, without sorting tensors by device and type, half of its time for small modules
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        return norm
+    def load_loss_scale_state(self, state: Mapping[Any, Any]) -> None:
+        """Restore a :meth:`loss_scale_state`; one of another kind of scaler gives only its scale."""
+        if not self._fp16 or not state:
+            return
+        if self.zero_stage == 0:
+            scaler = self.deepspeed.torch_autocast_z0_gradscaler
+            scale = state.get("scale", state.get("cur_scale"))
+            scaler.load_state_dict({**scaler.state_dict(), **(state if "scale" in state else {"scale": scale})})
+            return
+        scaler = self.zero_optimizer.loss_scaler
+        for key, value in (state if "cur_scale" in state else {"cur_scale": state["scale"]}).items():
+            if key in _SCALER:
+                setattr(scaler, key, value)
 
     def _measure_and_clip(self) -> None:
+        """At ZeRO 0, before the optimizer's step, on the reduced gradients."""
         self._updated = True
-        clip = self.job.optimizer.clip
-        self._norm = self._measure() if clip or not self._measures_late else None
-        if clip and self._norm is not None:
-            nn.utils.clip_grads_with_norm_(self._parameters, clip, self._norm)
+        self._norm = measure_gradients(self._parameters)
+        clip_gradients(self._parameters, self.optimizer_settings.section.clip, self._norm)
 
     def _measure_and_clip_shards(self) -> None:
         """DeepSpeed's arithmetic at ZeRO 1 and 2 on the reduced gradients of this rank's shard; no host reads the norm.
@@ -225,7 +179,7 @@ class Engine:
             squares.append(torch.stack(norms).square().sum().float() if own else torch.zeros((), device=self.device))
         of_groups = distributed.all_reduce_sum(torch.stack(squares)).sqrt()
         self._norm = torch.linalg.vector_norm(of_groups)
-        clip = self.job.optimizer.clip
+        clip = self.optimizer_settings.section.clip
         if clip:
             factor = 1.0 / ((self._norm + 1e-6) / clip).clamp(min=1.0)
             for gradients in groups:
@@ -239,8 +193,3 @@ def _name_wire_type(module: nn.Module, job: Job) -> None:
         for parameter in module.parameters():
             name = job.engine.deepspeed_extra["communication_data_type"]
             setattr(parameter, PARAM_COMM_DTYPE_ATTR_NAME, _WIRE_TYPES[name])
-
-
-def build_engines(modules: Mapping[str, nn.Module], job: Job) -> dict[str, Engine]:
-    """One engine per module, in the mapping's order (the same on every rank)."""
-    return {name: Engine(name, module, job) for name, module in modules.items()}

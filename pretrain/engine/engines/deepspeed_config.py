@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from pretrain.base.errors import ConfigError, did_you_mean, shown
-from pretrain.config.schema import Job
+from pretrain.config.schema import EngineSection, Job, OptimizerSection
 
 _EXTRA_KEYS = {
     "activation_checkpointing",
@@ -64,26 +64,28 @@ _BUCKET = 25_000_000
 encoder has: one bucket, reduced when the backward pass is over, with nothing left to overlap with."""
 
 
-def offloads_optimizer(job: Job) -> bool:
+def offloads_optimizer(engine: EngineSection) -> bool:
     """Whether the optimizer's state lies in host memory."""
-    extra = job.engine.deepspeed_extra.get("zero_optimization", {})
+    extra = engine.deepspeed_extra.get("zero_optimization", {})
     # the second is DeepSpeed's older name, which it still takes
-    return job.engine.offload_optimizer or "offload_optimizer" in extra or bool(extra.get("cpu_offload"))
+    return engine.offload_optimizer or "offload_optimizer" in extra or bool(extra.get("cpu_offload"))
 
 
-def clips_here(job: Job) -> bool:
+def clips_here(engine: EngineSection) -> bool:
     """Whether the gradient norm is measured, and clipped by, in ``pretrain.engine.engines.deepspeed``.
 
     DeepSpeed would read the norm on the host in every step. It must where the step hangs on it (fp16's loss scale),
     and where gradients are not on the device (offloading), or not in one place (ZeRO 3).
     """
-    stage = job.engine.zero_stage
-    scaled = job.engine.precision == "fp16" or "fp16" in job.engine.deepspeed_extra
-    return stage == 0 or (stage in (1, 2) and not scaled and not offloads_optimizer(job))
+    stage = engine.zero_stage
+    scaled = engine.precision == "fp16" or "fp16" in engine.deepspeed_extra
+    return stage == 0 or (stage in (1, 2) and not scaled and not offloads_optimizer(engine))
 
 
-def deepspeed_config(job: Job, world: int) -> dict[str, Any]:
+def deepspeed_config(job: Job, world: int, optimizer: OptimizerSection | None = None) -> dict[str, Any]:
     """The configuration passed to ``deepspeed.initialize`` for ``job`` on ``world`` ranks.
+
+    ``optimizer`` is the section of a module that has one of its own; without it, ``job.optimizer``.
 
     Precision: parameters and optimizer state stay fp32; ``bf16`` runs the forward pass under autocast; ``fp16`` keeps
     fp16 parameters with an fp32 master copy and dynamic loss scaling (autocast with a gradient scaler at ZeRO 0).
@@ -103,7 +105,7 @@ def deepspeed_config(job: Job, world: int) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": engine.zero_stage}
     if engine.zero_stage in (1, 2):
         zero |= {"overlap_comm": True, "reduce_bucket_size": _BUCKET}
-        if clips_here(job):
+        if clips_here(engine):
             zero["compute_grad_norm"] = False
     if engine.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
@@ -113,7 +115,7 @@ def deepspeed_config(job: Job, world: int) -> dict[str, Any]:
         "train_batch_size": job.batch.global_,
         "train_micro_batch_size_per_gpu": job.batch.micro,
         "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": 0.0 if clips_here(job) else job.optimizer.clip,
+        "gradient_clipping": 0.0 if clips_here(engine) else (optimizer or job.optimizer).clip,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

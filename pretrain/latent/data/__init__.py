@@ -1,1 +1,1 @@
-"""Sentences and clusters: vocabulary, batches of one length, and what a step draws."""
+"""Data of latent jobs: sentences, vocabulary, batches, and the random numbers of a step."""

@@ -1,8 +1,8 @@
-"""Batches of sentences of one length: never padded, the same for any number of ranks, found again from a count.
+"""Batches of sentences of one length, which need no padding and are the same for any number of ranks.
 
-Membership is fixed, as in the released code: sentences of one length, in file order, are cut into batches; each epoch
-goes through the batches in an order of its own. Where a batch does not divide over the ranks, a rank repeats one of
-its rows and gives it no weight.
+As in the released code, sentences of one length, in file order, are cut into batches once; each epoch goes through the
+batches in another order. Where a batch does not divide evenly over the ranks, a rank repeats one of its rows and gives
+the copy no weight. A resumed run finds its place again from the number of sentences that it has seen.
 """
 
 from __future__ import annotations
@@ -21,33 +21,37 @@ from pretrain.latent.data.corpus import Sentences
 
 @dataclass(frozen=True)
 class Batch:
-    """A rank's rows of a batch of ``total`` sentences of one length.
+    """One rank's rows of a batch.
 
-    ``rows`` are their places in the whole batch (they choose the noise); only the first ``counted`` rows count.
+    Attributes:
+        tokens: ``<s> w1 .. wn </s>`` of each row.
+        rows: positions of these rows in the whole batch; they choose the rows' random numbers.
+        valid_rows: how many of these rows have weight; they come first.
+        total: number of sentences in the whole batch.
     """
 
     tokens: Int[Tensor, "n length"]
     rows: Int[Tensor, " n"]
-    counted: int
+    valid_rows: int
     total: int
 
     @property
     def scored(self) -> int:
-        """Words and ends of sentences in the whole batch."""
+        """Number of predicted words in the whole batch, ends of sentences included."""
         return self.total * (self.tokens.shape[1] - 1)
 
     def to(self, device: torch.device) -> Batch:
-        """On a device."""
-        return Batch(self.tokens.to(device), self.rows, self.counted, self.total)
+        """The same batch on another device."""
+        return Batch(self.tokens.to(device), self.rows, self.valid_rows, self.total)
 
 
 class Batches:
-    """The batches of a set of sentences.
+    """All batches of a set of sentences.
 
     Args:
         sentences: the whole set.
-        size: rows of a batch over all ranks; the last of each length may be smaller.
-        seed: of the order.
+        size: number of rows of a batch over all ranks; the last batch of each length may be smaller.
+        seed: decides the order of the batches in each epoch.
     """
 
     def __init__(self, sentences: Sentences, size: int, seed: int) -> None:
@@ -65,17 +69,17 @@ class Batches:
 
     @property
     def mean_tokens(self) -> float:
-        """Scored tokens of an average batch."""
+        """Number of predicted words of an average batch."""
         return self._sentences.scored / len(self)
 
     def order(self, epoch: int) -> Int64[np.ndarray, " b"]:
-        """The order in which an epoch takes the batches."""
+        """The order in which an epoch goes through the batches."""
         if self._order[0] != epoch:
             self._order = (epoch, generator_for("latent/order", self._seed, epoch, 0).permutation(len(self)))
         return self._order[1]
 
     def locate(self, samples: int) -> tuple[int, int]:
-        """Epoch and place in it of the batch that holds the sentence that comes after ``samples`` others."""
+        """The epoch, and the position within it, of the batch that comes after ``samples`` sentences."""
         epoch, done = divmod(samples, len(self._sentences))
         ends = np.cumsum(self._sizes[self.order(epoch)])
         return epoch, int(np.searchsorted(ends, done, side="right"))
@@ -83,15 +87,15 @@ class Batches:
     def take(self, number: int, rank: int, world: int) -> Batch:
         """This rank's rows of batch ``number``."""
         batch = self._batches[number]
-        share = -(-len(batch) // world)
-        rows = np.arange(rank, share * world, world)
-        counted = int((rows < len(batch)).sum())
+        per_rank = -(-len(batch) // world)
+        rows = np.arange(rank, per_rank * world, world)
+        valid_rows = int((rows < len(batch)).sum())
         rows = np.where(rows < len(batch), rows, rows[0] % len(batch))
         tokens = torch.from_numpy(self._sentences.rows(batch[rows]))
-        return Batch(tokens, torch.from_numpy(rows), counted, len(batch))
+        return Batch(tokens, torch.from_numpy(rows), valid_rows, len(batch))
 
     def train(self, samples: int, rank: int, world: int) -> Iterator[Batch]:
-        """This rank's batches from the count ``samples`` on, without end."""
+        """This rank's batches after the first ``samples`` sentences, without end."""
         epoch, place = self.locate(samples)
         while True:
             for number in self.order(epoch)[place:]:
@@ -99,9 +103,9 @@ class Batches:
             epoch, place = epoch + 1, 0
 
     def evaluation(self, limit: int, rank: int, world: int) -> Iterator[tuple[int, Batch]]:
-        """Whole batches for this rank, with their numbers: evenly over all lengths, ``limit`` sentences or so.
+        """Whole batches for this rank, with their numbers: about ``limit`` sentences over all ranks.
 
-        Every n-th batch, so that each sentence is as likely to be among them as any other.
+        Every n-th batch is taken, so that short and long sentences are as frequent as in the whole set.
         """
         count = min(len(self), max(1, round(limit / self._sizes.mean())))
         chosen = ((np.arange(count) + 0.5) * len(self) / count).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Sentences of a text file as one array of word numbers, and what was left out."""
+"""The sentences of a text file as one array of word numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SPLITS = {"train": r"train", "validation": r"validation|valid|dev|val", "test":
 class Sentences:
     """``tokens[offsets[i] : offsets[i + 1]]`` is ``<s> w1 .. wn </s>`` of sentence ``i``.
 
-    ``scored`` counts what a language model predicts: the words and one ``</s>`` a sentence.
+    ``scored`` is the number of tokens that a language model predicts: the words and one ``</s>`` per sentence.
     """
 
     tokens: Int64[np.ndarray, " t"]
@@ -36,31 +36,31 @@ class Sentences:
 
     @property
     def lengths(self) -> Int64[np.ndarray, " n"]:
-        """Of the sentences, ``<s>`` and ``</s>`` included."""
+        """Number of tokens of each sentence, ``<s>`` and ``</s>`` included."""
         lengths: Int64[np.ndarray, " n"] = np.diff(self.offsets)
         return lengths
 
     @property
     def scored(self) -> int:
-        """Words and ends of sentences."""
+        """Number of tokens that a language model predicts."""
         return len(self.tokens) - len(self)
 
     def rows(self, numbers: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, "m length"]:
-        """Sentences of one length as a matrix."""
+        """The tokens of sentences of one length as a matrix."""
         length = int(self.lengths[numbers[0]])
         rows: Int64[np.ndarray, "m length"] = self.tokens[self.offsets[numbers][:, None] + np.arange(length)]
         return rows
 
     @classmethod
     def of(cls, encoded: list[np.ndarray]) -> Sentences:
-        """Put ``<s>`` and ``</s>`` around each sentence of word numbers."""
+        """Make the array of sentences that are given as word numbers without ``<s>`` and ``</s>``."""
         framed = [np.concatenate(([START], words, [END])) for words in encoded]
         offsets = np.concatenate(([0], np.cumsum([len(row) for row in framed]))).astype(np.int64)
         return cls(np.concatenate(framed).astype(np.int64), offsets)
 
 
 def file_of(data: DataSection, split: str) -> Path | None:
-    """The file of ``train``, ``validation`` or ``test``; None where there is none to find.
+    """The file of a split (``train``, ``validation`` or ``test``); None where the job names none and none is found.
 
     Raises:
         DataError: a file named in the job is missing, or several fit.
@@ -75,14 +75,18 @@ def file_of(data: DataSection, split: str) -> Path | None:
     if not data.path.is_dir():
         raise DataError(f"data.path: no folder {data.path}")
     fits = re.compile(rf"(?:^|[^a-z])(?:{_SPLITS[split]})(?:[^a-z]|$)")
-    found = sorted(p for p in data.path.iterdir() if p.name.endswith((".txt", ".txt.gz")) and fits.search(p.name))
-    if len(found) > 1:
-        raise DataError(f"data.path {data.path}: {found[0].name} and {found[1].name} both fit; set data.{split}")
-    return found[0] if found else None
+    files = sorted(p for p in data.path.iterdir() if p.name.endswith((".txt", ".txt.gz")) and fits.search(p.name))
+    if len(files) > 1:
+        raise DataError(f"data.path {data.path}: {files[0].name} and {files[1].name} both fit; set data.{split}")
+    return files[0] if files else None
 
 
 def describe_files(data: DataSection) -> list[str]:
-    """A line for the file of each split. Raises ``DataError`` where training or validation text is missing."""
+    """Describe the file of each split in one line.
+
+    Raises:
+        DataError: training or validation text, or the vocabulary file, is missing.
+    """
     lines = []
     for split in _SPLITS:
         path = file_of(data, split)
@@ -96,10 +100,10 @@ def describe_files(data: DataSection) -> list[str]:
 
 
 def read(path: Path, format: str) -> Iterator[list[str]]:
-    """The words of each line that is not blank.
+    """Yield the words of each line that is not blank.
 
     Raises:
-        DataError: not UTF-8, not gzip, or a line without its label.
+        DataError: the file is not UTF-8 or not gzip, or a line has no label.
     """
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
@@ -115,7 +119,7 @@ def read(path: Path, format: str) -> Iterator[list[str]]:
 
 
 def build_vocabulary(data: DataSection) -> Vocabulary:
-    """Of ``data.vocabulary_file``, else the most frequent words of the training text."""
+    """Read ``data.vocabulary_file``; without one, take the most frequent words of the training text."""
     if data.vocabulary_file is not None:
         return Vocabulary.load(data.vocabulary_file)
     path = file_of(data, "train")
@@ -125,7 +129,7 @@ def build_vocabulary(data: DataSection) -> Vocabulary:
 
 
 def load_sentences(data: DataSection, split: str, vocabulary: Vocabulary) -> Sentences | None:
-    """The sentences of a split; None where it has no file. Those over ``data.max_words`` are left out and counted.
+    """Load the sentences of a split; None where it has no file. A warning counts those over ``data.max_words``.
 
     Raises:
         DataError: no sentence is left, or none has a known word.

@@ -1,4 +1,4 @@
-"""The swap augmentation of Table 7: adjacent words change places in the second view."""
+"""The swap augmentation of Table 7: adjacent words of the second view change places."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 def swapped(tokens: Int[Tensor, "n length"], swaps: Bool[Tensor, "n length"]) -> Int[Tensor, "n length"]:
-    """Where ``swaps[:, i]``, the words at i and i + 1 change places; left to right, a word moves at most once.
+    """Exchange the words at i and i + 1 where ``swaps[:, i]``, from left to right; a word moves at most once.
 
-    ``<s>`` and ``</s>`` stay. The released code has no such augmentation; this is the paper's sentence on it.
+    ``<s>`` and ``</s>`` stay. The released code has no such augmentation; this follows section 4.7 of the paper.
     """
     out = tokens.clone()
     moved = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)

@@ -19,11 +19,12 @@ SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
 
 
 class Vocabulary:
-    """The words of a model. ``unknown`` is the ordinary word that an unknown one becomes; it is scored like any other.
+    """The words of a model and their numbers.
 
     Args:
-        words: without the special ones; ``<unk>``, where it is an ordinary word of the text, has the number 1.
-        unknown: such as ``<unk>`` (PTB) or ``_UNK`` (Yahoo, Yelp).
+        words: the words without the special ones; ``<unk>`` has the number 1 also where it is a word of the text.
+        unknown: the word of the text that stands for an unknown one and is scored like any other: ``<unk>`` (PTB) or
+            ``_UNK`` (Yahoo, Yelp).
     """
 
     def __init__(self, words: Sequence[str], unknown: str = "<unk>") -> None:
@@ -34,7 +35,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, sentences: Iterable[Sequence[str]], size: int, unknown: str) -> Vocabulary:
-        """The ``size`` most frequent words; equally frequent ones in alphabetical order."""
+        """Make the vocabulary of the ``size`` most frequent words; equally frequent ones in alphabetical order."""
         counts = Counter(word for sentence in sentences for word in sentence)
         ordered = sorted(counts, key=lambda word: (-counts[word], word))
         return cls(ordered[:size], unknown)
@@ -44,20 +45,20 @@ class Vocabulary:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the words in order."""
+        """SHA-256 hash of the words in their order."""
         return hashlib.sha256("\n".join((self.unknown, *self.words)).encode()).hexdigest()
 
     def encode(self, words: Sequence[str]) -> Int64[np.ndarray, " n"]:
-        """Numbers of the words, without ``<s>`` and ``</s>``."""
+        """The numbers of words, without ``<s>`` and ``</s>`` around them."""
         return np.array([self._numbers.get(word, self.unknown_id) for word in words], dtype=np.int64)
 
     def knows_any(self, sentences: Iterable[Sequence[str]]) -> bool:
-        """Whether any word of the sentences is a known one."""
+        """Whether the vocabulary holds any word of the sentences."""
         known = self._numbers.keys() - {self.unknown}
         return any(word in known for sentence in sentences for word in sentence)
 
     def decode(self, numbers: Iterable[int]) -> list[str]:
-        """The words up to ``</s>``."""
+        """The words of numbers, up to ``</s>``."""
         words = []
         for number in numbers:
             if number == END:
@@ -66,15 +67,15 @@ class Vocabulary:
         return words
 
     def save(self, path: Path) -> None:
-        """One word a line; the first line names the word for unknown ones."""
+        """Write one word per line; the first line names the word that stands for unknown ones."""
         write_text(path, "\n".join((self.unknown, *self.words)) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
-        """What :meth:`save` wrote.
+        """Read a file that :meth:`save` wrote.
 
         Raises:
-            DataError: not such a file.
+            DataError: the file cannot be read, or is no vocabulary.
         """
         try:
             unknown, *words = path.read_text(encoding="utf-8").split("\n")[:-1]

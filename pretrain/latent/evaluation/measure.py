@@ -15,19 +15,18 @@ from torch import Tensor, nn
 from pretrain.engine import distributed
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.batches import Batch
-from pretrain.latent.data.inputs import inputs_of
 from pretrain.latent.data.noise import StepNoise
+from pretrain.latent.data.sampled_batch import sample_batch
 from pretrain.latent.evaluation.bounds import (
-    Normal,
     active_units,
     aggregate_information,
     fitted_normal,
     importance_weighted_nll,
     perplexity,
-    standard_log_prob,
 )
 from pretrain.latent.models.critics import Critics
-from pretrain.latent.models.posterior import Encoded
+from pretrain.latent.models.normal import Normal, standard_log_prob
+from pretrain.latent.models.posterior import EncoderOutput
 from pretrain.latent.models.text import TextDecoder, TextEncoder
 from pretrain.latent.training.semi_amortized import refined_density
 
@@ -120,13 +119,13 @@ def draws(
     head = modules.encoder.head
     h = modules.encoder.represent(batch.tokens)
     eps = noise.normal(number, head.noise)
-    encoded: Encoded = head(h.repeat(number, 1), eps)
+    encoded: EncoderOutput = head(h.repeat(number, 1), eps)
     z, density = encoded.z.view(number, batch.total, -1), head(h, eps[: len(h)]).density
     if job.objective.svi_steps:
         still = job.model_copy(update={"model": job.model.model_copy(update={"dropout": 0.0, "encoder_dropout": 0.0})})
-        inputs = inputs_of(still, batch, noise)
-        first = head(h, inputs.eps)
-        density = refined_density(modules.decoder, first, inputs, noise, job.objective.beta_end, job.objective)
+        sampled = sample_batch(still, batch, noise)
+        first = head(h, sampled.eps)
+        density = refined_density(modules.decoder, first, sampled, job.objective.beta_end, job.objective)
         assert density.log_variance is not None
         z = density.mean + (0.5 * density.log_variance).exp() * eps.view_as(z)
     return h, z, density
@@ -174,7 +173,7 @@ def _critic_values(critics: Critics, h: Tensor, z: Tensor, noise: StepNoise, sum
     samples = len(z)
     prior = noise.normal(samples, z.shape[2])
     for part, other in zip(z.split(64), prior.view_as(z).split(64), strict=True):
-        values = critics.values(part.flatten(0, 1), h.repeat(len(part), 1), other.flatten(0, 1))
+        values = critics(part.flatten(0, 1), h.repeat(len(part), 1), other.flatten(0, 1))
         sums.add(f_q=values.f_q.double().sum() / samples, exp_f_p=values.f_p.double().exp().sum() / samples)
         if values.g_q is not None and values.g_p is not None:
             sums.add(g_q=values.g_q.double().sum() / samples, exp_g_p=values.g_p.double().exp().sum() / samples)

@@ -1,9 +1,12 @@
-"""The modules of a job, freshly made."""
+"""The modules of a job with their initial weights, and their optimizers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import nn
 
+from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.latent.config import LatentJob
 from pretrain.latent.models.clusters import ClusterDecoder, ClusterEncoder
 from pretrain.latent.models.critics import Critics
@@ -11,11 +14,11 @@ from pretrain.latent.models.text import TextDecoder, TextEncoder
 
 
 def build(job: LatentJob, words: int) -> dict[str, nn.Module]:
-    """``decoder``; ``encoder`` unless it is a language model; ``critics`` for an implicit posterior.
+    """Build ``decoder``, ``encoder`` unless the job is a language model, and ``critics`` for an implicit posterior.
 
     Args:
         job: its sections ``model`` and ``critic`` give the sizes.
-        words: of the vocabulary; not looked at for clusters.
+        words: size of the vocabulary; not used for clusters.
     """
     model, classes = job.model, job.data.clusters
     modules: dict[str, nn.Module] = {}
@@ -28,3 +31,11 @@ def build(job: LatentJob, words: int) -> dict[str, nn.Module]:
     if job.has_critics:
         modules["critics"] = Critics(model.latent, model.hidden if classes is None else classes, job.critic)
     return modules
+
+
+def optimizers(job: LatentJob) -> Mapping[str, ModuleOptimizer]:
+    """The critics are never clipped and learn at the constant rate ``critic.lr``; the rest is ``job.optimizer``."""
+    if not job.has_critics:
+        return {}
+    section = job.optimizer.model_copy(update={"lr": job.critic.lr, "clip": 0.0})
+    return {"critics": ModuleOptimizer(section, schedule=False)}

@@ -1,4 +1,4 @@
-"""q(z | x) as a head on the encoder's output: Gaussian, implicit, a point, or nothing."""
+"""The posterior q(z | x) as a head on the encoder's output: Gaussian, implicit, or a single point."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pretrain.latent.config import ModelSection
-from pretrain.latent.evaluation.bounds import Normal
+from pretrain.latent.models.mlp import mlp
+from pretrain.latent.models.normal import Normal
 
 
-class Encoded(NamedTuple):
-    """What the encoder says of ``n`` inputs.
+class EncoderOutput(NamedTuple):
+    """The encoder's output for ``n`` inputs.
 
-    ``z``: one draw each. ``h``: the representation under it. ``density``: of the posterior, where it has one: the mean
-    and either the log variance of each dimension, or a factor ``A`` of one covariance ``A A'`` for all inputs.
+    Attributes:
+        z: one draw of each posterior.
+        h: the representations of the inputs, which the posteriors are made of.
+        density: the posteriors' densities, where they are known.
     """
 
     z: Float[Tensor, "n d"]
@@ -32,59 +35,61 @@ class GaussianHead(nn.Module):
         self.noise = latent
         self.linear = nn.Linear(inputs, 2 * latent)
 
-    def forward(self, h: Float[Tensor, "n k"], eps: Float[Tensor, "n e"]) -> Encoded:
+    def forward(self, h: Float[Tensor, "n k"], eps: Float[Tensor, "n e"]) -> EncoderOutput:
         """Draw z with the noise ``eps``."""
         mean, log_variance = self.linear(h).chunk(2, dim=-1)
-        return Encoded(mean + (0.5 * log_variance).exp() * eps, h, Normal(mean, log_variance=log_variance))
+        return EncoderOutput(mean + (0.5 * log_variance).exp() * eps, h, Normal(mean, log_variance=log_variance))
 
 
 class LinearHead(nn.Module):
-    r""":math:`z = W_h h + W_e \epsilon + b`: the "implicit" posterior as released, in fact
-    :math:`N(W_h h + b,\, W_e W_e^\top)` with one covariance for all x."""
+    r"""The "implicit" posterior as released, :math:`z = W_h h + W_e \epsilon + b`.
+
+    It is the Gaussian :math:`N(W_h h + b,\, W_e W_e^\top)`, whose covariance is the same for all x.
+    """
 
     def __init__(self, inputs: int, noise: int, latent: int) -> None:
         super().__init__()
         self.noise = noise
         self.linear = nn.Linear(inputs + noise, latent)
 
-    def forward(self, h: Float[Tensor, "n k"], eps: Float[Tensor, "n e"]) -> Encoded:
+    def forward(self, h: Float[Tensor, "n k"], eps: Float[Tensor, "n e"]) -> EncoderOutput:
         """Draw z with the noise ``eps``."""
-        of_h, of_noise = self.linear.weight.split([h.shape[-1], self.noise], dim=1)
-        mean = nn.functional.linear(h, of_h, self.linear.bias)
-        return Encoded(mean + eps @ of_noise.t(), h, Normal(mean, factor=of_noise))
+        weight_h, weight_noise = self.linear.weight.split([h.shape[-1], self.noise], dim=1)
+        mean = nn.functional.linear(h, weight_h, self.linear.bias)
+        return EncoderOutput(mean + eps @ weight_noise.t(), h, Normal(mean, factor=weight_noise))
 
 
 class MLPHead(nn.Module):
-    r""":math:`z = \mathrm{MLP}([h; \epsilon])`, Eq. 2 as written: a posterior without a density."""
+    r"""The implicit posterior of Eq. 2, :math:`z = \mathrm{MLP}([h; \epsilon])`, whose density is not known."""
 
     def __init__(self, inputs: int, noise: int, latent: int, hidden: int) -> None:
         super().__init__()
         self.noise = noise
-        self.layers = nn.Sequential(nn.Linear(inputs + noise, hidden), nn.LeakyReLU(), nn.Linear(hidden, latent))
+        self.layers = mlp(inputs + noise, hidden, latent)
 
-    def forward(self, h: Float[Tensor, "n k"], eps: Float[Tensor, "n e"]) -> Encoded:
+    def forward(self, h: Float[Tensor, "n k"], eps: Float[Tensor, "n e"]) -> EncoderOutput:
         """Draw z with the noise ``eps``."""
-        return Encoded(self.layers(torch.cat([h, eps], dim=-1)), h, None)
+        return EncoderOutput(self.layers(torch.cat([h, eps], dim=-1)), h, None)
 
 
 class PointHead(nn.Module):
-    """z = W h + b: the autoencoder."""
+    """The single point z = W h + b of an autoencoder."""
 
     def __init__(self, inputs: int, latent: int) -> None:
         super().__init__()
         self.noise = 1
         self.linear = nn.Linear(inputs, latent)
 
-    def forward(self, h: Float[Tensor, "n k"], eps: Float[Tensor, "n e"]) -> Encoded:
-        """The point; the noise is not looked at."""
-        return Encoded(self.linear(h), h, None)
+    def forward(self, h: Float[Tensor, "n k"], eps: Float[Tensor, "n e"]) -> EncoderOutput:
+        """Return the point; the noise is not used."""
+        return EncoderOutput(self.linear(h), h, None)
 
 
 Head = GaussianHead | LinearHead | MLPHead | PointHead
 
 
 def build_head(section: ModelSection, inputs: int) -> Head:
-    """The head that ``model.posterior`` names."""
+    """Build the head that ``model.posterior`` names, for encoder outputs of width ``inputs``."""
     if section.posterior == "gaussian":
         return GaussianHead(inputs, section.latent)
     if section.posterior == "linear":

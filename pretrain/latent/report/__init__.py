@@ -15,14 +15,14 @@ from pretrain.latent.artifacts import EVALUATION
 from pretrain.latent.report.plots import bounds_figure, dropout_figure, scatter_figures, shown_steps, training_figure
 from pretrain.latent.report.rows import cluster_label, is_clusters, is_latent, text_rows
 from pretrain.latent.report.tables import BOUNDS, CODES, code_table, generated_table, likelihood_table
-from pretrain.report.document import Section, Table
+from pretrain.report.document import ReportSection, Table
 from pretrain.report.runs import RunRecord, read_run
-from pretrain.report.sweeps import Configuration, Sweep
+from pretrain.report.sweeps import Configuration, SweepRecord
 
 _CLUSTER_FIGURES = ("purity", "purity_cosine", "silhouette", "probe", "accuracy", "loss")
 
 
-def run_sections(runs: Sequence[RunRecord]) -> list[Section]:
+def run_sections(runs: Sequence[RunRecord]) -> list[ReportSection]:
     """Sections of latent runs; none without one."""
     sections = []
     runs = [_checked(run) for run in runs if is_latent(run)]
@@ -32,23 +32,23 @@ def run_sections(runs: Sequence[RunRecord]) -> list[Section]:
         figures = [*bounds_figure(rows), *training_figure(rows), *dropout_figure(rows)]
         data = {str(row.run.folder): {**row.figures, **row.generated} for row in rows}
         sections.append(
-            Section("Latent-variable models (Tables 1 to 3 and 7)", tables=tables, remarks=[BOUNDS, CODES],
+            ReportSection("Latent-variable models (Tables 1 to 3 and 7)", tables=tables, remarks=[BOUNDS, CODES],
                     figures=figures, data=data)
         )  # fmt: skip
         generated = generated_table(rows)
         if generated.rows:
-            sections.append(Section("Generated text (Table 4): 5-gram perplexity", tables=[generated]))
+            sections.append(ReportSection("Generated text (Table 4): 5-gram perplexity", tables=[generated]))
     clusters = [run for run in runs if is_clusters(run)]
     if clusters:
         sections.append(
-            Section(
+            ReportSection(
                 "Synthetic clusters (Table 5)", tables=[_cluster_table(clusters)], figures=scatter_figures(clusters)
             )
         )
     return sections
 
 
-def sections(sweeps: Sequence[Sweep]) -> list[Section]:
+def sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
     """The same of each study's best configuration: the seeds that were evaluated, else the first one that is done."""
     runs = []
     for sweep in sweeps:

@@ -12,8 +12,8 @@ from matplotlib.lines import Line2D
 
 from pretrain.latent.artifacts import CODES
 from pretrain.latent.report.rows import Row, cluster_label
-from pretrain.report.document import Figure
-from pretrain.report.plots import Theme, canvas, colour, count_steps, dress, png
+from pretrain.report.document import ReportFigure
+from pretrain.report.plots import Theme, colour, count_steps, new_figure, style_axis, to_png
 from pretrain.report.runs import RunRecord
 
 STEPS = (5_000, 15_000, 30_000, 80_000)
@@ -34,7 +34,7 @@ _SOLID, _DASHED = (0, (1, 0)), (0, (4, 2))
 _PERPLEXITIES = (("ppl_dual", "dual: no bound", "x"), ("ppl_exact", "exact KL: upper bound, by the encoder", "o"))
 
 
-def bounds_figure(rows: Sequence[Row]) -> list[Figure]:
+def bounds_figure(rows: Sequence[Row]) -> list[ReportFigure]:
     """For each row the perplexity by the dual, by the exact KL and by importance weighting, on one logarithmic axis."""
     shown = [row for row in rows if row.get("ppl_exact") or row.get("ppl_dual")]
     if not shown:
@@ -50,7 +50,7 @@ def _bounds(rows: Sequence[Row], everyone: Sequence[Row], theme: Theme) -> bytes
     language_model = [row for row in everyone if row.name == "LSTM language model" and row.get("ppl_rec")]
     if language_model:
         handles.append(Line2D([], [], color=colour(3, theme), label="LSTM language model of the same size: exact"))
-    figure, (axis,) = canvas(1, len(handles) + len(rows) // 2, theme)
+    figure, (axis,) = new_figure(1, len(handles) + len(rows) // 2, theme)
     places = np.arange(len(rows))[::-1]
     for i, (name, _, mark) in enumerate(_PERPLEXITIES):
         found = [(value, place) for row, place in zip(rows, places, strict=True) if (value := row.get(name))]
@@ -61,14 +61,14 @@ def _bounds(rows: Sequence[Row], everyone: Sequence[Row], theme: Theme) -> bytes
             axis.plot([row.weighted[0]], [place], "D", color=colour(2, theme), markerfacecolor=face, markersize=5)
     for row, style in zip(language_model, ("-", "--", ":") * len(language_model), strict=False):
         axis.axvline(float(row.get("ppl_rec") or 0), color=colour(3, theme), linewidth=1.2, linestyle=style)
-    dress(axis, "Perplexity, by convention", "perplexity (logarithmic)", "", theme)
+    style_axis(axis, "Perplexity, by convention", "perplexity (logarithmic)", "", theme)
     axis.set_xscale("log")
     axis.margins(x=0.1, y=0.1)
     axis.set_yticks(places, [row.label for row in rows])
-    return png(figure, handles, theme)
+    return to_png(figure, handles, theme)
 
 
-def training_figure(rows: Sequence[Row]) -> list[Figure]:
+def training_figure(rows: Sequence[Row]) -> list[ReportFigure]:
     """Figure 3: dual KL, exact KL and MI of each validation."""
     panels = [("kl_dual", "KL, dual"), ("kl_exact", "KL, exact"), ("mi_dual", "MI, dual"), ("mi_batch", "MI, batch")]
     panels = [(key, name) for key, name in panels if any(row.run.series(key, validation=True)[0] for row in rows)]
@@ -79,19 +79,19 @@ def training_figure(rows: Sequence[Row]) -> list[Figure]:
         styles = [_SOLID if i < 7 else _DASHED for i in range(len(rows))]  # there are seven colours
         handles = [Line2D([], [], color=colour(i, theme), linestyle=style, linewidth=2, label=row.label)
                    for i, (row, style) in enumerate(zip(rows, styles, strict=True))]  # fmt: skip
-        figure, axes = canvas(len(panels), len(handles), theme)
+        figure, axes = new_figure(len(panels), len(handles), theme)
         for axis, (key, name) in zip(axes, panels, strict=True):
             for i, row in enumerate(rows):
                 steps, values = row.run.series(key, validation=True)
                 axis.plot(steps, values, color=colour(i, theme), linestyle=styles[i], marker=".")
-            dress(axis, name, "optimizer step", "nats", theme)
+            style_axis(axis, name, "optimizer step", "nats", theme)
             count_steps(axis, max(row.run.last_step for row in rows))
-        return png(figure, handles, theme)
+        return to_png(figure, handles, theme)
 
     return [_figure("latent-kl-mi", paint)]
 
 
-def dropout_figure(rows: Sequence[Row]) -> list[Figure]:
+def dropout_figure(rows: Sequence[Row]) -> list[ReportFigure]:
     """Figure 4: perplexity against the dropout of the encoder, a line for each model and text."""
     by_name: dict[str, list[Row]] = {}
     for row in rows:
@@ -102,13 +102,13 @@ def dropout_figure(rows: Sequence[Row]) -> list[Figure]:
 
     def paint(theme: Theme) -> bytes:
         handles = [Line2D([], [], color=colour(i, theme), linewidth=2, label=name) for i, name in enumerate(series)]
-        figure, axes = canvas(2, len(handles), theme)
+        figure, axes = new_figure(2, len(handles), theme)
         for axis, (key, title) in zip(axes, (("ppl_dual", "PPL, dual"), ("ppl_exact", "PPL, exact")), strict=True):
             for i, found in enumerate(series.values()):
                 points = sorted((_dropout(row), value) for row in found if (value := row.get(key)) is not None)
                 axis.plot([d for d, _ in points], [v for _, v in points], color=colour(i, theme), marker="o")
-            dress(axis, title, "dropout of the encoder's word vectors", "perplexity", theme)
-        return png(figure, handles, theme)
+            style_axis(axis, title, "dropout of the encoder's word vectors", "perplexity", theme)
+        return to_png(figure, handles, theme)
 
     return [_figure("latent-dropout", paint)]
 
@@ -117,7 +117,7 @@ def _dropout(row: Row) -> float:
     return float(row.run.config["model.encoder_dropout"])
 
 
-def scatter_figures(runs: Sequence[RunRecord]) -> list[Figure]:
+def scatter_figures(runs: Sequence[RunRecord]) -> list[ReportFigure]:
     """Table 5: the codes of every class after 5K, 15K, 30K and 80K steps (the nearest that was kept), a row a run."""
     figures = []
     for run in runs:
@@ -131,14 +131,14 @@ def scatter_figures(runs: Sequence[RunRecord]) -> list[Figure]:
 
 
 def _scatter(run: RunRecord, paths: dict[int, Path], theme: Theme) -> bytes:
-    figure, axes = canvas(len(paths), 1, theme)
+    figure, axes = new_figure(len(paths), 1, theme)
     for axis, (step, path) in zip(axes, paths.items(), strict=True):
         for number, points in enumerate(np.load(path)):
             axis.scatter(points[:, 0], points[:, 1], s=2, color=_hue(number), linewidths=0)
-        dress(axis, f"{step:,} steps", "z1", "z2", theme)
+        style_axis(axis, f"{step:,} steps", "z1", "z2", theme)
         axis.set_aspect("equal", "datalim")
     name = f"{cluster_label(run.config)}, K = {run.config['data.clusters']}"
-    return png(figure, [Line2D([], [], linestyle="", label=name)], theme)
+    return to_png(figure, [Line2D([], [], linestyle="", label=name)], theme)
 
 
 def _hue(number: int) -> Any:
@@ -147,5 +147,5 @@ def _hue(number: int) -> Any:
     return colormaps["tab20"](number * 2 % 20 + number // 10 % 2)  # the ten dark hues first, then their light ones
 
 
-def _figure(name: str, paint: Any) -> Figure:
-    return Figure(name, paint("light"), paint("dark"))
+def _figure(name: str, paint: Any) -> ReportFigure:
+    return ReportFigure(name, paint("light"), paint("dark"))

@@ -6,36 +6,38 @@ import math
 from collections.abc import Callable, Mapping
 
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine
+from pretrain.engine.engines.base import Engine
 from pretrain.latent.config import LatentJob
-from pretrain.latent.data.inputs import Drawn
-from pretrain.latent.models.critics import frozen
-from pretrain.latent.models.posterior import Encoded
+from pretrain.latent.data.sampled_batch import SampledBatch
+from pretrain.latent.models.gradients import frozen
+from pretrain.latent.models.posterior import EncoderOutput
 
 _CHECK_EVERY = 15
 
 
-def catch_up(job: LatentJob, engines: Mapping[str, Engine], draw: Callable[[int], Drawn], beta: float) -> int:
-    """Encoder updates on random batches, at most ``objective.aggressive_updates``; returns how many.
+def train_encoder_aggressively(
+    job: LatentJob, engines: Mapping[str, Engine], random_batch: Callable[[int], SampledBatch], beta: float
+) -> int:
+    """Update the encoder on random batches, at most ``objective.aggressive_updates`` times; returns how often.
 
-    Every 15 updates the mean loss a word is compared with that of the 15 before; once it has risen, it is enough.
-    ``draw(i)`` is the i-th random batch with its draws.
+    Every 15 updates the mean loss per word is compared with that of the 15 updates before; once it has risen, the
+    encoder has caught up. ``random_batch(i)`` is the batch of the i-th update.
     """
     encoder, decoder = engines["encoder"], engines["decoder"].module
-    before, losses, words = math.inf, 0.0, 0
-    for done in range(job.objective.aggressive_updates):
-        batch, inputs, _ = draw(done)
-        encoded: Encoded = encoder(inputs.read, inputs.eps, inputs.encoder_keep)
+    previous_mean, losses, words = math.inf, 0.0, 0
+    for number in range(1, job.objective.aggressive_updates + 1):
+        batch = random_batch(number - 1)
+        encoded: EncoderOutput = encoder(batch.encoder_tokens, batch.eps, batch.encoder_dropout)
         assert encoded.density is not None
-        rec = frozen(decoder, encoded.z, inputs.written, inputs.counted, inputs.decoder_keep)
-        loss = rec + beta * (encoded.density.kl() * inputs.counted).sum()
-        encoder.backward(loss * inputs.share)
+        rec = frozen(decoder, encoded.z, batch.decoder_tokens, batch.valid, batch.decoder_dropout)
+        loss = rec + beta * (encoded.density.kl() * batch.valid).sum()
+        encoder.backward(loss * batch.loss_scale)
         encoder.step()
         losses += float(distributed.all_reduce_sum(loss))
-        words += batch.scored * job.objective.views
-        if (done + 1) % _CHECK_EVERY == 0:
-            now = losses / words
-            if now > before:
-                return done + 1
-            before, losses, words = now, 0.0, 0
+        words += batch.scored * batch.views
+        if number % _CHECK_EVERY == 0:
+            mean = losses / words
+            if mean > previous_mean:
+                return number
+            previous_mean, losses, words = mean, 0.0, 0
     return job.objective.aggressive_updates

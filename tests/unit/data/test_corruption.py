@@ -12,9 +12,17 @@ from pretrain.base.errors import ConfigError
 from pretrain.base.randomness import generator_for
 from pretrain.data import config as module
 from pretrain.data.config import CorruptionConfig
-from pretrain.data.corruption import IGNORE, Corrupted, Corruptor, MaskSpans, Replace, Vocabulary, find_corruption
+from pretrain.data.corruption import (
+    IGNORE,
+    Corrupted,
+    CorruptionVocabulary,
+    Corruptor,
+    MaskSpans,
+    Replace,
+    find_corruption,
+)
 
-VOCABULARY = Vocabulary(size=1000, mask=4, special_ids=(0, 1, 2, 3, 4))
+VOCABULARY = CorruptionVocabulary(size=1000, mask=4, special_ids=(0, 1, 2, 3, 4))
 ALL = ["mask_tokens", "mask_spans", "shuffle", "replace", "mask_tokens+shuffle", "shuffle+mask_spans+replace"]
 
 

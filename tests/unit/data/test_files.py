@@ -13,7 +13,7 @@ import pytest
 
 from pretrain.base.errors import DataError
 from pretrain.data.corpus import documents
-from pretrain.data.files import FileCorpus, resolve
+from pretrain.data.files import FileCorpus, resolve_paths
 
 DOCUMENTS = ["One paragraph.\nAnöther, with an ümlaut.", "Second document."]
 TEXT = "\n\n".join(DOCUMENTS) + "\n"
@@ -138,15 +138,15 @@ def test_patterns_name_files(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write(tmp_path / name, "text")
     os.mkdir(tmp_path / "folder.txt")
-    assert [p.name for p in resolve([f"{tmp_path}/[ab].txt"], "data.files")] == ["a.txt", "b.txt"]
-    odd = resolve([f"{tmp_path}/**/c.txt", f"{tmp_path}/odd[1].txt"], "data.files")
+    assert [p.name for p in resolve_paths([f"{tmp_path}/[ab].txt"], "data.files")] == ["a.txt", "b.txt"]
+    odd = resolve_paths([f"{tmp_path}/**/c.txt", f"{tmp_path}/odd[1].txt"], "data.files")
     assert [p.name for p in odd] == ["c.txt", "odd[1].txt"]
     with pytest.raises(DataError, match=r"a\.txt is named twice"):
-        resolve([f"{tmp_path}/a.txt", f"{tmp_path}/*.txt"], "data.files")
+        resolve_paths([f"{tmp_path}/a.txt", f"{tmp_path}/*.txt"], "data.files")
     with pytest.raises(DataError, match=r"no reader for files ending in \.md; known: \.txt,"):
-        resolve([f"{tmp_path}/notes.md"], "data.files")
+        resolve_paths([f"{tmp_path}/notes.md"], "data.files")
     with pytest.raises(DataError, match="is a folder; name its files"):
-        resolve([str(tmp_path)], "data.files")
+        resolve_paths([str(tmp_path)], "data.files")
 
 
 @pytest.mark.parametrize(
@@ -162,13 +162,13 @@ def test_patterns_name_files(tmp_path: Path) -> None:
 def test_missing_files_come_with_the_nearest_name(tmp_path: Path, name: str, message: str) -> None:
     write(tmp_path / "books.txt", "text")
     with pytest.raises(DataError, match=message):
-        resolve([str(tmp_path / name)], "data.files")
+        resolve_paths([str(tmp_path / name)], "data.files")
 
 
 def test_a_fifo_is_no_corpus(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.txt")
     with pytest.raises(DataError, match=r"data\.files: .*a\.txt is not a regular file"):
-        resolve([str(tmp_path / "a.txt")], "data.files")
+        resolve_paths([str(tmp_path / "a.txt")], "data.files")
 
 
 def test_a_row_without_end_is_refused_in_constant_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

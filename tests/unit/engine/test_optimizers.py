@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 
 import pytest
@@ -11,9 +10,16 @@ from torch import nn
 
 from pretrain.base.errors import ConfigError
 from pretrain.config import load_job
-from pretrain.engine.optim import build as optimizers
-from pretrain.engine.optim.build import FusedUpdate, Lamb, apex_available, build_optimizer, parameter_groups
+from pretrain.engine.optim import build, fused
+from pretrain.engine.optim.build import build_optimizer, parameter_groups
+from pretrain.engine.optim.fused import apex_available
+from pretrain.engine.optim.lamb import Lamb
 from pretrain.engine.schedule import learning_rate
+
+
+def _build(overrides: list[str], module: nn.Module) -> torch.optim.Optimizer:
+    job = load_job("capt_tiny", overrides)
+    return build_optimizer(job.optimizer, job.engine, module)
 
 
 def _lamb_literally(w: list[float], gradients: list[list[float]], lr: float, decay: float) -> list[float]:
@@ -50,32 +56,82 @@ def test_lamb_leaves_the_ratio_at_one_for_zero_weights() -> None:
     torch.testing.assert_close(p.detach(), torch.full((3,), -0.1), rtol=1e-4, atol=0)
 
 
-def test_the_short_way_to_the_fused_kernel_is_torchs_step() -> None:
-    """Bit by bit: two groups, a parameter that is used late, another rate in each step, and on from a loaded state."""
+@pytest.mark.parametrize("kind", ["adamw", "adagrad", "sgd"])
+def test_elementwise_optimizers_follow_the_equations(kind: str) -> None:
+    """In float64 with plain floats: Loshchilov & Hutter 2019, Duchi et al. 2011, Sutskever et al. 2013."""
+    settings = ["optimizer.lr=0.1", "optimizer.weight_decay=0.2", "optimizer.momentum=0.7", "optimizer.eps=1e-3"]
+    module = nn.Linear(3, 1, bias=False, dtype=torch.float64)
+    start, gradients = module.weight.detach()[0].tolist(), torch.randn(4, 1, 3, dtype=torch.float64)
+    optimizer = _build([f"optimizer.type={kind}", *settings], module)
+    for g in gradients:
+        module.weight.grad = g.clone()
+        optimizer.step()
+    b1, b2 = load_job("capt_tiny").optimizer.betas
+    expected = []
+    for i, w in enumerate(start):
+        m = v = 0.0
+        for t, g in enumerate(gradients[:, 0, i].tolist(), 1):
+            if kind == "adamw":
+                m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+                w -= 0.1 * 0.2 * w + 0.1 * (m / (1 - b1**t)) / ((v / (1 - b2**t)) ** 0.5 + 1e-3)
+            elif kind == "adagrad":
+                g += 0.2 * w
+                v += g * g
+                w -= 0.1 * g / (v**0.5 + 1e-3)
+            else:
+                m = 0.7 * m + g + 0.2 * w
+                w -= 0.1 * m
+        expected.append(w)
+    torch.testing.assert_close(module.weight.detach()[0].tolist(), expected, rtol=1e-9, atol=0)
+
+
+def test_muon_takes_the_matrices_and_adamw_the_rest() -> None:
+    """Each parameter moves as torch's own optimizer would move it; a learning rate that is set holds for both."""
     torch.manual_seed(0)
-    modules = [nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3)) for _ in range(2)]
-    modules[1].load_state_dict(modules[0].state_dict())
-    ours = torch.optim.AdamW(parameter_groups(modules[0], 0.1), fused=True, lr=0.1)
-    theirs = torch.optim.AdamW(parameter_groups(modules[1], 0.1), fused=True, lr=0.1)
-    update = FusedUpdate(ours)
-    for step in range(6):
-        if step == 4:
-            ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
-        if step == 5:
-            ours.load_state_dict(ours.state_dict())  # the same tensors in new groups
-        for module, optimizer in zip(modules, (ours, theirs), strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = 0.1 / (1 + step)
-            optimizer.zero_grad()
-            layers = module if step >= 2 else module[:1]
-            torch.manual_seed(step)
-            layers(torch.randn(4, 7)).square().sum().backward()
-        update()
-        theirs.step()
-        for a, b in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
-            assert torch.equal(a, b)
-    for a, b in zip(ours.state.values(), theirs.state.values(), strict=True):
-        assert all(torch.equal(a[name], b[name]) for name in ("step", "exp_avg", "exp_avg_sq"))
+    ours, theirs = (nn.ModuleList([nn.Embedding(5, 4), nn.Linear(4, 6), nn.LayerNorm(6)]) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    optimizer = _build(["optimizer.type=muon", "optimizer.weight_decay=0.1", "engine.zero_stage=0"], ours)
+    section = load_job("capt_tiny").optimizer
+    table, weight, bias, gain, shift = theirs.parameters()
+    adam = {"betas": section.betas, "eps": section.eps}
+    references: list[torch.optim.Optimizer] = [
+        torch.optim.Muon([weight], weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([table], weight_decay=0.1, **adam),
+        torch.optim.AdamW([bias, gain, shift], weight_decay=0.0, **adam),
+    ]
+    for step in range(3):
+        for group in [g for o in (optimizer, *references) for g in o.param_groups]:
+            group["lr"] = 0.1 / (1 + step)
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            a.grad = torch.randn(a.shape)
+            b.grad = a.grad.clone()
+        for each in (optimizer, *references):
+            each.step()
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a, b), name
+        assert not torch.equal(a, torch.zeros_like(a))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["optimizer.type=lamb"], "its trust ratio is a norm per parameter"),
+        (["optimizer.type=muon"], "it makes whole matrices orthogonal"),
+        (["optimizer.type=sparse_adam", "optimizer.weight_decay=0"], "updates the rows that a batch has looked up"),
+        (["optimizer.type=adagrad", "optimizer.backend=apex"], "apex has no adagrad"),
+        (["optimizer.type=sparse_adam", "engine.zero_stage=0"], r"set optimizer\.weight_decay=0"),
+    ],
+)
+def test_what_an_optimizer_cannot_do_is_refused(settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_job("capt_tiny", ["engine.zero_stage=1", *settings])
+
+
+def test_a_module_of_its_own_optimizer_is_refused_alike() -> None:
+    """Its section is made by the task and has not been through the checks of a job."""
+    job = load_job("capt_tiny", ["engine.zero_stage=1"])
+    with pytest.raises(ConfigError, match=r"muon needs engine\.zero_stage 0, got 1"):
+        build_optimizer(job.optimizer.model_copy(update={"type": "muon"}), job.engine, nn.Linear(2, 2))
 
 
 def test_vectors_do_not_decay() -> None:
@@ -87,27 +143,28 @@ def test_vectors_do_not_decay() -> None:
 
 def test_the_log_says_which_optimizer_is_used(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        build_optimizer(load_job("capt_tiny"), nn.Linear(2, 2))
+        _build([], nn.Linear(2, 2))
     assert "torch AdamW (fused)" in caplog.text or "apex FusedAdam" in caplog.text
 
 
 def test_an_offloaded_state_is_not_given_to_apex(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels run on a GPU, and the state lies in host memory."""
-    monkeypatch.setattr(optimizers, "apex_available", lambda: True)
+    monkeypatch.setattr(fused, "apex_available", lambda: True)
+    monkeypatch.setattr(build, "apex_available", lambda: True)
     module = nn.Linear(2, 2)
     for offload in (
         "engine.offload_optimizer=true",
         "engine.deepspeed_extra.zero_optimization={offload_optimizer: {device: cpu}}",
     ):
-        assert isinstance(build_optimizer(load_job("capt_tiny", [offload]), module), torch.optim.AdamW)
+        assert isinstance(_build([offload], module), torch.optim.AdamW)
         with pytest.raises(ConfigError, match="keeps the state in host memory"):
-            build_optimizer(load_job("capt_tiny", [offload, "optimizer.backend=apex"]), module)
+            _build([offload, "optimizer.backend=apex"], module)
 
 
 @pytest.mark.skipif(apex_available(), reason="NVIDIA apex is here")
 def test_apex_is_refused_where_it_is_not() -> None:
     with pytest.raises(ConfigError, match="never `pip install apex`"):
-        build_optimizer(load_job("capt_tiny", ["optimizer.backend=apex"]), nn.Linear(2, 2))
+        _build(["optimizer.backend=apex"], nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(

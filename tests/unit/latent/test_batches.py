@@ -23,7 +23,7 @@ def test_an_epoch_holds_every_sentence_once_in_batches_of_one_length() -> None:
     seen = []
     for batch in itertools.islice(batches.train(0, 0, 1), len(batches)):
         assert len(batch.tokens) <= 8
-        assert batch.total == batch.counted == len(batch.tokens)
+        assert batch.total == batch.valid_rows == len(batch.tokens)
         seen += batch.tokens[:, 1].tolist()
     assert sorted(seen) == list(range(10, 71))
 
@@ -53,7 +53,7 @@ def test_the_ranks_share_a_batch(world: int) -> None:
         whole = batches.take(number, 0, 1)
         parts = [batches.take(number, rank, world) for rank in range(world)]
         assert len({len(part.tokens) for part in parts}) == 1, "collectives want equal shapes"
-        rows = [row for part in parts for row in part.rows[: part.counted].tolist()]
+        rows = [row for part in parts for row in part.rows[: part.valid_rows].tolist()]
         assert sorted(rows) == list(range(whole.total))
         for part in parts:
             assert torch.equal(part.tokens, whole.tokens[part.rows])
@@ -90,9 +90,9 @@ def test_rare_lengths_are_as_likely_to_be_among_a_part() -> None:
 def test_noise_belongs_to_the_row_and_not_to_the_rank(world: int) -> None:
     def draw(rows: torch.Tensor | None) -> list[torch.Tensor]:
         noise = StepNoise(1, ("step", 5), rows, 7, torch.device("cpu"))
-        keep = noise.keep(0.25, 2, 4, 6)
-        assert keep is not None
-        kept = keep.view(4, 2, -1, 6).permute(1, 2, 0, 3)
+        dropout = noise.dropout(0.25, 2, 4, 6)
+        assert dropout is not None
+        kept = dropout.view(4, 2, -1, 6).permute(1, 2, 0, 3)
         return [noise.normal(2, 3).view(2, -1, 3), kept, noise.uniform(2, 5).view(2, -1, 5)]
 
     whole = draw(None)
@@ -104,10 +104,10 @@ def test_noise_belongs_to_the_row_and_not_to_the_rank(world: int) -> None:
 
 def test_dropout_keeps_its_share_and_its_mean() -> None:
     noise = StepNoise(1, ("step", 0), None, 100, torch.device("cpu"))
-    keep = noise.keep(0.3, 1, 50, 40)
+    keep = noise.dropout(0.3, 1, 50, 40)
     assert keep is not None
     assert keep.unique().tolist() == pytest.approx([0.0, 1 / 0.7])
     assert float(keep.mean()) == pytest.approx(1.0, abs=3 * (0.3 / 0.7 / keep.numel()) ** 0.5)
-    assert noise.keep(0.0, 1, 2, 3) is None
-    other = StepNoise(1, ("step", 1), None, 100, torch.device("cpu")).keep(0.3, 1, 50, 40)
+    assert noise.dropout(0.0, 1, 2, 3) is None
+    other = StepNoise(1, ("step", 1), None, 100, torch.device("cpu")).dropout(0.3, 1, 50, 40)
     assert not torch.equal(keep, other)

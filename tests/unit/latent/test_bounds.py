@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pretrain.latent.config import ModelSection
 from pretrain.latent.evaluation import bounds
-from pretrain.latent.evaluation.bounds import Normal
+from pretrain.latent.models.normal import Normal, standard_log_prob
 from pretrain.latent.models.posterior import build_head
 
 DRAWS = 40_000
@@ -36,7 +36,7 @@ def _within(values: Tensor, exact: Tensor) -> None:
 
 
 def _log_ratio(normal: Normal, z: Tensor) -> Tensor:
-    return normal.log_prob(z) - bounds.standard_log_prob(z)
+    return normal.log_prob(z) - standard_log_prob(z)
 
 
 def test_log_prob_is_that_of_torch(normal: Normal) -> None:
@@ -125,7 +125,7 @@ class _LinearGaussian:
 
     def weighted(self, proposal: Normal, k: int, seed: int) -> Tensor:
         z = proposal.sample(k, torch.Generator().manual_seed(seed))
-        return bounds.importance_weighted_nll(self.log_likelihood(z), bounds.standard_log_prob(z), proposal.log_prob(z))
+        return bounds.importance_weighted_nll(self.log_likelihood(z), standard_log_prob(z), proposal.log_prob(z))
 
 
 def test_the_true_posterior_as_proposal_gives_the_likelihood_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +11,14 @@ import torch
 from torch.nn import functional as F
 
 from pretrain.config.load import load_job
+from pretrain.engine.task import Progress
 from pretrain.latent.config import LatentJob
-from pretrain.latent.data.inputs import Drawn, drawn_ahead
+from pretrain.latent.data.clusters import cluster_batches
+from pretrain.latent.data.sampled_batch import SampledBatch
 from pretrain.latent.evaluation.clusters import POINTS, cluster_figures, codes, purity, separation
 from pretrain.latent.models.build import build
-from pretrain.latent.models.clusters import ClusterDecoder, ClusterEncoder, cluster_batches
+from pretrain.latent.models.clusters import ClusterDecoder, ClusterEncoder
+from pretrain.latent.task import LatentTask
 from tests.latent import PTB
 
 
@@ -39,18 +43,18 @@ def test_batches_are_k_classes_repeated_and_shared(world: int) -> None:
     assert len({tuple(next(stream).tokens[::64, 0].tolist()) for _ in range(8)}) > 4
 
 
-def test_draws_belong_to_their_step_however_many_are_made_at_once() -> None:
-    job, cpu = _job(), torch.device("cpu")
+def test_random_numbers_belong_to_their_step(tmp_path: Path) -> None:
+    task = LatentTask(_job(), tmp_path)
 
-    def steps(first: int, ahead: int) -> list[Drawn]:
-        return list(islice(drawn_ahead(job, cluster_batches(job, first, 0, 1), first, cpu, ahead), 12 - first))
+    def steps(first: int) -> list[SampledBatch]:
+        return list(islice(task.build_batches(Progress(step=first)), 12 - first))
 
-    whole = steps(0, 5)
-    for first, ahead in ((0, 1), (7, 5)):
-        for ours, theirs in zip(steps(first, ahead), whole[first:], strict=True):
-            for name in ("written", "eps", "priors", "ids"):
-                assert torch.equal(getattr(ours.inputs, name), getattr(theirs.inputs, name)), name
-    assert not torch.equal(whole[0].inputs.eps, whole[1].inputs.eps)
+    whole = steps(0)
+    for first in (0, 7):
+        for ours, theirs in zip(steps(first), whole[first:], strict=True):
+            for name in ("decoder_tokens", "eps", "priors", "ids"):
+                assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+    assert not torch.equal(whole[0].eps, whole[1].eps)
 
 
 def test_sizes_of_the_toy() -> None:
@@ -69,8 +73,8 @@ def test_likelihood_is_the_binary_cross_entropy_summed_over_the_classes() -> Non
     x = F.one_hot(classes[:, 0], 4)
     expected = (x * p.log() + (1 - x) * (1 - p).log()).sum(1)
     torch.testing.assert_close(decoder.log_likelihood(z, classes), expected, rtol=1e-4, atol=1e-5)
-    counted = torch.tensor([True, False, True, True, False])
-    torch.testing.assert_close(decoder(z, classes, counted), -expected[counted].sum(), rtol=1e-4, atol=1e-5)
+    valid = torch.tensor([True, False, True, True, False])
+    torch.testing.assert_close(decoder(z, classes, valid), -expected[valid].sum(), rtol=1e-4, atol=1e-5)
 
 
 def test_the_gaussian_variant_has_a_density() -> None:

@@ -9,7 +9,8 @@ import pytest
 from pretrain.base.errors import ConfigError
 from pretrain.config.load import load_job
 from pretrain.latent.config import LatentJob, ObjectiveSection
-from pretrain.latent.training.schedule import beta
+from pretrain.latent.task import LatentTask
+from pretrain.latent.training.schedule import beta_at
 from tests.latent import PRESETS, PTB
 
 CLUSTERS = PTB.parent
@@ -119,23 +120,40 @@ def test_other_rows_on_clusters() -> None:
 
 def test_beta_reaches_one_after_nine_epochs_of_ten() -> None:
     section = ObjectiveSection()
-    assert beta(0, 100, section) == pytest.approx(0.1)
-    assert beta(450, 100, section) == pytest.approx(0.55)
-    assert beta(899, 100, section) < 1.0
-    assert beta(900, 100, section) == pytest.approx(1.0)
-    assert beta(10**6, 100, section) == 1.0
+    assert beta_at(0, 100, section) == pytest.approx(0.1)
+    assert beta_at(450, 100, section) == pytest.approx(0.55)
+    assert beta_at(899, 100, section) < 1.0
+    assert beta_at(900, 100, section) == pytest.approx(1.0)
+    assert beta_at(10**6, 100, section) == 1.0
     half = ObjectiveSection(beta_end=0.5)
-    assert beta(10**6, 100, half) == 0.5
+    assert beta_at(10**6, 100, half) == 0.5
 
 
 def test_cycles_begin_again() -> None:
     section = ObjectiveSection(beta="cyclical")
-    assert beta(999, 100, section) == 1.0
-    assert beta(1000, 100, section) == pytest.approx(0.1)
-    assert beta(5, 100, ObjectiveSection(beta="constant", beta_end=0.3)) == 0.3
+    assert beta_at(999, 100, section) == 1.0
+    assert beta_at(1000, 100, section) == pytest.approx(0.1)
+    assert beta_at(5, 100, ObjectiveSection(beta="constant", beta_end=0.3)) == 0.3
 
 
 def test_steps_follow_from_epochs() -> None:
     job = _load("vae").completed(1359)
     assert (job.schedule.max_steps, job.validate_.every) == (40 * 1359, 1359)
     assert _load("vae", "schedule.max_steps=100").completed(1359).schedule.max_steps == 100
+
+
+@pytest.mark.parametrize("name", ["k4", "k8"])
+def test_a_configuration_that_asked_for_compilation_still_loads_and_says_so(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``model.compile`` stands in the config.yaml of earlier runs of the clusters, which must resume."""
+    assert not _clusters(name).model.compile
+    job = load_job(CLUSTERS / f"clusters_{name}.yaml", ["model.compile=true"])
+    assert isinstance(job, LatentJob)
+    with caplog.at_level("WARNING"):
+        task = LatentTask(job, tmp_path)
+    assert "model.compile=true is no longer used" in caplog.text
+    caplog.clear()
+    LatentTask(_clusters(name), tmp_path)
+    assert "model.compile" not in caplog.text
+    assert set(task.build_modules()) == {"encoder", "decoder", "critics"}

@@ -1,4 +1,4 @@
-"""Critic losses against their equations, and what a frozen critic lets through."""
+"""Critic losses and their gradients against the equations in float64, and what a frozen critic lets through."""
 
 from __future__ import annotations
 
@@ -9,30 +9,44 @@ import torch
 from torch import Tensor
 
 from pretrain.latent.config import CriticSection
-from pretrain.latent.models.critics import Critics, Values, frozen, rows_of
-from pretrain.latent.objectives.critic import CriticLoss, squared_difference, squared_slopes
+from pretrain.latent.data.noise import StepNoise
+from pretrain.latent.data.sampled_batch import SampledBatch
+from pretrain.latent.models.critics import Critics, CriticValues
+from pretrain.latent.models.gradients import frozen
+from pretrain.latent.objectives.critics import (
+    circle_loss,
+    clamped,
+    critics_loss,
+    dual_loss,
+    squared_difference,
+    valid_rows,
+)
 
 N = 6
 
 
-def _values(seed: int = 0, scale: float = 1.0) -> Values:
+def _values(seed: int = 0, scale: float = 1.0) -> CriticValues:
     generator = torch.Generator().manual_seed(seed)
-    return Values(*(scale * torch.randn(2 * N, generator=generator, dtype=torch.float64) for _ in range(4)))
+    return CriticValues(*(scale * torch.randn(2 * N, generator=generator, dtype=torch.float64) for _ in range(4)))
 
 
-def _losses(section: CriticSection, counted: int, total: int) -> tuple[CriticLoss, CriticLoss]:
-    return CriticLoss(section, 2, counted, total), CriticLoss(section, 2, counted, total, section.squared)
+def _batch(valid: int = N, rows: int = N) -> SampledBatch:
+    """Two views of ``rows`` rows, of which the first ``valid`` have weight."""
+    tokens = torch.zeros(2 * rows, 1, dtype=torch.int64)
+    mask = (torch.arange(rows) < valid).repeat(2)
+    noise = StepNoise(0, ("test",), None, rows, torch.device("cpu"))
+    return SampledBatch(
+        tokens, tokens, 2, mask, valid, max(valid, 1), torch.zeros(2 * rows, 1), None, (None, None), None, None, None,
+        noise,
+    )  # fmt: skip
 
 
-def _both(values: Values, section: CriticSection, counted: int = N) -> tuple[Tensor, int, list[Tensor]]:
-    """Loss, cut values and gradients of f and g together."""
-    assert values.g_q is not None
-    assert values.g_p is not None
-    of_f, of_g = _losses(section, counted, max(counted, 1))
-    f, g = torch.cat([values.f_q, values.f_p])[:, None], torch.cat([values.g_q, values.g_p])[:, None]
-    value, cut = of_f.value(f) + of_g.value(g), of_f.clamped([f]) + of_g.clamped([g])
-    assert of_f.clamped([f, g]) == cut
-    return value, int(cut), [*of_f.gradient(f).view(2, -1), *of_g.gradient(g).view(2, -1)]
+def _both(values: CriticValues, section: CriticSection, valid: int = N) -> tuple[Tensor, int, list[Tensor]]:
+    """Loss, number of cut values, and gradients of f and g together."""
+    leaves = CriticValues(*(value.detach().requires_grad_() for value in values if value is not None))
+    loss = critics_loss(leaves, _batch(valid), section)
+    gradients = torch.autograd.grad(loss, list(leaves), materialize_grads=True)  # type: ignore[arg-type]
+    return loss.detach(), int(clamped(values, _batch(valid), section)), list(gradients)
 
 
 def _by_the_equation(section: CriticSection, q: Tensor, p: Tensor) -> float:
@@ -52,18 +66,24 @@ SECTIONS = [CriticSection(loss="dual")] + [
 ]
 
 
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda s: s.loss if s.loss == "dual" else s.circle)
-@pytest.mark.parametrize("counted", [N, 4])
-def test_losses_are_the_equations_summed_over_views_and_critics(section: CriticSection, counted: int) -> None:
+def _name(section: CriticSection) -> str:
+    return section.loss if section.loss == "dual" else section.circle
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=_name)
+@pytest.mark.parametrize("valid", [N, 4])
+def test_losses_are_the_equations_summed_over_views_and_critics(section: CriticSection, valid: int) -> None:
     values = _values()
     expected = 0.0
     for q, p in ((values.f_q, values.f_p), (values.g_q, values.g_p)):
+        assert q is not None
+        assert p is not None
         for view in range(2):
-            rows = slice(view * N, view * N + counted)
+            rows = slice(view * N, view * N + valid)
             expected += _by_the_equation(section, q[rows], p[rows])
-    loss, clamped, _ = _both(values, section, counted)
+    loss, number, _ = _both(values, section, valid)
     assert float(loss) == pytest.approx(expected, rel=1e-9)
-    assert clamped == 0
+    assert number == 0
 
 
 def _literal(section: CriticSection, q: Tensor, p: Tensor) -> Tensor:
@@ -78,63 +98,77 @@ def _literal(section: CriticSection, q: Tensor, p: Tensor) -> Tensor:
     return (1 + (share * p.exp().sum()).exp()).log() + (1 + (-share * q.sum()).exp()).log()
 
 
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda s: s.loss if s.loss == "dual" else s.circle)
-@pytest.mark.parametrize("counted", [N, 4, 0])
-def test_gradients_are_those_of_the_equations(section: CriticSection, counted: int) -> None:
+@pytest.mark.parametrize("section", SECTIONS, ids=_name)
+@pytest.mark.parametrize("valid", [N, 4, 0])
+def test_gradients_are_those_of_the_equations(section: CriticSection, valid: int) -> None:
     section = section.model_copy(update={"clamp": 1.0})  # some of the values are above
-    leaves = [value.requires_grad_() for value in _values(seed=3)]
-    with torch.no_grad():
-        _, clamped, ours = _both(Values(*leaves), section, counted)
+    leaves = [value.requires_grad_() for value in _values(seed=3) if value is not None]
+    _, number, ours = _both(CriticValues(*leaves), section, valid)
     expected = torch.zeros((), dtype=torch.float64)
     for q, p in (leaves[:2], leaves[2:]):
         for view in range(2):
-            rows = slice(view * N, view * N + counted)
-            if counted:
+            rows = slice(view * N, view * N + valid)
+            if valid:
                 expected = expected + _literal(section, q[rows], p[rows])
-    theirs = torch.autograd.grad(expected, leaves) if counted else [torch.zeros_like(leaf) for leaf in leaves]
+    theirs = torch.autograd.grad(expected, leaves) if valid else [torch.zeros_like(leaf) for leaf in leaves]
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-    above = [(leaf.view(2, N)[:, :counted] > 1.0).sum() for leaf in (leaves[1], leaves[3])]
-    assert clamped == int(above[0] + above[1])
-    assert counted < N or clamped > 0
+    above = [(leaf.view(2, N)[:, :valid] > 1.0).sum() for leaf in (leaves[1], leaves[3])]
+    assert number == int(above[0] + above[1])
+    assert valid < N or number > 0
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=_name)
+def test_each_loss_is_the_function_of_its_equation(section: CriticSection) -> None:
+    """The plain functions take a row per view, and a gradient check finds no term without its derivative."""
+    values = _values(seed=2)
+    q, p = (value.view(2, N).requires_grad_() for value in values[:2] if value is not None)
+
+    def ours(q: Tensor, p: Tensor) -> Tensor:
+        return dual_loss(q, p, N) if section.loss == "dual" else circle_loss(q, p, N, section.circle)
+
+    expected = sum(_by_the_equation(section, q[view], p[view]) for view in range(2))
+    assert float(ours(q, p).detach()) == pytest.approx(expected, rel=1e-12)
+    assert torch.autograd.gradcheck(ours, (q, p))
 
 
 @pytest.mark.parametrize("squared", ["all", "posterior"])
 def test_the_squared_loss_is_on_g_alone(squared: str) -> None:
-    values = Values(*(value.requires_grad_() for value in _values() if value is not None))
+    values = CriticValues(*(value.requires_grad_() for value in _values() if value is not None))
     assert values.g_q is not None
     assert values.g_p is not None
     section = CriticSection.model_validate({"squared": squared})
-    with torch.no_grad():
-        plain, _, without = _both(values, CriticSection())
-        loss, _, found = _both(values, section)
+    plain, _, without = _both(values, CriticSection())
+    loss, _, gradients = _both(values, section)
     expected = (values.g_q[:N] - values.g_q[N:]).square().sum()
     if squared == "all":
         expected = expected + (values.g_p[:N] - values.g_p[N:]).square().sum()
     assert float(loss - plain) == pytest.approx(float(expected.detach()), rel=1e-9)
-    gradients = torch.autograd.grad(expected, list(values), materialize_grads=True)  # type: ignore[arg-type]
-    for a, b, c in zip(found, without, gradients, strict=True):
+    theirs = torch.autograd.grad(expected, list(values), materialize_grads=True)  # type: ignore[arg-type]
+    for a, b, c in zip(gradients, without, theirs, strict=True):
         torch.testing.assert_close(a - b, c)
-    few = squared_difference(values.g_q, 3)
+    few = squared_difference(*valid_rows(values.g_q, _batch(3)))
     assert float(few.detach()) == pytest.approx(float((values.g_q[:3] - values.g_q[N : N + 3]).detach().square().sum()))
-    with torch.no_grad():
-        torch.testing.assert_close(squared_slopes(values.g_q, 3), torch.autograd.grad(few, values.g_q)[0])
+    slopes = torch.zeros(2 * N, dtype=torch.float64)
+    slopes[:3] = 2 * (values.g_q[:3] - values.g_q[N : N + 3]).detach()
+    slopes[N : N + 3] = -slopes[:3]
+    torch.testing.assert_close(torch.autograd.grad(few, values.g_q)[0], slopes)
 
 
 @pytest.mark.parametrize("section", SECTIONS[:3], ids=["dual", "code", "single_exp"])
 @pytest.mark.parametrize("value", [50.0, -50.0, 1e4])
 def test_extreme_values_are_cut_and_counted(section: CriticSection, value: float) -> None:
-    values = Values(*(torch.full((2 * N,), value) for _ in range(4)))
-    loss, clamped, gradients = _both(values, section)
+    values = CriticValues(*(torch.full((2 * N,), value) for _ in range(4)))
+    loss, number, gradients = _both(values, section)
     assert math.isfinite(float(loss))
     assert all(bool(gradient.isfinite().all()) for gradient in gradients)
-    assert clamped == (4 * N if value > 0 else 0)
+    assert number == (4 * N if value > 0 else 0)
 
 
 def test_the_dual_loss_is_least_at_the_log_ratio() -> None:
     """Its gradient vanishes where exp(f) at the prior's draws weighs as much as the posterior's draws."""
     f = torch.zeros(2 * N, dtype=torch.float64)
-    _, _, (d_q, d_p, *_) = _both(Values(f, f, f, f), CriticSection())
+    _, _, (d_q, d_p, *_) = _both(CriticValues(f, f, f, f), CriticSection())
     torch.testing.assert_close(d_q + d_p, torch.zeros_like(f))
 
 
@@ -142,7 +176,7 @@ def test_both_critics_in_one_pass_are_each_alone() -> None:
     torch.manual_seed(0)
     critics = Critics(3, 5, CriticSection(hidden=8))
     z, h, prior = torch.randn(4, 3), torch.randn(4, 5), torch.randn(4, 3)
-    values = critics.values(z, h, prior)
+    values = critics(z, h, prior)
     torch.testing.assert_close(values.f_q, critics.f(torch.cat([z, h], 1))[:, 0])
     torch.testing.assert_close(values.f_p, critics.f(torch.cat([prior, h], 1))[:, 0])
     assert critics.g is not None
@@ -151,40 +185,44 @@ def test_both_critics_in_one_pass_are_each_alone() -> None:
     assert sum(isinstance(layer, torch.nn.Linear) for layer in critics.f) == 4
 
 
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32, torch.bfloat16])
+def test_values_have_at_least_the_precision_of_float32(precision: torch.dtype) -> None:
+    """Losses take exponentials of them: also under bf16 autocast, whose products are in bf16."""
+    torch.manual_seed(0)
+    critics = Critics(3, 5, CriticSection(hidden=8)).to(torch.float64 if precision == torch.float64 else torch.float32)
+    z, h, prior = (torch.randn(4, width).to(next(critics.parameters()).dtype) for width in (3, 5, 3))
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+        values = critics(z, h, prior)
+        alone = critics.f(torch.cat([z, h], 1))[:, 0]
+    assert alone.dtype == precision
+    expected = torch.float64 if precision == torch.float64 else torch.float32
+    assert all(value.dtype == expected for value in values)
+    torch.testing.assert_close(values.f_q, alone.to(expected), rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("trained", ["both", "f"])
-def test_gradients_of_the_weights_are_those_of_autograd(trained: str) -> None:
+def test_gradients_of_the_weights_are_those_of_the_equations(trained: str) -> None:
     torch.manual_seed(0)
     section = CriticSection.model_validate(
         {"loss": "circle", "trained": trained, "squared": "all" if trained == "both" else "none", "hidden": 8}
     )
     critics = Critics(3, 5, section).double()
-    z, h, priors = torch.randn(8, 3).double(), torch.randn(8, 5).double(), torch.randn(16, 3).double()
-    prior = priors[8:]  # that of the second update
-    _, rows = rows_of(z, h, priors)
-    of_f, of_g = _losses(section, 3, 3)  # of each view the fourth row does not count
-    found = critics(rows, of_f, of_g)
+    z, h, prior = torch.randn(8, 3).double(), torch.randn(8, 5).double(), torch.randn(8, 3).double()
+    values = critics(z, h, prior)
+    loss = critics_loss(values, _batch(3, rows=4), section)  # the fourth row of each view has no weight
     f = [critics.f(torch.cat([draws, h], 1))[:, 0] for draws in (z, prior)]
     g = [] if critics.g is None else [critics.g(draws)[:, 0] for draws in (z, prior)]
-    expected = torch.stack([squared_difference(values, 3) for values in g]).sum() if g else torch.zeros(())
+    expected = torch.zeros((), dtype=torch.float64)
+    for g_values in g:
+        expected = expected + (g_values[:3] - g_values[4:7]).square().sum()
     for q, p in filter(None, (f, g)):
         expected = expected + sum(_literal(section, q[rows], p[rows]) for rows in (slice(3), slice(4, 7)))
-    loss = of_f.value(found.f) + (of_g.value(found.g) if found.g is not None else 0.0)
-    assert float(loss) == pytest.approx(float(expected.detach()), rel=1e-12)
-    for a, b in zip(found.gradients, torch.autograd.grad(expected, list(critics.parameters())), strict=True):
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-12)
+    parameters = list(critics.parameters())
+    for a, b in zip(torch.autograd.grad(loss, parameters), torch.autograd.grad(expected, parameters), strict=True):
         torch.testing.assert_close(a, b)
-    assert not loss.requires_grad
-    torch.testing.assert_close(found.f.view(2, -1)[0], f[0].detach())
-
-
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda s: s.loss if s.loss == "dual" else s.circle)
-def test_the_next_update_sees_nothing_of_the_last(section: CriticSection) -> None:
-    """Gradients are written where those of the update before lie."""
-    section = section.model_copy(update={"squared": "posterior", "clamp": 1.0})
-    first, second = (torch.randn(4 * N, 1, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
-    used = CriticLoss(section, 2, 4, 4, "posterior")
-    used.gradient(first)
-    used.value(first)
-    assert torch.equal(used.gradient(second), CriticLoss(section, 2, 4, 4, "posterior").gradient(second))
+    assert (values.g_q is None) == (trained == "f")
+    torch.testing.assert_close(values.f_q, f[0])
 
 
 def test_a_frozen_critic_has_no_gradient_of_its_own() -> None:
@@ -193,7 +231,7 @@ def test_a_frozen_critic_has_no_gradient_of_its_own() -> None:
     z = torch.randn(4, 3, requires_grad=True)
     h, prior = torch.randn(4, 5), torch.randn(4, 3)
     value = frozen(critics.f, torch.cat([z, h], 1)).squeeze(1)
-    torch.testing.assert_close(value, critics.values(z, h, prior).f_q)
+    torch.testing.assert_close(value, critics(z, h, prior).f_q)
     value.sum().backward()
     assert z.grad is not None
     assert all(parameter.grad is None for parameter in critics.parameters())

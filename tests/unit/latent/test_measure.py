@@ -13,9 +13,9 @@ from pretrain.latent.data.batches import Batch, Batches
 from pretrain.latent.data.corpus import Sentences, build_vocabulary, load_sentences
 from pretrain.latent.data.noise import StepNoise
 from pretrain.latent.evaluation import measure as module
-from pretrain.latent.evaluation.bounds import standard_log_prob
 from pretrain.latent.evaluation.measure import Modules, measure
 from pretrain.latent.models.build import build
+from pretrain.latent.models.normal import standard_log_prob
 from tests.latent import small_job, write_text
 
 S, K = 4, 6
@@ -70,7 +70,7 @@ def test_figures_are_those_of_a_loop_over_draws(preset: str, tmp_path: Path) -> 
                 if s < S:
                     rec -= log_p / S
                     if modules.critics is not None:
-                        values = modules.critics.values(encoded.z, encoded.h, prior[s, i : i + 1])
+                        values = modules.critics(encoded.z, encoded.h, prior[s, i : i + 1])
                         f_q += float(values.f_q) / S
                         exp_f_p += math.exp(float(values.f_p)) / S
             kl += float(encoded.density.kl())

@@ -12,17 +12,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pretrain.engine import distributed
-from pretrain.engine.engines.deepspeed import Engine, build_engines
+from pretrain.engine.engines.base import Engine
+from pretrain.engine.engines.build import build_engines
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import to_float
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.batches import Batch
-from pretrain.latent.data.inputs import drawn, inputs_of
 from pretrain.latent.data.noise import StepNoise
+from pretrain.latent.data.sampled_batch import sample_batch
 from pretrain.latent.data.swap import swapped
 from pretrain.latent.data.vocabulary import END, START
-from pretrain.latent.evaluation.bounds import Normal
-from pretrain.latent.models.build import build
+from pretrain.latent.models.build import build, optimizers
+from pretrain.latent.models.normal import Normal
 from pretrain.latent.models.text import TextDecoder
 from pretrain.latent.training.steps import train_step
 from tests.latent import small_job
@@ -38,8 +39,8 @@ def _tokens() -> Tensor:
     return torch.cat([START * edge, words, END * edge], dim=1)
 
 
-def _reconstruction(decoder: TextDecoder, z: Tensor, tokens: Tensor, keep: Any) -> Tensor:
-    hidden = decoder._hidden(z, tokens[:, :-1], keep)
+def _reconstruction(decoder: TextDecoder, z: Tensor, tokens: Tensor, dropout: Any) -> Tensor:
+    hidden = decoder._hidden(z, tokens[:, :-1], dropout)
     return F.cross_entropy(decoder.output(hidden).flatten(0, 1), tokens[:, 1:].t().flatten(), reduction="sum") / N
 
 
@@ -57,7 +58,7 @@ def _both(preset: str, more: tuple[str, ...], folder: Path) -> dict[str, Any]:
     job = small_job(preset, folder, folder / "run", "optimizer.clip=0", "critic.lr=1e-30", *more, batch=N, micro=N)
     torch.manual_seed(0)
     modules = build(job.model_copy(update={"model": job.model.model_copy(update={"init_range": 0.5})}), WORDS)
-    engines = build_engines(modules, job)
+    engines = build_engines(modules, job, optimizers(job))
     ours: dict[str, dict[str, Any]] = {"encoder": {}, "decoder": {}}
     for name, found in ours.items():
         _gradients(engines[name], found)
@@ -70,24 +71,22 @@ def _both(preset: str, more: tuple[str, ...], folder: Path) -> dict[str, Any]:
         loss = _sa_vae(job, modules, batch, noise()) if job.objective.svi_steps else _loss(job, modules, batch, noise())
         parameters = {(part, name): p for part in ours for name, p in modules[part].named_parameters()}
         theirs = dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
-    draws = noise()
-    report = train_step(job, engines, inputs_of(job, batch, draws), BETA, draws)
+    report = train_step(job, engines, sample_batch(job, batch, noise()), BETA)
     pairs = {f"{part}.{name}": (ours[part][name], theirs[part, name].numpy()) for part, name in parameters}
     return {"pairs": pairs, "loss": to_float(report["loss"]), "reference": float(loss.detach())}
 
 
 def _loss(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tensor:
-    inputs = inputs_of(job, batch, noise)
-    z, h, density = modules["encoder"](inputs.read, inputs.eps, inputs.encoder_keep)
-    loss = _reconstruction(modules["decoder"], z, inputs.written, inputs.decoder_keep)
+    sampled = sample_batch(job, batch, noise)
+    z, h, density = modules["encoder"](sampled.encoder_tokens, sampled.eps, sampled.encoder_dropout)
+    loss = _reconstruction(modules["decoder"], z, sampled.decoder_tokens, sampled.decoder_dropout)
     if job.has_critics:
-        assert inputs.priors is not None
-        *_, prior = inputs.priors.chunk(job.critic.updates)
-        values = modules["critics"].values(z, h.detach(), prior)
+        assert sampled.priors is not None
+        values = modules["critics"](z, h.detach(), sampled.priors[-1])
         loss = loss + BETA * (values.f_q if job.objective.regularizer == "f" else values.g_q).sum() / N
         if job.critic.squared_in_encoder:
             loss = loss + BETA * (values.g_q[:N] - values.g_q[N:]).square().sum()
-    else:
+    elif job.objective.regularizer == "exact":
         loss = loss + BETA * density.kl().sum() / N
     if job.contrast.weight:
         first, second = (z if job.contrast.over == "z" else h).chunk(2)
@@ -96,28 +95,28 @@ def _loss(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tenso
             second = torch.cat([second.mean(0, keepdim=True), second])
         keys = second
         if job.contrast.prior_negatives:
-            assert inputs.negatives is not None
-            assert inputs.negatives.shape == (job.contrast.prior_negatives * (N + 1), z.shape[1])
-            keys = torch.cat([second, inputs.negatives])
+            assert sampled.negatives is not None
+            assert sampled.negatives.shape == (job.contrast.prior_negatives * (N + 1), z.shape[1])
+            keys = torch.cat([second, sampled.negatives])
         logits = F.cosine_similarity(first[:, None], keys[None], dim=-1) / 0.05
         if job.contrast.mask_duplicates:  # sentences 0 and 3 are equal; with the mean pair in front they are 1 and 4
             mean = int(job.contrast.mean_pair)
             logits[[mean, mean + 3], [mean + 3, mean]] = -torch.inf
-        loss = loss + F.cross_entropy(logits, torch.arange(len(first)))
+        loss = loss + job.contrast.weight * F.cross_entropy(logits, torch.arange(len(first)))
     return loss
 
 
 def _sa_vae(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tensor:
     """The descent unrolled, and differentiated through; what flows back into a point of it is cut to ``svi_clip``."""
-    inputs = inputs_of(job, batch, noise)
-    density = modules["encoder"](inputs.read, inputs.eps, inputs.encoder_keep).density
+    sampled = sample_batch(job, batch, noise)
+    density = modules["encoder"](sampled.encoder_tokens, sampled.eps, sampled.encoder_dropout).density
     at = torch.cat([density.mean, density.log_variance], 1)
 
     def nelbo(at: Tensor, eps: Tensor) -> Tensor:
         mean, log_variance = at.chunk(2, 1)
         z = mean + (0.5 * log_variance).exp() * eps
         kl = Normal(mean, log_variance=log_variance).kl().sum() / N
-        return _reconstruction(modules["decoder"], z, inputs.written, inputs.decoder_keep) + BETA * kl
+        return _reconstruction(modules["decoder"], z, sampled.decoder_tokens, sampled.decoder_dropout) + BETA * kl
 
     velocity = torch.zeros_like(at)
     section = job.objective
@@ -128,14 +127,17 @@ def _sa_vae(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Ten
                   for half in gradient.chunk(2, 1)]  # fmt: skip
         velocity = section.svi_momentum * velocity - section.svi_lr * torch.cat(halves, 1)
         at = at + velocity
-    return nelbo(at, inputs.eps)
+    return nelbo(at, sampled.eps)
 
 
 @pytest.mark.parametrize(
     ("preset", "more"),
     [
         ("vae", ()),
+        ("ae", ()),
+        ("vae", ("objective.views=2", "contrast.weight=0.5")),
         ("ivae", ()),
+        ("ivae_mi", ()),
         ("clvae_mi", ("contrast.over=h",)),
         ("clvae_plus", ("objective.swap=0.4",)),
         ("clvae_plus_mi", ()),
@@ -173,9 +175,10 @@ def _in_bf16(folder: Path) -> list[float]:
             micro=N,
         )  # fmt: skip
         torch.manual_seed(0)
-        engines = build_engines(build(job, WORDS), job)
+        engines = build_engines(build(job, WORDS), job, optimizers(job))
         batch = Batch(_tokens(), torch.arange(N), N, N)
-        report = train_step(job, engines, drawn(job, batch, ("step", 0), torch.device("cpu")).inputs, BETA)
+        noise = StepNoise(job.run.seed, ("step", 0), batch.rows, N, torch.device("cpu"))
+        report = train_step(job, engines, sample_batch(job, batch, noise), BETA)
         encoded = engines["encoder"](batch.tokens, torch.zeros(N, 4), None)
         assert encoded.z.dtype == encoded.h.dtype == encoded.density.mean.dtype == torch.float32
         losses.append(to_float(report["loss"]))

@@ -11,7 +11,7 @@ from pretrain.latent.config import ModelSection
 from pretrain.latent.data.vocabulary import END, PAD, START
 from pretrain.latent.evaluation.measure import log_likelihoods
 from pretrain.latent.models import text
-from pretrain.latent.models.critics import frozen
+from pretrain.latent.models.gradients import frozen
 from pretrain.latent.models.text import TextDecoder, TextEncoder
 
 WORDS = 23
@@ -51,17 +51,17 @@ def _plain(decoder: TextDecoder, z: Tensor, tokens: Tensor, keep: tuple[Tensor, 
 
 
 def test_loss_and_gradients_are_those_of_a_loop_over_words(decoder: TextDecoder) -> None:
-    tokens, counted = _tokens(), torch.tensor([True, True, False, True])
+    tokens, valid = _tokens(), torch.tensor([True, True, False, True])
     z = torch.randn(4, 3, requires_grad=True)
     keep = (2.0 * (torch.rand(6, 4, 6) < 0.5), 2.0 * (torch.rand(6, 4, 7) < 0.5))
-    loss = decoder(z, tokens, counted, keep)
+    loss = decoder(z, tokens, valid, keep)
     ours = torch.autograd.grad(loss, [z, *decoder.parameters()])
-    reference = (_plain(decoder, z, tokens, keep) * counted).sum()
+    reference = (_plain(decoder, z, tokens, keep) * valid).sum()
     theirs = torch.autograd.grad(reference, [z, *decoder.parameters()])
     torch.testing.assert_close(loss, reference)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    assert (ours[0][2] == 0).all(), "a row that does not count has no gradient"
+    assert (ours[0][2] == 0).all(), "a row without weight has no gradient"
 
 
 @pytest.mark.parametrize("block", [1, 5, 1024])
@@ -121,9 +121,9 @@ def test_greedy_sentences_are_the_most_probable_words(decoder: TextDecoder) -> N
 
 
 def test_a_frozen_decoder_gives_gradients_to_z_alone(decoder: TextDecoder) -> None:
-    tokens, counted, z = _tokens(), torch.ones(4, dtype=torch.bool), torch.randn(4, 3, requires_grad=True)
-    frozen(decoder, z, tokens, counted).backward()
+    tokens, valid, z = _tokens(), torch.ones(4, dtype=torch.bool), torch.randn(4, 3, requires_grad=True)
+    frozen(decoder, z, tokens, valid).backward()
     assert z.grad is not None
     assert all(parameter.grad is None for parameter in decoder.parameters())
-    decoder(z.detach(), tokens, counted).backward()
+    decoder(z.detach(), tokens, valid).backward()
     assert all(parameter.grad is not None for parameter in decoder.parameters())

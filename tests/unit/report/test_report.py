@@ -17,7 +17,7 @@ from pretrain.base.errors import ConfigError, DataError
 from pretrain.config import flatten
 from pretrain.report import report
 from pretrain.report.compare import compare, direction
-from pretrain.report.plots import sections, smooth
+from pretrain.report.plots import figure_keys, smooth
 from pretrain.report.runs import read_run
 
 
@@ -277,7 +277,7 @@ def test_metrics_without_validation_and_with_one_point(tmp_path: Path) -> None:
 def test_sections_give_families_of_metrics_their_own_figure(tmp_path: Path) -> None:
     lines = [line | {"accuracy/mlm": 0.1, "validation_samples": 64} for line in rows(20)]
     lines[-1] |= {f"noise/cls/0.15/{name}": 0.5 for name in ("cosine_gap", "centred_gap", "drift", "top1")}
-    found = sections(compare([read_run(write_run(tmp_path / "run", lines))]))
+    found = figure_keys(compare([read_run(write_run(tmp_path / "run", lines))]))
     assert found == {
         "losses": ["loss", "loss/mlm"],
         "optimisation": ["lr"],

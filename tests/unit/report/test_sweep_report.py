@@ -11,7 +11,7 @@ import pytest
 
 from pretrain.base.errors import DataError
 from pretrain.report import report
-from pretrain.report.sweep_page import number
+from pretrain.report.sweep_page import format_number
 from pretrain.report.sweep_plots import Curves, read_curves
 from pretrain.report.sweeps import TRIALS, Study, comparable, is_sweep, read_sweep
 from tests.sweep_folders import add_trial, write_sweep
@@ -174,8 +174,8 @@ def test_curves_of_seeds_and_their_median(tmp_path: Path) -> None:
     assert (steps, values) == ([10, 20, 30], pytest.approx([0.59, 0.67, 0.69]))
     uneven = Curves("accuracy", [([10, 20, 2000], [1.0, 2.0, 9.0]), ([20, 2000], [4.0, 9.0])])
     assert uneven.median() == ([20, 2000], [3.0, 9.0])
-    assert (uneven.early(), uneven.last) == (3.0, 2000)
-    assert Curves("accuracy", [([2000], [1.0])]).early() is None
+    assert (uneven.early_mean(), uneven.last) == (3.0, 2000)
+    assert Curves("accuracy", [([2000], [1.0])]).early_mean() is None
 
 
 def test_curves_are_compared_at_the_same_configuration(tmp_path: Path) -> None:
@@ -216,13 +216,13 @@ def test_the_tasks_own_sections_are_added(tmp_path: Path, monkeypatch: pytest.Mo
     (package / "__init__.py").touch()
     (package / "config.py").write_text("from pretrain.config.schema import Job as JOB\n")
     (package / "report.py").write_text(
-        "from pretrain.report.document import Section, Table\n"
+        "from pretrain.report.document import ReportSection, Table\n"
         "def sections(sweeps):\n"
         "    table = Table(['who'], [[sweeps[0].name]])\n"
-        "    return [Section('Glimmers', tables=[table], data={'glimmers': 3})]\n"
+        "    return [ReportSection('Glimmers', tables=[table], data={'glimmers': 3})]\n"
     )
     monkeypatch.syspath_prepend(str(package.parent))
-    monkeypatch.setitem(__import__("pretrain.registry").tasks.TASKS, "glimmer", "glimmer")
+    monkeypatch.setitem(__import__("pretrain.registry").registry.TASKS, "glimmer", "glimmer")
     sweep = write_sweep(tmp_path / "sweep", [1])
     add_trial(sweep, "one", {}, 1, [0.5], config={"task": {"type": "glimmer"}})
     assert "Glimmers" in Page(report([sweep], tmp_path / "out")).text
@@ -252,4 +252,4 @@ def test_what_is_no_sweep(tmp_path: Path) -> None:
     ("value", "text"), [(0.5, "0.5000"), (1e-5, "1e-05"), (12345.678, "1.235e+04"), (0.0, "0.0000"), (-0.25, "-0.2500")]
 )
 def test_numbers(value: float, text: str) -> None:
-    assert number(value) == text
+    assert format_number(value) == text

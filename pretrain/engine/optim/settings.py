@@ -1,0 +1,25 @@
+"""How a module is updated, as a task says it. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pretrain.config.schema import OptimizerSection, ScheduleSection
+from pretrain.engine.schedule import learning_rate
+
+
+@dataclass(frozen=True)
+class ModuleOptimizer:
+    """The optimizer of one module: its own section, and whether ``schedule`` moves its learning rate.
+
+    Args:
+        section: type, learning rate, weight decay, clipping. A task makes it from sections of its own job.
+        schedule: false keeps the learning rate at ``section.lr`` from the first update to the last.
+    """
+
+    section: OptimizerSection
+    schedule: bool = True
+
+    def learning_rate(self, step: int, schedule: ScheduleSection) -> float:
+        """Learning rate of update ``step`` (0-based)."""
+        return learning_rate(step, schedule, self.section) if self.schedule else self.section.lr
