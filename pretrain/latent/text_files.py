@@ -19,27 +19,25 @@ class DataSection(Section):
 
     path: PathField | None = Field(
         None,
-        description="folder with one file a split: its name holds train, valid (dev, val) or test, .txt or .txt.gz",
+        description="folder with one .txt or .txt.gz file per split, whose name holds train, valid (dev, val) or test",
     )
     train: PathField | None = Field(None, description="a file, instead of the one in data.path")
     validation: PathField | None = Field(None, description="a file, instead of the one in data.path")
     test: PathField | None = Field(None, description="a file, instead of the one in data.path")
     format: Literal["text", "labelled"] = Field("text", description="labelled: `label TAB text`, as Yelp's files")
-    max_words: PositiveInt = Field(200, description="longer sentences are left out, counted and said")
+    max_words: PositiveInt = Field(200, description="longer sentences are left out; the log counts them")
     vocabulary: PositiveInt = Field(
         70_000, le=2**24, description="the most frequent words of the training text, at most"
     )
     vocabulary_file: PathField | None = Field(
-        None, description="a word a line instead: such as vocabulary.txt of a run"
+        None, description="use these words instead, one per line, such as vocabulary.txt of a run"
     )
     allow_change: bool = Field(False, description="a resumed run may go on with other text than it began with")
     unknown: str = Field("<unk>", description="the ordinary word that stands for an unknown one: Yahoo's is _UNK")
     clusters: PositiveInt | None = Field(
-        None, ge=2, le=65_536, description="K: instead of text, one-hot vectors of K classes (section 4.4)"
+        None, ge=2, le=65_536, description="K, for one-hot vectors of K classes instead of text (section 4.4)"
     )
-    repeats: PositiveInt = Field(
-        64, le=65_536, description="of clusters: rows of each of the K drawn classes in a batch"
-    )
+    repeats: PositiveInt = Field(64, le=65_536, description="clusters: rows of each of the K drawn classes in a batch")
 
     @model_validator(mode="after")
     def _has_a_source(self) -> DataSection:
