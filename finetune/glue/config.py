@@ -29,11 +29,11 @@ class GlueData(Section):
         None, description="files: folder with RTE/, CoLA/, ...; hub: a saved copy of the dataset"
     )
     sequence_length: PositiveInt | None = Field(
-        None, ge=8, le=2**20, description="tokens, at most; unset = 512 or the positions"
+        None, ge=8, le=2**20, description="longest input in tokens; if unset 512, or the positions of the encoder"
     )
-    bucketing: bool = Field(True, description="batches of like lengths; false: plain shuffled order")
-    shuffle: bool = Field(True, description="false: file order in every epoch, without bucketing")
-    max_train: PositiveInt | None = Field(None, description="train on so many examples, the same for every seed")
+    bucketing: bool = Field(True, description="put texts of similar length into a batch; false = plain shuffled order")
+    shuffle: bool = Field(True, description="false = file order in every epoch, without bucketing")
+    max_train: PositiveInt | None = Field(None, description="train on this many examples, the same ones for every seed")
     cache: PathField = Field(default_factory=default_cache, description="where the token ids of large tasks are kept")
 
     @property
@@ -65,11 +65,15 @@ class GlueModel(Section):
     init: Source = Field(
         description="a run or checkpoint of ours, a Hugging Face folder, or USER/NAME[@REV] of the hub"
     )
-    dropout: NonNegativeFloat = Field(0.1, lt=1)
-    attention_dropout: NonNegativeFloat = Field(0.1, lt=1)
-    classifier_dropout: NonNegativeFloat | None = Field(None, lt=1, description="of the head; unset = model.dropout")
-    allow_missing: bool = Field(False, description="go on when encoder weights are missing or unknown")
-    encoder: dict[str, Any] | None = Field(None, description="what init holds, as config.json; filled in by the job")
+    dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of embeddings and layer outputs")
+    attention_dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of the attention weights")
+    classifier_dropout: NonNegativeFloat | None = Field(
+        None, lt=1, description="dropout of the classifier; if unset model.dropout"
+    )
+    allow_missing: bool = Field(False, description="go on where weights of the encoder are missing or unknown")
+    encoder: dict[str, Any] | None = Field(
+        None, description="the encoder as config.json describes it; filled in by the job"
+    )
 
 
 class GlueOptimizer(OptimizerSection):
