@@ -1,1 +1,1 @@
-"""Fine-tuning jobs, on the same loop as pretraining."""
+"""Fine-tuning: what every fine-tuning task shares. A task with data sets and metrics of its own is a subpackage."""

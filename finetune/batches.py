@@ -1,91 +1,98 @@
-"""From encoded rows to batches: padded to their own longest row, for training steps and for a pass over a whole set."""
+"""Batches of any input: what a data set must offer, and this rank's batches of a training step or an evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Int, Num
+from jaxtyping import Int64
 from torch import Tensor
 
-from finetune.encoding import Encoded
-from finetune.order import Order, Rows, deal
+from finetune.order import ExampleOrder, RowNumbers, micro_batches_of_rank
+
+InputsT = TypeVar("InputsT", bound=tuple[Any, ...])
 
 
 @dataclass(frozen=True)
-class Batch:
-    """``n`` rows of ``L`` tokens. ``padded`` is False where all have the same length."""
+class Batch(Generic[InputsT]):
+    """``n`` examples.
 
-    tokens: Int[Tensor, "n L"]
-    types: Int[Tensor, "n L"] | None
-    labels: Num[Tensor, " n"] | None
-    padded: bool
+    Attributes:
+        inputs: the arguments of the module's forward pass, in order; best a named tuple. A value may be a tensor, a
+            structure of tensors (two pictures), or a plain value.
+        labels: of any shape, ``n`` first (class numbers ``[n]``, scores ``[n]``, soft targets ``[n, answers]``), or
+            None for examples without labels.
+    """
 
-    def to(self, device: torch.device) -> Batch:
-        """The batch on a device."""
-        tokens, types, labels = (
-            None if x is None else x.to(device, non_blocking=True) for x in (self.tokens, self.types, self.labels)
-        )
-        assert tokens is not None
-        return Batch(tokens, types, labels, self.padded)
+    inputs: InputsT
+    labels: Any = None
+
+    def to(self, device: torch.device) -> Batch[InputsT]:
+        """The batch with all its tensors on a device."""
+        return Batch(to_device(self.inputs, device), to_device(self.labels, device))
+
+
+def to_device(structure: Any, device: torch.device) -> Any:
+    """The same tuples, lists and mappings with every tensor on ``device``; other values stay as they are."""
+    if isinstance(structure, Tensor):
+        return structure.to(device, non_blocking=True)
+    if isinstance(structure, Mapping):
+        return {key: to_device(value, device) for key, value in structure.items()}
+    if isinstance(structure, tuple | list):
+        values = [to_device(value, device) for value in structure]
+        return type(structure)(*values) if hasattr(structure, "_fields") else type(structure)(values)
+    return structure
+
+
+@runtime_checkable
+class RowSet(Protocol):
+    """A data set whose rows (examples) are read by their numbers, 0 to ``len(rows) - 1``."""
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, " n"]:
+        """The size of each row in tokens (or regions): batches of like sizes are made by it, and tokens counted."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def batch(self, numbers: RowNumbers) -> Batch[Any]:
+        """The rows with these numbers, in this order."""
+        ...
 
 
 @dataclass(frozen=True)
-class Step:
+class StepBatches:
     """This rank's micro-batches of an optimizer step, and the tokens (padding not counted) of all ranks together."""
 
-    parts: list[Batch]
+    micro_batches: list[Batch[Any]]
     tokens: int
 
 
-class RowSet:
-    """Encoded rows with their labels (or none), as batches."""
-
-    def __init__(self, encoded: Encoded, labels: np.ndarray | None, pad_id: int, *, types: bool) -> None:
-        self.lengths, self.labels = encoded.lengths, labels
-        self._encoded, self._pad_id, self._types = encoded, pad_id, types
-
-    def __len__(self) -> int:
-        return len(self._encoded)
-
-    def batch(self, rows: Rows) -> Batch:
-        """These rows, padded on the right to the longest of them."""
-        encoded, lengths = self._encoded, self.lengths[rows]
-        width = int(lengths.max())
-        tokens = np.full((len(rows), width), self._pad_id, dtype=np.int64)
-        for place, row, length in zip(tokens, rows, lengths, strict=True):
-            start = encoded.starts[row]
-            place[:length] = encoded.ids[start : start + length]
-        types = None
-        if self._types:
-            columns = np.arange(width)
-            second = (columns >= encoded.seconds[rows, None]) & (columns < lengths[:, None])
-            types = torch.from_numpy(second.astype(np.int64))
-        labels = None if self.labels is None else torch.from_numpy(self.labels[rows])
-        return Batch(torch.from_numpy(tokens), types, labels, bool((lengths != width).any()))
-
-
 def training_steps(
-    rows: RowSet, order: Order, starts: range, micro: int, world: int, rank: int, *, bucketing: bool
-) -> Iterator[Step]:
+    rows: RowSet, order: ExampleOrder, starts: range, micro: int, world: int, rank: int, *, bucketing: bool
+) -> Iterator[StepBatches]:
     """This rank's share of the steps that begin at the sample numbers ``starts``."""
+    lengths = rows.lengths
     for start in starts:
-        chosen = order.rows(start)
-        parts = deal(chosen, rows.lengths if bucketing else None, micro, world, rank)
-        yield Step([rows.batch(part) for part in parts], int(rows.lengths[chosen].sum()))
+        numbers = order.rows(start)
+        shares = micro_batches_of_rank(numbers, lengths if bucketing else None, micro, world, rank)
+        yield StepBatches([rows.batch(share) for share in shares], int(lengths[numbers].sum()))
 
 
-def every_row(rows: RowSet, size: int, world: int = 1, rank: int = 0) -> Iterator[tuple[Rows, Batch]]:
-    """This rank's part of a pass over all rows: row numbers and their batch, longest rows first.
+def evaluation_batches(
+    rows: RowSet, size: int, world: int = 1, rank: int = 0
+) -> Iterator[tuple[RowNumbers, Batch[Any]]]:
+    """This rank's part of one pass over all rows: row numbers and their batch, longest rows first.
 
     No row comes twice, but every rank gets the same number of batches (engines with partitioned parameters need that):
-    one that has run out gets the last batch again, with no row numbers.
+    a rank that has no more rows gets the last batch again, with no row numbers.
     """
     order = np.argsort(-rows.lengths, kind="stable")
     chunks = [order[begin : begin + size] for begin in range(0, len(order), size)]
     for first in range(0, len(chunks), world):
         mine = first + rank
-        chosen = chunks[min(mine, len(chunks) - 1)]
-        yield (chosen if mine < len(chunks) else chosen[:0]), rows.batch(chosen)
+        chunk = chunks[min(mine, len(chunks) - 1)]
+        yield (chunk if mine < len(chunks) else chunk[:0]), rows.batch(chunk)

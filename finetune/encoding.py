@@ -1,4 +1,4 @@
-"""Texts and pairs of texts to token ids, once a job: between special tokens, cut to a length, kept for large sets."""
+"""Turn texts and pairs of texts into token ids: between special tokens, cut to a length, cached for large sets."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tokenizer.special import is_bert_like
 logger = logging.getLogger(__name__)
 
 CACHE_FROM = 50_000
-"""Rows from which on the ids are kept on disk: fewer are tokenized in seconds."""
+"""Sets of at least so many rows are kept on disk as ids; smaller ones are tokenized in seconds."""
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedTexts:
     """Token ids of ``n`` rows, special tokens included, one after the other.
 
     Row ``i`` is ``ids[starts[i] : starts[i + 1]]``; its second text begins at ``seconds[i]`` within it (at its end
@@ -43,7 +43,7 @@ class Encoded:
         return np.diff(self.starts)
 
 
-def encode(
+def encode_texts(
     first: Sequence[str],
     second: Sequence[str] | None,
     tokenizer: TextTokenizer,
@@ -51,7 +51,7 @@ def encode(
     *,
     source: str,
     cache: Path | None = None,
-) -> Encoded:
+) -> EncodedTexts:
     """``<s> A </s>`` or ``<s> A </s></s> B </s>`` of every row; BERT's vocabulary: ``[CLS] A [SEP] B [SEP]``.
 
     Rows longer than ``max_length`` lose tokens of their longer text first, then of both (``longest_first`` of
@@ -75,13 +75,13 @@ def encode(
                 logger.info("%s: tokenizing %s rows into %s", source, f"{len(first):,}", path)
                 _write(path, _encode(first, second, tokenizer, max_length))
         with np.load(path, allow_pickle=False) as file:
-            encoded = Encoded(file["ids"], file["starts"], file["seconds"], int(file["cut"]))
+            encoded = EncodedTexts(file["ids"], file["starts"], file["seconds"], int(file["cut"]))
     if encoded.cut:
         logger.warning("%s: %d of %d rows were cut to %d tokens", source, encoded.cut, len(encoded), max_length)
     return encoded
 
 
-def kept(
+def truncated_lengths(
     a: Int64[np.ndarray, " n"], b: Int64[np.ndarray, " n"], room: int
 ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
     """How many tokens stay of pairs with ``a`` and ``b`` tokens, so that at most ``room`` stay of each pair.
@@ -95,7 +95,9 @@ def kept(
     return np.where(a <= b, short_kept, long_kept), np.where(a <= b, long_kept, short_kept)
 
 
-def _encode(first: Sequence[str], second: Sequence[str] | None, tokenizer: TextTokenizer, max_length: int) -> Encoded:
+def _encode(
+    first: Sequence[str], second: Sequence[str] | None, tokenizer: TextTokenizer, max_length: int
+) -> EncodedTexts:
     special = tokenizer.special
     bos, eos = (np.array([i], dtype=np.int32) for i in (special.bos, special.eos))
     gap = eos if is_bert_like(tokenizer.backend, special) else np.concatenate([eos, eos])
@@ -108,13 +110,13 @@ def _encode(first: Sequence[str], second: Sequence[str] | None, tokenizer: TextT
     else:
         others = tokenizer.encode_batch(second)
         b = np.array([len(ids) for ids in others], dtype=np.int64)
-        keep, keep_b = kept(a, b, max_length - 2 - len(gap))
+        keep, keep_b = truncated_lengths(a, b, max_length - 2 - len(gap))
         pairs = zip(texts, others, keep, keep_b, strict=True)
         parts = [part for ids, other, n, m in pairs for part in (bos, ids[:n], gap, other[:m], eos)]
         seconds = keep + 1 + len(gap)
         lengths, cut = seconds + keep_b + 1, (keep < a) | (keep_b < b)
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return Encoded(np.concatenate(parts), starts, seconds.astype(np.int32), int(cut.sum()))
+    return EncodedTexts(np.concatenate(parts), starts, seconds.astype(np.int32), int(cut.sum()))
 
 
 def _key(first: Sequence[str], second: Sequence[str] | None, tokenizer: TextTokenizer, max_length: int) -> str:
@@ -126,7 +128,7 @@ def _key(first: Sequence[str], second: Sequence[str] | None, tokenizer: TextToke
     return digest.hexdigest()[:32]
 
 
-def _write(path: Path, encoded: Encoded) -> None:
+def _write(path: Path, encoded: EncodedTexts) -> None:
     partial = path.with_suffix(".partial.npz")  # its owner holds the lock
     np.savez(partial, ids=encoded.ids, starts=encoded.starts, seconds=encoded.seconds, cut=encoded.cut)
     partial.replace(path)

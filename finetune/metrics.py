@@ -1,10 +1,9 @@
-"""GLUE's metrics as scikit-learn and scipy compute them, kept finite, and the two averages of a table of results."""
+"""Metrics of classes and scores as scikit-learn and scipy compute them, kept finite."""
 
 from __future__ import annotations
 
-import statistics
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Num
@@ -13,28 +12,10 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from pretrain.base.errors import ConfigError
 
-Values = Num[np.ndarray, " _"]
-Scores = Mapping[str, Mapping[str, float]]
-"""Metrics by task: ``{"cola": {"matthews": 0.6}, "mnli": {"accuracy": 0.9, "accuracy_mismatched": 0.9}, ...}``."""
-
-CAPT_TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
-"""The columns of CAPT's Table 2, in its order."""
-
-_LEADERBOARD: dict[str, tuple[str, ...]] = {
-    "cola": ("matthews",),
-    "sst2": ("accuracy",),
-    "mrpc": ("accuracy", "f1"),
-    "stsb": ("pearson", "spearman"),
-    "qqp": ("accuracy", "f1"),
-    "mnli": ("accuracy", "accuracy_mismatched"),
-    "qnli": ("accuracy",),
-    "rte": ("accuracy",),
-    "wnli": ("accuracy",),
-}
-_CAPT = {task: _LEADERBOARD[task][:1] for task in CAPT_TASKS}
+Labels = Num[np.ndarray, " _"]
 
 
-def measure(names: Sequence[str], predictions: Values, labels: Values) -> dict[str, float]:
+def compute_metrics(names: Sequence[str], predictions: Labels, labels: Labels) -> dict[str, float]:
     """The metrics ``names`` of ``predictions`` (classes, or scores), each in [-1, 1] and never nan.
 
     Beside them ``degenerate`` is 1 where the predictions are constant (a correlation, then undefined, counts as 0), and
@@ -52,12 +33,12 @@ def measure(names: Sequence[str], predictions: Values, labels: Values) -> dict[s
     result = {name: METRICS[name](predictions, labels) for name in names}
     return {
         **result,
-        "degenerate": float(degenerate(predictions)),
-        "baseline": METRICS[names[0]](constant(labels), labels),
+        "degenerate": float(is_degenerate(predictions)),
+        "baseline": METRICS[names[0]](best_constant(labels), labels),
     }
 
 
-def degenerate(predictions: Values) -> bool:
+def is_degenerate(predictions: Labels) -> bool:
     """Whether every prediction is the same; for scores: up to a thousandth of STS-B's scale.
 
     A regression that has collapsed predicts the mean label with the noise of its arithmetic (2.84 for STS-B).
@@ -66,7 +47,7 @@ def degenerate(predictions: Values) -> bool:
     return spread == 0 if np.issubdtype(predictions.dtype, np.integer) else not spread > 5e-3
 
 
-def constant(labels: Values) -> Values:
+def best_constant(labels: Labels) -> Labels:
     """The best constant prediction: the most frequent class (the lowest of several), or the mean score."""
     if np.issubdtype(labels.dtype, np.integer):
         classes, counts = np.unique(labels, return_counts=True)
@@ -74,52 +55,29 @@ def constant(labels: Values) -> Values:
     return np.full_like(labels, labels.mean())
 
 
-def capt_average(scores: Scores) -> float | None:
-    """The plain mean of CAPT's eight columns: Matthews for CoLA, Pearson for STS-B, accuracy elsewhere, MNLI matched.
-
-    None while one of the eight is missing (Luo et al. 2020, Table 2).
-    """
-    return _average(scores, _CAPT)
-
-
-def leaderboard_average(scores: Scores) -> float | None:
-    """The leaderboard's macro average: a task's metrics are averaged first, then the tasks, with WNLI where measured.
-
-    None while one of the others is missing.
-    """
-    return _average(scores, {task: names for task, names in _LEADERBOARD.items() if task != "wnli" or task in scores})
-
-
-def _average(scores: Scores, columns: Mapping[str, Sequence[str]]) -> float | None:
-    found = [[scores.get(task, {}).get(name) for name in names] for task, names in columns.items()]
-    if any(value is None for values in found for value in values):
-        return None
-    return statistics.fmean(statistics.fmean(value for value in values if value is not None) for values in found)
-
-
-def _accuracy(predictions: Values, labels: Values) -> float:
+def _accuracy(predictions: Labels, labels: Labels) -> float:
     return float(accuracy_score(labels, predictions))
 
 
-def _f1(predictions: Values, labels: Values) -> float:
+def _f1(predictions: Labels, labels: Labels) -> float:
     return float(f1_score(labels, predictions, zero_division=0))
 
 
-def _matthews(predictions: Values, labels: Values) -> float:
+def _matthews(predictions: Labels, labels: Labels) -> float:
     if np.ptp(predictions) == 0 or np.ptp(labels) == 0:  # 0 by convention; scikit-learn says so with a warning
         return 0.0
     return float(matthews_corrcoef(labels, predictions))
 
 
-def _pearson(predictions: Values, labels: Values) -> float:
+def _pearson(predictions: Labels, labels: Labels) -> float:
     return _correlation(pearsonr, predictions, labels)
 
 
-def _spearman(predictions: Values, labels: Values) -> float:
+def _spearman(predictions: Labels, labels: Labels) -> float:
     return _correlation(spearmanr, predictions, labels)
 
 
-def _correlation(function: Callable[..., tuple[float, float]], predictions: Values, labels: Values) -> float:
+def _correlation(function: Callable[..., tuple[float, float]], predictions: Labels, labels: Labels) -> float:
     if len(labels) < 2 or np.ptp(predictions) == 0 or np.ptp(labels) == 0 or not np.isfinite(predictions).all():
         return 0.0
     with warnings.catch_warnings():
@@ -128,7 +86,7 @@ def _correlation(function: Callable[..., tuple[float, float]], predictions: Valu
     return value if np.isfinite(value) else 0.0
 
 
-METRICS: dict[str, Callable[[Values, Values], float]] = {
+METRICS: dict[str, Callable[[Labels, Labels], float]] = {
     "accuracy": _accuracy,
     "f1": _f1,
     "matthews": _matthews,

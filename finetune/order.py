@@ -14,13 +14,13 @@ from jaxtyping import Int64
 
 from pretrain.base.randomness import generator_for
 
-Rows = Int64[np.ndarray, " n"]
+RowNumbers = Int64[np.ndarray, " n"]
 
 POOL = 50
-"""Batches that are sorted together: many enough for next to no padding, few enough for batches to stay random."""
+"""Batches that are sorted together: enough of them to leave little padding, few enough to keep batches random."""
 
 
-class Order:
+class ExampleOrder:
     """The example of every sample, a pure function of (seed, batch, lengths).
 
     An epoch's shuffled examples are cut into pools of ``POOL`` batches; a pool is sorted by length, cut into batches
@@ -28,30 +28,32 @@ class Order:
 
     Args:
         lengths: tokens of each example.
-        batch: examples a step, over all ranks.
-        seed: of the order.
-        bucketing: False = plain shuffled order.
-        shuffle: False = the examples' own order in every epoch.
+        batch: examples of an optimizer step, over all ranks.
+        seed: seed of the order.
+        bucketing: whether batches hold examples of like lengths; False = plain shuffled order.
+        shuffle: whether epochs are shuffled; False = the examples' own order in every epoch.
     """
 
-    def __init__(self, lengths: Rows, batch: int, seed: int, *, bucketing: bool = True, shuffle: bool = True) -> None:
+    def __init__(
+        self, lengths: RowNumbers, batch: int, seed: int, *, bucketing: bool = True, shuffle: bool = True
+    ) -> None:
         self._lengths, self._batch, self._seed = lengths, batch, seed
         self._bucketing, self._shuffle = bucketing, shuffle
-        self._epochs: OrderedDict[int, Rows] = OrderedDict()
+        self._epochs: OrderedDict[int, RowNumbers] = OrderedDict()
 
-    def rows(self, start: int) -> Rows:
-        """Examples of the step whose first sample is ``start``."""
+    def rows(self, start: int) -> RowNumbers:
+        """The row numbers of the step whose first sample is ``start``."""
         epochs, places = np.divmod(np.arange(start, start + self._batch, dtype=np.int64), len(self._lengths))
         return np.array([self._epoch(int(epoch))[place] for epoch, place in zip(epochs, places, strict=True)])
 
-    def _epoch(self, epoch: int) -> Rows:
+    def _epoch(self, epoch: int) -> RowNumbers:
         if epoch not in self._epochs:
             self._epochs[epoch] = self._draw(epoch)
             while len(self._epochs) > 2:
                 self._epochs.popitem(last=False)
         return self._epochs[epoch]
 
-    def _draw(self, epoch: int) -> Rows:
+    def _draw(self, epoch: int) -> RowNumbers:
         count = len(self._lengths)
         if not self._shuffle:
             return np.arange(count, dtype=np.int64)
@@ -67,13 +69,13 @@ class Order:
         return order
 
 
-def deal(
-    rows: Rows, lengths: Int64[np.ndarray, " all"] | None, micro: int, world: int, rank: int
+def micro_batches_of_rank(
+    rows: RowNumbers, lengths: Int64[np.ndarray, " all"] | None, micro: int, world: int, rank: int
 ) -> list[Int64[np.ndarray, " micro"]]:
-    """The micro-batches of ``rank`` in a step on the examples ``rows``.
+    """The row numbers of each micro-batch of ``rank``, in a step on the examples ``rows`` of all ranks.
 
-    With ``lengths`` (of all examples) the step is sorted by them first: a micro-batch holds neighbours, and the ranks'
-    shares of the same micro-batch are neighbours too, so that none waits long for another.
+    With ``lengths`` (of the whole data set) the step is sorted by length first: a micro-batch holds neighbours, and
+    what the ranks compute at the same time are neighbours too, so that no rank waits long for another.
     """
     if lengths is not None:
         rows = rows[np.argsort(lengths[rows], kind="stable")]

@@ -7,23 +7,16 @@ fairseq: biases and LayerNorm do not decay, as in every job here.
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
-from finetune.glue.tasks import glue_task
+from finetune.config import FineTuningJob
+from finetune.glue.tasks import GlueTask, glue_task
 from pretrain.base.cache import default_cache
 from pretrain.base.errors import ConfigError
-from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
-from pretrain.config.schema import (
-    BatchSection,
-    CheckpointSection,
-    Job,
-    OptimizerSection,
-    ScheduleSection,
-    ValidateSection,
-)
+from pretrain.config.base import PathField, PositiveInt, Section
+from pretrain.config.schema import BatchSection, OptimizerSection
 from pretrain.models.hub import Source
 
 
@@ -42,6 +35,11 @@ class GlueData(Section):
     shuffle: bool = Field(True, description="false: file order in every epoch, without bucketing")
     max_train: PositiveInt | None = Field(None, description="train on so many examples, the same for every seed")
     cache: PathField = Field(default_factory=default_cache, description="where the token ids of large tasks are kept")
+
+    @property
+    def glue_task(self) -> GlueTask:
+        """The task that ``task`` names."""
+        return glue_task(self.task)
 
     @field_validator("task")
     @classmethod
@@ -74,30 +72,6 @@ class GlueModel(Section):
     encoder: dict[str, Any] | None = Field(None, description="what init holds, as config.json; filled in by the job")
 
 
-class GlueSchedule(ScheduleSection):
-    """``epochs`` and ``warmup_ratio`` are turned into steps once the data is known; null = the steps as given."""
-
-    max_steps: PositiveInt = Field(1_000_000_000, description="with epochs: at most so many")
-    epochs: PositiveFloat | None = Field(10.0, description="passes over the training data; null = max_steps alone")
-    warmup_ratio: NonNegativeFloat | None = Field(0.06, le=1, description="of max_steps; null = warmup_steps")
-
-
-class GlueValidate(ValidateSection):
-    """Validation on the whole dev set."""
-
-    per_epoch: PositiveInt | None = Field(1, description="validations an epoch; null = every validate.every steps")
-
-
-class GlueCheckpoint(CheckpointSection):
-    """Beside the best checkpoint the newest one, so that a job that is killed loses an epoch at most."""
-
-    every: NonNegativeInt = Field(0, description="steps; 0 = per_epoch")
-    keep: PositiveInt = Field(1, description="how many of the newest stay")
-    per_epoch: PositiveInt | None = Field(
-        1, description="checkpoints an epoch where every is 0; null = only at the end"
-    )
-
-
 class GlueOptimizer(OptimizerSection):
     """Adam as RoBERTa was fine-tuned."""
 
@@ -105,20 +79,17 @@ class GlueOptimizer(OptimizerSection):
     weight_decay: NonNegativeFloat = Field(0.1, description="of matrices; vectors do not decay")
 
 
-class GlueJob(Job):
-    """A ``glue`` job."""
+class GlueJob(FineTuningJob):
+    """A ``glue`` job: a pretrained encoder fine-tuned on one task of GLUE."""
 
     data: GlueData
     model: GlueModel
     batch: BatchSection = BatchSection(global_=16, micro=16)
-    schedule: GlueSchedule = GlueSchedule()
     optimizer: GlueOptimizer = GlueOptimizer()
-    validate_: GlueValidate = Field(GlueValidate(), alias="validate")
-    checkpoint: GlueCheckpoint = GlueCheckpoint()
 
     def metric_names(self) -> frozenset[str]:
-        """The task's metrics, and what `finetune.metrics.measure` adds; MNLI's second dev set has them again."""
-        task = glue_task(self.data.task)
+        """The task's metrics, the loss and what `compute_metrics` adds; for MNLI those of the second dev set too."""
+        task = self.data.glue_task
         names = (*task.metrics, "loss", "degenerate", "baseline")
         suffixes = ("", "_mismatched") if "dev_mismatched" in task.splits else ("",)
         return frozenset(f"{name}{suffix}" for name in names for suffix in suffixes)
@@ -136,38 +107,20 @@ class GlueJob(Job):
             raise ConfigError(f"data.sequence_length {length} is longer than the encoder's {max_positions} positions")
         return length
 
-    def completed(self, examples: int, encoder: dict[str, Any], max_positions: int) -> GlueJob:
-        """The job with what follows from its data and its encoder: steps, warmup, lengths, ``model.encoder``.
+    def with_encoder(self, encoder: dict[str, Any], max_positions: int) -> GlueJob:
+        """The job with what follows from its encoder: ``data.sequence_length`` and ``model.encoder``.
 
         Args:
-            examples: rows to train on.
             encoder: the encoder as ``config.json`` describes it.
             max_positions: the longest sequence that it takes.
 
         Raises:
-            ConfigError: the steps, or ``data.sequence_length``, do not fit.
+            ConfigError: ``data.sequence_length`` is longer.
         """
-        schedule, each = self.schedule, examples / self.batch.global_
-        steps = schedule.max_steps
-        if schedule.epochs is not None:
-            steps = min(steps, math.ceil(schedule.epochs * each))
-        warmup = schedule.warmup_steps if schedule.warmup_ratio is None else int(schedule.warmup_ratio * steps)
-        if warmup > steps:
-            raise ConfigError(f"schedule.warmup_steps {warmup} is longer than the {steps} steps of this job")
-        validate, checkpoint = self.validate_, self.checkpoint
-
-        def steps_between(per_epoch: int) -> int:
-            return max(1, math.ceil(each / per_epoch))
-
-        every = validate.every if validate.per_epoch is None else steps_between(validate.per_epoch)
-        save_every = checkpoint.every or (steps_between(checkpoint.per_epoch) if checkpoint.per_epoch else 0)
         return self.model_copy(
             update={
                 "data": self.data.model_copy(update={"sequence_length": self.longest(max_positions)}),
                 "model": self.model.model_copy(update={"encoder": encoder}),
-                "schedule": schedule.model_copy(update={"max_steps": steps, "warmup_steps": warmup}),
-                "validate_": validate.model_copy(update={"every": every}),
-                "checkpoint": checkpoint.model_copy(update={"every": save_every}),
             }
         )
 

@@ -1,20 +1,20 @@
-"""The splits of a ``glue`` job, read and encoded."""
+"""Read and encode the splits of a ``glue`` job."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from finetune.batches import RowSet
-from finetune.encoding import encode
+from finetune.encoding import encode_texts
 from finetune.glue.config import GlueData
 from finetune.glue.files import Examples, read_split
 from finetune.glue.tasks import GlueTask
+from finetune.text_rows import TextRows
 from pretrain.base.errors import DataError
 from tokenizer.encode import TextTokenizer
 
 
-def read(data: GlueData, task: GlueTask, split: str) -> Examples:
-    """The rows of a split, from where the job says. Raises as `read_split` and `read_hub` do."""
+def read_examples(data: GlueData, task: GlueTask, split: str) -> Examples:
+    """The examples of a split, from the files or the hub as the job says. Raises as `read_split` and `read_hub` do."""
     if data.source == "hub":
         from finetune.glue.hub import HUB, read_hub  # datasets takes a second to import
 
@@ -24,15 +24,16 @@ def read(data: GlueData, task: GlueTask, split: str) -> Examples:
 
 
 def chosen_rows(total: int, wanted: int | None) -> np.ndarray:
-    """The rows that ``data.max_train`` leaves, in order; the same for every seed of a run."""
+    """The numbers of the rows that ``data.max_train`` leaves, in order; they do not depend on the seed of the run."""
     if wanted is None or wanted >= total:
         return np.arange(total)
     return np.sort(np.random.default_rng(0).permutation(total)[:wanted])
 
 
-def train_rows(data: GlueData, task: GlueTask, tokenizer: TextTokenizer, length: int, *, types: bool) -> RowSet:
-    """The training split, or ``data.max_train`` rows of it."""
-    examples = read(data, task, "train")
+def train_rows(data: GlueData, tokenizer: TextTokenizer, length: int, *, types: bool) -> TextRows:
+    """The training split, or ``data.max_train`` rows of it. Arguments are those of `row_set`."""
+    task = data.glue_task
+    examples = read_examples(data, task, "train")
     keep = chosen_rows(len(examples), data.max_train)
     if len(keep) < len(examples):
         second = None if examples.second is None else [examples.second[i] for i in keep]
@@ -42,23 +43,37 @@ def train_rows(data: GlueData, task: GlueTask, tokenizer: TextTokenizer, length:
     return row_set(examples, data, tokenizer, length, types=types)
 
 
-def dev_rows(
-    data: GlueData, task: GlueTask, tokenizer: TextTokenizer, length: int, *, types: bool
-) -> dict[str, RowSet]:
-    """Every dev split under the suffix of its metrics: ``""``, and ``_mismatched`` for MNLI's second."""
-    splits = [split for split in task.splits if split.startswith("dev")]
-    found = {}
-    for split in splits:
-        examples = read(data, task, split)
+def dev_rows(data: GlueData, tokenizer: TextTokenizer, length: int, *, types: bool) -> dict[str, TextRows]:
+    """Every dev split by the suffix of its metrics: ``""``, and ``_mismatched`` for MNLI's second.
+
+    Arguments are those of `row_set`.
+
+    Raises:
+        DataError: a split has no labels, or cannot be read.
+    """
+    task = data.glue_task
+    sets = {}
+    for split in task.splits:
+        if not split.startswith("dev"):
+            continue
+        examples = read_examples(data, task, split)
         if examples.labels is None:
             raise DataError(f"{examples.source}: no labels; the dev split is what the model is measured on")
         suffix = split.removeprefix("dev").removesuffix("_matched")
-        found[suffix] = row_set(examples, data, tokenizer, length, types=types)
-    return found
+        sets[suffix] = row_set(examples, data, tokenizer, length, types=types)
+    return sets
 
 
-def row_set(examples: Examples, data: GlueData, tokenizer: TextTokenizer, length: int, *, types: bool) -> RowSet:
-    """Examples as batches can be made of them; ``types``: the encoder reads token types."""
+def row_set(examples: Examples, data: GlueData, tokenizer: TextTokenizer, length: int, *, types: bool) -> TextRows:
+    """Examples as a data set that batches can be made of.
+
+    Args:
+        examples: the rows of a split.
+        data: the section of the job, which names the cache of token ids.
+        tokenizer: that of the encoder.
+        length: tokens that a row may have, special tokens included.
+        types: whether the encoder reads token types.
+    """
     cache = data.cache / "finetune"
-    encoded = encode(examples.first, examples.second, tokenizer, length, source=examples.source, cache=cache)
-    return RowSet(encoded, examples.labels, tokenizer.special.pad, types=types)
+    encoded = encode_texts(examples.first, examples.second, tokenizer, length, source=examples.source, cache=cache)
+    return TextRows(encoded, examples.labels, tokenizer.special.pad, types=types)

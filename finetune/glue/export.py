@@ -14,10 +14,11 @@ import torch
 import transformers
 from torch import Tensor
 
-from finetune.batches import RowSet
-from finetune.encoding import encode
-from finetune.glue.restore import Restored, load_classifier
+from finetune.encoding import encode_texts
+from finetune.glue.restore import GlueClassifier, load_classifier
 from finetune.glue.tasks import GlueTask
+from finetune.restore import FineTuned
+from finetune.text_rows import TextRows
 from pretrain.base.errors import CheckpointError
 from pretrain.base.files import write_json
 from pretrain.convert.about import About, result
@@ -69,7 +70,7 @@ def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, ab
     return export(checkpoint, out, overwrite=overwrite, about=about)
 
 
-def export(source: Path | Restored, out: Path, *, overwrite: bool = False, about: About | None = None) -> Path:
+def export(source: Path | GlueClassifier, out: Path, *, overwrite: bool = False, about: About | None = None) -> Path:
     """Write ``out``, load it with transformers and compare its logits with ours; returns ``out``.
 
     The logit of a score (STS-B) is on the scale of 0 to 5.
@@ -84,13 +85,13 @@ def export(source: Path | Restored, out: Path, *, overwrite: bool = False, about
         CheckpointError: as `load_classifier`, ``out`` is taken, or transformers computes something else.
         DataError: transformers reads the tokenizer differently. Nothing is left behind in either case.
     """
-    restored = source if isinstance(source, Restored) else load_classifier(source)
+    restored = source if isinstance(source, FineTuned) else load_classifier(source)
     hf_config = restored.job.model.encoder
-    assert hf_config is not None, "GlueJob.completed fills it in"
+    assert hf_config is not None, "GlueJob.with_encoder fills it in"
     family = family_of(hf_config, str(restored.checkpoint))
     length = restored.job.data.sequence_length
     with new_folder(out, overwrite=overwrite) as folder:
-        config = {**hf_config, **_labels(restored.task), "architectures": [family.architecture]}
+        config = {**hf_config, **_labels(restored.job.data.glue_task), "architectures": [family.architecture]}
         write_json(folder / "config.json", config)
         write_tensors(folder / "model.safetensors", _tensors(restored, family), {"format": "pt"})
         restored.tokenizer.save(folder, model_max_length=length)
@@ -112,9 +113,9 @@ def _labels(task: GlueTask) -> dict[str, Any]:
     }
 
 
-def _tensors(restored: Restored, family: Family) -> dict[str, Tensor]:
+def _tensors(restored: GlueClassifier, family: Family) -> dict[str, Tensor]:
     model = restored.model
-    scale = MAX_SCORE if restored.task.regression else 1.0
+    scale = MAX_SCORE if restored.job.data.glue_task.regression else 1.0
     tensors = _encoder_tensors(model.encoder.model)
     for name, layer, factor in ((family.dense, model.dense, 1.0), (family.out, model.out, scale)):
         tensors |= {f"{name}.weight": layer.weight * factor, f"{name}.bias": layer.bias * factor}
@@ -136,7 +137,7 @@ def _encoder_tensors(encoder: Encoder) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _check(restored: Restored, family: Family, folder: Path) -> float:
+def _check(restored: GlueClassifier, family: Family, folder: Path) -> float:
     """Load ``folder`` with transformers; the largest relative difference of its logits from ours."""
     cls = getattr(transformers, family.architecture)
     loaded, report = cls.from_pretrained(folder, local_files_only=True, output_loading_info=True)
@@ -145,26 +146,26 @@ def _check(restored: Restored, family: Family, folder: Path) -> float:
             listed = ", ".join(map(str, sorted(report[problem])))
             raise CheckpointError(f"transformers reports {problem.replace('_', ' ')}: {listed}; nothing written")
     loaded.eval()
-    scale = MAX_SCORE if restored.task.regression else 1.0
+    scale = MAX_SCORE if restored.job.data.glue_task.regression else 1.0
     model, section = restored.model.cpu().eval(), restored.job.data
-    second = TEXTS[::-1] if restored.task.pair else None
+    second = TEXTS[::-1] if restored.job.data.glue_task.pair else None
     assert section.sequence_length is not None
-    encoded = encode(TEXTS, second, restored.tokenizer, section.sequence_length, source="probe")
-    rows = RowSet(encoded, None, restored.tokenizer.special.pad, types=model.reads_types)
+    encoded = encode_texts(TEXTS, second, restored.tokenizer, section.sequence_length, source="probe")
+    rows = TextRows(encoded, None, restored.tokenizer.special.pad, types=model.reads_types)
     worst = 0.0
     for chosen in (encoded.seconds.argsort(), encoded.seconds.argsort()[:1]):
-        batch = rows.batch(chosen)
-        segments = {} if batch.types is None else {"token_type_ids": batch.types}
-        mask = (batch.tokens != restored.tokenizer.special.pad).long()
-        theirs = loaded(input_ids=batch.tokens, attention_mask=mask, **segments).logits
-        ours = scale * model(batch.tokens, batch.types, batch.padded)
+        inputs = rows.batch(chosen).inputs
+        segments = {} if inputs.types is None else {"token_type_ids": inputs.types}
+        mask = (inputs.tokens != restored.tokenizer.special.pad).long()
+        theirs = loaded(input_ids=inputs.tokens, attention_mask=mask, **segments).logits
+        ours = scale * model(*inputs)
         worst = max(worst, require_close(f"{family.architecture}, logits", ours, theirs))
     check_with_transformers(folder, TEXTS)
     return worst
 
 
-def _card(restored: Restored, about: About) -> str:
-    task, run = restored.task, restored.checkpoint.resolve().parent.parent
+def _card(restored: GlueClassifier, about: About) -> str:
+    task, run = restored.job.data.glue_task, restored.checkpoint.resolve().parent.parent
     step = read_metadata(restored.checkpoint).progress.step
     metrics = {name: value for name, value in final_metrics(run, step).items() if name.startswith("validation/")}
     meaning = "The logit is a similarity from 0 to 5." if task.regression else f"Classes: {', '.join(task.names)}."

@@ -21,10 +21,10 @@ from pretrain.base.errors import DataError
 from pretrain.base.files import open_regular
 from pretrain.language.sts_files import read_score
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _LONGEST, _LARGEST = 1 << 24, 1 << 29
-"""Bytes of a line and of a file, unpacked: MNLI's training set has 75 MB."""
+"""The largest number of bytes of a line and of an unpacked file; MNLI's training set has 75 MB."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def read_split(folder: Path, task: GlueTask, split: str) -> Examples:
     if not numbers:
         raise DataError(f"{path}: the file is empty: it holds no row{' under its header' if header else ''}")
     if dropped:
-        log.warning("%s: %d malformed rows were left out (%s)", path, len(dropped), _some_lines(dropped))
-    warn_of_size(task, split, len(numbers), str(path))
+        logger.warning("%s: %d malformed rows were left out (%s)", path, len(dropped), _some_lines(dropped))
+    warn_of_row_count(task, split, len(numbers), str(path))
     first, second, label, index = (None if at is None else cells_of[at] for at in places)
     assert first is not None
     labels = None if label is None else _labels(label, numbers, path, task)
@@ -104,19 +104,19 @@ def find_split(folder: Path, task: GlueTask, split: str) -> Path:
     raise DataError(f"{home}: no {missing}; it holds {_some(there[:12]) or 'nothing'}")
 
 
-def warn_of_size(task: GlueTask, split: str, found: int, source: str) -> None:
-    """Say by how much a split differs from the official one, if it does."""
+def warn_of_row_count(task: GlueTask, split: str, count: int, source: str) -> None:
+    """Log a warning where a split has not the official number of rows."""
     official = task.rows[split]
-    if found != official:
-        difference = f"{abs(found - official):,} {'more' if found > official else 'fewer'}"
-        log.warning(
+    if count != official:
+        difference = f"{abs(count - official):,} {'more' if count > official else 'fewer'}"
+        logger.warning(
             "%s: %s %s has %s rows, the official one has %s (%s): numbers on it do not compare with published ones",
-            *(source, task.folder, split, f"{found:,}", f"{official:,}", difference),
+            *(source, task.folder, split, f"{count:,}", f"{official:,}", difference),
         )
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines without their ends; other characters that ``splitlines`` would cut at stay."""
+    """The lines of a file with their numbers, without their ends; only line feeds end a line."""
     with open_regular(path) as raw_file, gzip.open(raw_file) if path.suffix == ".gz" else raw_file as file:
         number, read = 1, 0
         try:
@@ -140,7 +140,7 @@ def _header(path: Path, lines: Iterator[tuple[int, str]]) -> list[str]:
 
 
 def _places(path: Path, columns: Columns, header: Sequence[str] | None) -> list[int | None]:
-    """Where the first text, the second, the label and the index stand in a row."""
+    """The column numbers of the first text, the second, the label and the index."""
     wanted = (columns.first, columns.second, columns.label, columns.index)
     if header is None:
         return [None if at is None else int(at) for at in wanted]

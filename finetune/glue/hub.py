@@ -1,4 +1,4 @@
-"""GLUE through ``datasets``: the files' examples, from the hub or from folders that ``datasets`` saved."""
+"""Read GLUE through ``datasets``: the same examples as in the files, from the hub or from folders that it saved."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 
-from finetune.glue.files import Examples, warn_of_size
+from finetune.glue.files import Examples, warn_of_row_count
 from finetune.glue.tasks import GlueTask
 from pretrain.base.errors import DataError
 from pretrain.language.sts_files import MAX_SCORE
@@ -35,7 +35,7 @@ def read_hub(task: GlueTask, split: str, name: str = HUB) -> Examples:
         raise DataError(f"{where}: no column {', '.join(missing)}; it has {', '.join(rows.column_names)}")
     if not len(rows):
         raise DataError(f"{where}: the split is empty")
-    warn_of_size(task, split, len(rows), where)
+    warn_of_row_count(task, split, len(rows), where)
     texts = [_texts(rows, column, where) for column in task.hub_columns]
     labels = None if split.startswith("test") else _labels(rows, task, where)
     own = split.startswith("test") and "idx" in rows.column_names
@@ -76,8 +76,8 @@ def _labels(rows: datasets.Dataset, task: GlueTask, where: str) -> np.ndarray:
         return np.array(cells, dtype=np.float32)
     theirs = getattr(rows.features["label"], "names", None)
     if theirs is None or sorted(theirs) != sorted(task.names):
-        found = ", ".join(map(str, theirs)) if theirs else "no names"
-        raise DataError(f"{where}: the labels have {found}; {task.folder} has {', '.join(task.names)}")
+        listed = ", ".join(map(str, theirs)) if theirs else "no names"
+        raise DataError(f"{where}: the labels have {listed}; {task.folder} has {', '.join(task.names)}")
     ours = {number: task.names.index(name) for number, name in enumerate(theirs)}
     for number, label in enumerate(cells):
         if label not in ours:

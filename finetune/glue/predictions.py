@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from finetune.glue.files import Examples, find_split
-from finetune.glue.submission import OUTPUTS, Output, majority_wnli
+from finetune.glue.submission import SUBMISSION_FILES, SubmissionFile, majority_wnli
 from finetune.glue.tasks import GLUE
 from pretrain.base.errors import CheckpointError, DataError
 from pretrain.base.progress import ProgressCallback
@@ -17,7 +17,7 @@ from pretrain.engine.checkpoint import read_job
 from pretrain.engine.checkpoint.manifest import MANIFEST
 from pretrain.report.sweeps import Study, SweepRecord, Trial, read_sweep
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def predict_tests(
@@ -40,17 +40,22 @@ def predict_tests(
     from finetune.glue.predict import predict  # torch and transformers: after the checks that need neither
 
     checkpoints = best_checkpoints(read_sweep(sweep))
-    lacking = [GLUE[o.model].folder for o in OUTPUTS.values() if o.model not in checkpoints and o.model != "wnli"]
+    models = dict.fromkeys(file.model for file in SUBMISSION_FILES.values())
+    lacking = [GLUE[model].folder for model in models if model not in {*checkpoints, "wnli"}]
     if lacking:
-        raise DataError(f"{sweep}: no study of {', '.join(dict.fromkeys(lacking))}; a submission needs every task")
-    examples = {name: _test_set(o, checkpoints[o.model], data) for name, o in OUTPUTS.items() if o.model in checkpoints}
+        raise DataError(f"{sweep}: no study of {', '.join(lacking)}; a submission needs every task")
+    examples = {
+        name: _test_set(file, checkpoints[file.model], data)
+        for name, file in SUBMISSION_FILES.items()
+        if file.model in checkpoints
+    }
     predictions: dict[str, np.ndarray] = {}
-    for name, output in OUTPUTS.items():
+    for name, file in SUBMISSION_FILES.items():
         if name in examples:
-            log.info("%s: %s", name, checkpoints[output.model])
-            predictions[name] = predict(checkpoints[output.model], examples[name], progress=progress)
+            logger.info("%s: %s", name, checkpoints[file.model])
+            predictions[name] = predict(checkpoints[file.model], examples[name], progress=progress)
         else:
-            log.warning("%s: the sweep has no study of it: its most frequent class stands for every row", name)
+            logger.warning("%s: the sweep has no study of it: its most frequent class stands for every row", name)
             predictions[name] = majority_wnli()
     return predictions
 
@@ -60,7 +65,7 @@ def best_checkpoints(sweep: SweepRecord) -> dict[str, Path]:
 
     Raises ``CheckpointError`` for a task whose trials kept none.
     """
-    found: dict[str, tuple[float, Path]] = {}
+    best: dict[str, Path] = {}
     tasks: dict[str, list[Study]] = {}
     for study in sweep.studies:
         if study.config.get("task.type") == "glue":
@@ -72,8 +77,8 @@ def best_checkpoints(sweep: SweepRecord) -> dict[str, Path]:
             raise CheckpointError(
                 f"{sweep.folder}: no trial of {names} has a checkpoints/best; keep_checkpoints says how many stay"
             )
-        found[task] = max(kept, key=lambda candidate: candidate[0])
-    return {task: checkpoint for task, (_, checkpoint) in found.items()}
+        best[task] = max(kept, key=lambda candidate: candidate[0])[1]
+    return best
 
 
 def _candidate(study: Study, trial: Trial) -> tuple[float, Path] | None:
@@ -83,9 +88,9 @@ def _candidate(study: Study, trial: Trial) -> tuple[float, Path] | None:
     return study.sign * trial.score, best
 
 
-def _test_set(output: Output, checkpoint: Path, data: Path | None) -> Examples:
+def _test_set(output: SubmissionFile, checkpoint: Path, data: Path | None) -> Examples:
     from finetune.glue.config import GlueJob
-    from finetune.glue.data import read
+    from finetune.glue.data import read_examples
 
     job = read_job(checkpoint)
     if not isinstance(job, GlueJob):
@@ -93,7 +98,7 @@ def _test_set(output: Output, checkpoint: Path, data: Path | None) -> Examples:
     section = job.data if data is None else job.data.model_copy(update={"source": "files", "path": data})
     if section.source == "files" and section.path is not None:
         find_split(section.path, output.task, output.split)
-    examples = read(section, output.task, output.split)
+    examples = read_examples(section, output.task, output.split)
     if len(examples) != output.rows or examples.index != list(range(output.rows)):
         raise DataError(
             f"{examples.source}: {len(examples):,} rows; a submission needs the official {output.rows:,}, in order"
@@ -101,11 +106,11 @@ def _test_set(output: Output, checkpoint: Path, data: Path | None) -> Examples:
     return examples
 
 
-def summary(predictions: Mapping[str, np.ndarray]) -> str:
-    """How often each class was predicted, or the mean score, a line a file: a constant prediction is seen at once."""
+def prediction_summary(predictions: Mapping[str, np.ndarray]) -> str:
+    """How often each class was predicted, or the mean score, in one line for each file: a constant prediction shows."""
     lines = []
     for name, values in predictions.items():
-        task = OUTPUTS[name].task
+        task = SUBMISSION_FILES[name].task
         if task.regression:
             text = f"mean {values.mean():.3f}, from {values.min():.3f} to {values.max():.3f}"
         else:

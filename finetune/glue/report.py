@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from finetune.glue.averages import CAPT_TASKS, capt_average, leaderboard_average
 from finetune.glue.tasks import GLUE
-from finetune.metrics import CAPT_TASKS, capt_average, leaderboard_average
 from pretrain.report.document import ReportSection, Table
 from pretrain.report.sweep_page import sweep_names
 from pretrain.report.sweeps import Configuration, Study, SweepRecord
@@ -45,7 +45,7 @@ _REMARKS = [
 
 
 @dataclass(frozen=True)
-class Measured:
+class GlueResults:
     """The GLUE results of one sweep: the study of each task (the better one where several have the same task)."""
 
     name: str
@@ -58,34 +58,34 @@ class Measured:
 
     def medians(self) -> dict[str, dict[str, float]]:
         """All metrics of the best configurations, by task, as medians over the seeds."""
-        found: dict[str, dict[str, float]] = {}
+        medians_by_task: dict[str, dict[str, float]] = {}
         for task, study in self.studies.items():
             if study.best is None:
                 continue
             names = dict.fromkeys(name for trial in study.best.trials for name in trial.metrics)
-            medians = {name: study.best.metric_median(name) for name in names}
-            found[task] = {name: value for name, value in medians.items() if value is not None}
-            found[task][study.metric] = study.best.median
-        return found
+            values = {name: study.best.metric_median(name) for name in names}
+            medians_by_task[task] = {name: value for name, value in values.items() if value is not None}
+            medians_by_task[task][study.metric] = study.best.median
+        return medians_by_task
 
 
 def sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
     """The GLUE section; none where no sweep has a study of one of the eight tasks."""
-    found = [measured(name, sweep) for name, sweep in zip(sweep_names(sweeps), sweeps, strict=True)]
-    tasks = [task for task in CAPT_TASKS if any(one.best(task) for one in found)]
+    results = [results_of_sweep(name, sweep) for name, sweep in zip(sweep_names(sweeps), sweeps, strict=True)]
+    tasks = [task for task in CAPT_TASKS if any(result.best(task) for result in results)]
     if not tasks:
         return []
-    notes = [note for one in found for note in one.notes]
+    notes = [note for result in results for note in result.notes]
     lacking = [task for task in CAPT_TASKS if task not in tasks]
     if lacking:
         missing = ", ".join(GLUE[task].folder for task in lacking)
         notes.append(f"not measured: {missing}; Avg stays empty, the average of the measured columns stands beside it")
-    tables = [_table(found, tasks), _spread_table(found), _gap_table(found), _test_table()]
-    data = {one.name: _data(one) for one in found}
+    tables = [_table(results, tasks), _spread_table(results), _gap_table(results), _test_table()]
+    data = {result.name: _data(result) for result in results}
     return [ReportSection("GLUE (CAPT, Table 2)", notes=notes, tables=tables, remarks=_REMARKS, data=data)]
 
 
-def measured(name: str, sweep: SweepRecord) -> Measured:
+def results_of_sweep(name: str, sweep: SweepRecord) -> GlueResults:
     """Find the study of each task in ``sweep``."""
     studies: dict[str, Study] = {}
     notes = []
@@ -102,7 +102,7 @@ def measured(name: str, sweep: SweepRecord) -> Measured:
         if rival is not None:
             notes.append(f"{name}: {rival.name} and {study.name} are both {task}: the better counts")
         notes += _size_note(name, task, study)
-    return Measured(name, studies, notes)
+    return GlueResults(name, studies, notes)
 
 
 def _size_note(name: str, task: str, study: Study) -> list[str]:
@@ -120,7 +120,7 @@ def _header(*more: str) -> list[str]:
     return ["model", "source", *(GLUE[task].folder for task in CAPT_TASKS), "Avg", *more]
 
 
-def _table(found: Sequence[Measured], tasks: Sequence[str]) -> Table:
+def _table(results: Sequence[GlueResults], tasks: Sequence[str]) -> Table:
     """Published dev rows and ours; the columns are in per cent."""
     partial = len(tasks) < len(CAPT_TASKS)
     extra = [f"Avg of {len(tasks)} measured"] if partial else []
@@ -129,32 +129,34 @@ def _table(found: Sequence[Measured], tasks: Sequence[str]) -> Table:
         columns = dict(zip(CAPT_TASKS, values, strict=False))
         part = [f"{statistics.fmean(columns[task] for task in tasks):.1f}"] if partial else []
         rows.append([model, "published, dev", *(f"{value:.1f}" for value in values), *part, ""])
-    for one in found:
-        medians = one.medians()
-        cells = [_percent(_selecting(medians, task)) + _mark(one, task) for task in CAPT_TASKS]
+    for result in results:
+        medians = result.medians()
+        cells = [_percent(_selecting(medians, task)) + _mark(result, task) for task in CAPT_TASKS]
         own = [_selecting(medians, task) for task in tasks]
         part = [_percent(_mean(own))] if partial else []
-        rows.append([one.name, _source(one), *cells, _percent(capt_average(medians)), *part, _leaderboard(medians)])
+        rows.append(
+            [result.name, _source(result), *cells, _percent(capt_average(medians)), *part, _leaderboard(medians)]
+        )
     return Table(_header(*extra, "Leaderboard"), rows)
 
 
-def _spread_table(found: Sequence[Measured]) -> Table:
+def _spread_table(results: Sequence[GlueResults]) -> Table:
     rows = []
-    for one in found:
-        configurations = [one.best(task) for task in CAPT_TASKS]
+    for result in results:
+        configurations = [result.best(task) for task in CAPT_TASKS]
         means = [_percent(c.mean if c else None) for c in configurations]
         stds = [_percent(c.std if c else None, digits=2) for c in configurations]
         average = [c.mean for c in configurations if c]
-        rows.append([one.name, "mean", *means, _percent(_mean(average)) if len(average) == len(CAPT_TASKS) else ""])
-        rows.append([one.name, "standard deviation", *stds, ""])
+        rows.append([result.name, "mean", *means, _percent(_mean(average)) if len(average) == len(CAPT_TASKS) else ""])
+        rows.append([result.name, "standard deviation", *stds, ""])
     return Table(_header(), rows)
 
 
-def _gap_table(found: Sequence[Measured]) -> Table:
+def _gap_table(results: Sequence[GlueResults]) -> Table:
     """Ours minus each published row, in points."""
     rows = []
-    for one in found:
-        medians = one.medians()
+    for result in results:
+        medians = result.medians()
         for model, values in PUBLISHED_DEV.items():
             gaps = {}
             for task, published in zip(CAPT_TASKS, values, strict=False):
@@ -163,7 +165,7 @@ def _gap_table(found: Sequence[Measured]) -> Table:
             average = capt_average(medians)
             last = "" if average is None else f"{100 * average - values[-1]:+.1f}"
             cells = ["" if gap is None else f"{gap:+.1f}" for gap in gaps.values()]
-            rows.append([f"{one.name} - {model}", "gap, points", *cells, last])
+            rows.append([f"{result.name} - {model}", "gap, points", *cells, last])
     return Table(_header(), rows)
 
 
@@ -174,8 +176,8 @@ def _test_table() -> Table:
     return Table(_header(), rows, details="Published test results (their labels are not public: submit to compare)")
 
 
-def _data(one: Measured) -> dict[str, Any]:
-    medians = one.medians()
+def _data(result: GlueResults) -> dict[str, Any]:
+    medians = result.medians()
     return {
         "medians": medians,
         "capt_average": capt_average(medians),
@@ -195,13 +197,13 @@ def _selecting(medians: Mapping[str, Mapping[str, float]], task: str) -> float |
     return medians.get(task, {}).get(GLUE[task].metric)
 
 
-def _mark(one: Measured, task: str) -> str:
-    best = one.best(task)
+def _mark(result: GlueResults, task: str) -> str:
+    best = result.best(task)
     return "†" if best and any(trial.done and trial.flag for trial in best.trials) else ""
 
 
-def _source(one: Measured) -> str:
-    counts = sorted({len(best.scores) for task in CAPT_TASKS if (best := one.best(task))})
+def _source(result: GlueResults) -> str:
+    counts = sorted({len(best.scores) for task in CAPT_TASKS if (best := result.best(task))})
     seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) if counts else "no"
     return f"ours, dev, median of {seeds} seeds"
 
@@ -211,8 +213,8 @@ def _leaderboard(medians: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return statistics.fmean(found) if found and len(found) == len(values) else None
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
 def _percent(value: float | None, digits: int = 1) -> str:

@@ -8,12 +8,13 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from finetune.glue.tasks import GLUE, GlueTask
+from finetune.predictions import write_checked
 from pretrain.base.errors import DataError
-from pretrain.base.files import replacing
 from pretrain.language.sts_files import MAX_SCORE
 
 HEADER = "index\tprediction"
@@ -24,8 +25,8 @@ _SCORE = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 
 
 @dataclass(frozen=True)
-class Output:
-    """One file of a submission: ``NAME.tsv``, predictions for ``task``'s ``split`` by the model of task ``model``."""
+class SubmissionFile:
+    """One file of a submission, ``NAME.tsv``: the model of task ``model`` predicts the ``split`` of ``task``."""
 
     name: str
     task: GlueTask
@@ -38,18 +39,18 @@ class Output:
         return self.task.rows[self.split]
 
 
-def _output(task: str, name: str | None = None, split: str = "test", model: str | None = None) -> Output:
-    return Output(name or GLUE[task].folder, GLUE[task], split, model or task)
+def _file(task: str, name: str | None = None, split: str = "test", model: str | None = None) -> SubmissionFile:
+    return SubmissionFile(name or GLUE[task].folder, GLUE[task], split, model or task)
 
 
-OUTPUTS: dict[str, Output] = {
+SUBMISSION_FILES: dict[str, SubmissionFile] = {
     output.name: output
     for output in (
-        *(_output(task) for task in ("cola", "sst2", "mrpc", "stsb", "qqp")),
-        _output("mnli", "MNLI-m", "test_matched"),
-        _output("mnli", "MNLI-mm", "test_mismatched"),
-        *(_output(task) for task in ("qnli", "rte", "wnli")),
-        _output("ax", model="mnli"),
+        *(_file(task) for task in ("cola", "sst2", "mrpc", "stsb", "qqp")),
+        _file("mnli", "MNLI-m", "test_matched"),
+        _file("mnli", "MNLI-mm", "test_mismatched"),
+        *(_file(task) for task in ("qnli", "rte", "wnli")),
+        _file("ax", model="mnli"),
     )
 }
 """The eleven files by name."""
@@ -61,35 +62,32 @@ def majority_wnli() -> np.ndarray:
 
 
 def write_submission(predictions: Mapping[str, np.ndarray], out: Path) -> Path:
-    """Write ``out``, a zip of one file an entry of :data:`OUTPUTS`, and check it as :func:`check_submission` does.
+    """Write the zip ``out`` with all :data:`SUBMISSION_FILES`, after checking it as :func:`check_submission` does.
 
-    ``predictions`` are classes (int) by the names of :data:`OUTPUTS`, or for STS-B scores, which are clipped to 0 to 5
-    and written with three decimals.
+    ``predictions`` are classes (int) by the names of :data:`SUBMISSION_FILES`; those of STS-B are scores, which are
+    clipped to 0 to 5 and written with three decimals.
 
     Raises:
         DataError: a file is missing or has not the official number of predictions, or a prediction is not valid.
     """
-    problems = [f"{name}: no predictions" for name in OUTPUTS if name not in predictions]
-    problems += [f"{name}: not a file of a submission" for name in predictions if name not in OUTPUTS]
+    problems = [f"{name}: no predictions" for name in SUBMISSION_FILES if name not in predictions]
+    problems += [f"{name}: not a file of a submission" for name in predictions if name not in SUBMISSION_FILES]
     if problems:
         raise DataError(f"the submission is not complete: {'; '.join(problems)}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(out) as (file, temporary):
+
+    def write(file: IO[bytes]) -> None:
         with zipfile.ZipFile(file, "w") as archive:
-            for name, output in OUTPUTS.items():
+            for name, output in SUBMISSION_FILES.items():
                 lines = [HEADER, *(f"{i}\t{value}" for i, value in enumerate(_as_text(output, predictions[name])))]
                 entry = zipfile.ZipInfo(f"{name}.tsv", _WHEN)
                 entry.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(entry, "\n".join(lines) + "\n")
-        file.flush()
-        problems = check_submission(temporary)
-        if problems:
-            raise DataError(f"{out} was not written: {'; '.join(problems)}")
-    return out
+
+    return write_checked(out, write, check_submission)
 
 
 def check_submission(path: Path) -> list[str]:
-    """What the leaderboard would refuse in ``path``, a line a problem; empty for a valid submission.
+    """What the leaderboard would refuse in ``path``, one line for each problem; empty for a valid submission.
 
     Checked are the eleven names, at the top of the zip, the header, the number of lines, the running index, and that
     every prediction is one of the task's labels (STS-B: a number from 0 to 5).
@@ -103,7 +101,7 @@ def check_submission(path: Path) -> list[str]:
         with zipfile.ZipFile(path) as archive:
             return _check_names(archive) + [
                 problem
-                for output in OUTPUTS.values()
+                for output in SUBMISSION_FILES.values()
                 if f"{output.name}.tsv" in archive.namelist()
                 for problem in _check_file(archive, output)
             ]
@@ -113,7 +111,7 @@ def check_submission(path: Path) -> list[str]:
 
 def _check_names(archive: zipfile.ZipFile) -> list[str]:
     names = [entry.filename for entry in archive.infolist()]
-    wanted = {f"{name}.tsv" for name in OUTPUTS}
+    wanted = {f"{name}.tsv" for name in SUBMISSION_FILES}
     problems = []
     for name in sorted(wanted - set(names)):
         nested = next((other for other in names if Path(other).name == name), None)
@@ -130,7 +128,7 @@ def _check_names(archive: zipfile.ZipFile) -> list[str]:
     return problems
 
 
-def _check_file(archive: zipfile.ZipFile, output: Output) -> list[str]:
+def _check_file(archive: zipfile.ZipFile, output: SubmissionFile) -> list[str]:
     entry = archive.getinfo(f"{output.name}.tsv")
     if entry.file_size > _MAX_BYTES:
         return [f"{entry.filename}: {entry.file_size:,} bytes; {output.rows:,} predictions need far fewer"]
@@ -143,9 +141,9 @@ def _check_file(archive: zipfile.ZipFile, output: Output) -> list[str]:
     problems = []
     if lines[0].rstrip("\r") != HEADER:
         problems.append(f"{entry.filename}, line 1: the header is {lines[0][:40]!r}; it must be {HEADER!r}")
-    found = len(lines) - 1
-    if found != output.rows:
-        problems.append(f"{entry.filename}: {found:,} predictions; the official test set has {output.rows:,}")
+    count = len(lines) - 1
+    if count != output.rows:
+        problems.append(f"{entry.filename}: {count:,} predictions; the official test set has {output.rows:,}")
     wrong = [
         f"{entry.filename}, line {number + 2}: {problem}"
         for number, line in enumerate(lines[1:])
@@ -170,7 +168,7 @@ def _check_line(line: str, number: int, task: GlueTask) -> str | None:
     return None
 
 
-def _as_text(output: Output, values: np.ndarray) -> list[str]:
+def _as_text(output: SubmissionFile, values: np.ndarray) -> list[str]:
     if output.task.regression:
         if not np.isfinite(values).all():
             raise DataError(f"{output.name}: {int((~np.isfinite(values)).sum())} predictions are not finite numbers")

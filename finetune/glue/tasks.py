@@ -22,7 +22,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class GlueTask:
-    """One task.
+    """The description of one task: its files, labels and metrics.
 
     ``labels`` are the files' strings, class 0 first, in the order of ``datasets``; ``names`` say what they mean, as
     ``datasets`` does (both are empty for STS-B, whose label is a score). ``metric`` selects models; ``metrics`` are all
@@ -58,7 +58,7 @@ class GlueTask:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits there are."""
+        """The names of the splits."""
         return tuple(self.rows)
 
     def split(self, name: str) -> str:

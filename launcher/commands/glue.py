@@ -28,21 +28,21 @@ def submission(
 ) -> None:
     """Predict GLUE's test sets with the best checkpoint of each task and write what the leaderboard takes."""
     o.quiet(context)
-    from finetune.glue.predictions import predict_tests, summary
+    from finetune.glue.predictions import predict_tests, prediction_summary
     from finetune.glue.submission import write_submission
     from launcher.progress import progress_bar
 
     with progress_bar("predicting") as progress:
         predictions = predict_tests(sweep, data, progress)
     typer.echo(write_submission(predictions, out))
-    typer.echo(summary(predictions))
+    typer.echo(prediction_summary(predictions))
 
 
 def validate(
     path: Annotated[Path, typer.Argument(metavar="ZIP", help="A submission.")],
 ) -> None:
     """Check a submission's names, headers, line counts, indices and labels. The exit code is 2 when any is wrong."""
-    from finetune.glue.submission import OUTPUTS, check_submission
+    from finetune.glue.submission import SUBMISSION_FILES, check_submission
     from pretrain.base.errors import DataError
 
     problems = check_submission(path)
@@ -50,5 +50,5 @@ def validate(
         typer.echo(f"error: {problem}", err=True)
     if problems:
         raise DataError(problems[-1])
-    rows = sum(output.rows for output in OUTPUTS.values())
-    typer.echo(f"{path}: {len(OUTPUTS)} files with {rows:,} predictions, as the leaderboard expects them")
+    rows = sum(output.rows for output in SUBMISSION_FILES.values())
+    typer.echo(f"{path}: {len(SUBMISSION_FILES)} files with {rows:,} predictions, as the leaderboard expects them")

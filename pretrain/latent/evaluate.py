@@ -12,7 +12,7 @@ from typing import Any
 from pretrain.base.errors import ConfigError, DataError
 from pretrain.base.progress import ProgressCallback
 from pretrain.engine import distributed
-from pretrain.engine.artifacts import keep, write_result
+from pretrain.engine.artifacts import save_artifact, write_result
 from pretrain.latent.artifacts import EVALUATION
 from pretrain.latent.data.batches import Batch, Batches
 from pretrain.latent.data.corpus import load_sentences
@@ -124,7 +124,7 @@ def evaluate(
             result |= generated_perplexities(model, by=generated, data=data)
     result["seconds"] = round(time.monotonic() - start, 1)
     if model.vocabulary is not None and data is None and limit is None:
-        keep(model.checkpoint, EVALUATION.format(split=split), result)
+        save_artifact(model.checkpoint, EVALUATION.format(split=split), result)
     if out is not None:
         write_result(out, result)
     return result

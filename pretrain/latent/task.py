@@ -16,13 +16,13 @@ from pydantic import Field, FiniteFloat
 from torch import nn
 
 from pretrain.base.errors import CheckpointError, ConfigError, DataError
+from pretrain.base.randomness import derive
 from pretrain.base.records import Count, Record, parse_record
 from pretrain.config.schema import Job
 from pretrain.contrast import ShardedQueue
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, StepMetrics, to_float
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.batches import Batch, Batches

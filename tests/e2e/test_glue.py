@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 
 from finetune.backbone import load_backbone
 from finetune.glue.config import GlueJob
+from finetune.glue.evaluate import as_text, evaluate
 from finetune.glue.export import export
 from finetune.glue.files import read_split
-from finetune.glue.predict import as_text, evaluate, predict
+from finetune.glue.predict import predict
 from finetune.glue.restore import load_classifier
-from finetune.glue.task import best_so_far
 from finetune.glue.tasks import GLUE
+from finetune.task import best_so_far
 from launcher.cli import app
 from pretrain.base.errors import CheckpointError, ConfigError, UserError
 from pretrain.config.load import job_from_mapping
@@ -147,11 +148,11 @@ def test_a_run_starts_from_the_encoder_of_another_task(learnt: Path, folder: Pat
     """MNLI initialisation: the encoder goes on, the head does not."""
     first = load_classifier(learnt).model
     encoder = load_backbone(learnt).encoder.state_dict()
-    assert all(torch.equal(encoder[name], tensor) for name, tensor in first.encoder.state_dict().items())
+    assert all(torch.equal(encoder[name], tensor) for name, tensor in first.encoder.model.state_dict().items())
     mapping = _in(glue_mapping(folder, model={"init": str(learnt)}), tmp_path / "run", max_steps=1)
     assert run_ranks(_run, 1, mapping) == [0]
     second = load_classifier(tmp_path / "run").model
-    for name, tensor in second.encoder.state_dict().items():
+    for name, tensor in second.encoder.model.state_dict().items():
         torch.testing.assert_close(tensor, encoder[name], rtol=0, atol=4e-3)  # one step at a rate of 3e-3
     assert not torch.allclose(first.dense.weight, second.dense.weight, atol=0.02)
 

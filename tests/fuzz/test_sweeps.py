@@ -13,7 +13,7 @@ import pytest
 from launcher.sweep.begun import begun, note
 
 from finetune.glue.files import read_split
-from finetune.glue.submission import HEADER, OUTPUTS, check_submission
+from finetune.glue.submission import HEADER, SUBMISSION_FILES, check_submission
 from finetune.glue.tasks import GLUE
 from launcher.sweep.base_jobs import check_base_jobs
 from launcher.sweep.restart import prepare_restart, what_went_wrong
@@ -158,7 +158,7 @@ def test_glue_files(glue: Path, tmp_path: Path) -> None:
 
 
 def test_submissions(tmp_path: Path) -> None:
-    files = {f"{name}.tsv": f"{HEADER}\n0\tentailment\n1\t0.5\n".encode() for name in OUTPUTS}
+    files = {f"{name}.tsv": f"{HEADER}\n0\tentailment\n1\t0.5\n".encode() for name in SUBMISSION_FILES}
     for number, rng in inputs("submission"):
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, assert_never
 
 from pretrain.base.errors import DataError
-from pretrain.engine.artifacts import keep
+from pretrain.engine.artifacts import save_artifact
 from pretrain.latent.artifacts import GENERATED_TEXT
 from pretrain.latent.data.corpus import file_of, read
 from pretrain.latent.evaluation.generate import MAX_WORDS, sample
@@ -190,5 +190,5 @@ def generated_perplexities(
         metrics |= {f"{name}_ppl": value.released, f"{name}_ppl_with_ends": value.with_ends}
     if data is None:
         settings = {"checkpoint": str(model.checkpoint), "by": by, "number": number, "seed": seed}
-        keep(model.checkpoint, GENERATED_TEXT, settings | metrics)
+        save_artifact(model.checkpoint, GENERATED_TEXT, settings | metrics)
     return metrics

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from finetune.glue.tasks import GLUE
-from finetune.metrics import measure
+from finetune.metrics import compute_metrics
 from pretrain.base.errors import ConfigError
 from pretrain.config import load_job
 from pretrain.language.accumulators import MaskedTokenAccumulator
@@ -45,6 +45,9 @@ def test_the_names_are_those_of_the_measures() -> None:
 @pytest.mark.parametrize("task", sorted(name for name, task in GLUE.items() if "train" in task.splits))
 def test_the_names_are_those_of_glue(task: str) -> None:
     labels = np.arange(4) if GLUE[task].regression else np.arange(4) % 2
-    found = {"loss", *measure(GLUE[task].metrics, labels.astype(np.float32 if GLUE[task].regression else int), labels)}
+    found = {
+        "loss",
+        *compute_metrics(GLUE[task].metrics, labels.astype(np.float32 if GLUE[task].regression else int), labels),
+    }
     names = load_job(task, HERE).metric_names()
     assert names == found | ({f"{name}_mismatched" for name in found} if task == "mnli" else set())

@@ -15,7 +15,7 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from transformers import AutoModel, DebertaV2Config, DebertaV2Model
 
 from finetune.backbone import load_backbone
-from finetune.encoding import encode
+from finetune.encoding import encode_texts
 from pretrain.base.errors import CheckpointError, DataError
 from tests.finetune import sentence
 from tokenizer.encode import load_tokenizer
@@ -65,7 +65,7 @@ def test_ids_are_sentencepieces_own(hub: Path, lines: list[str]) -> None:
     special = tokenizer.special
     assert (special.pad, special.bos, special.eos, special.unk) == (0, 1, 2, 3)
     assert special.mask == reference.get_piece_size(), "the class of transformers appends it"
-    (row,) = [encode([lines[0]], [lines[1]], tokenizer, 64, source="x")]
+    (row,) = [encode_texts([lines[0]], [lines[1]], tokenizer, 64, source="x")]
     a, b = (reference.encode(line) for line in lines[:2])
     assert row.ids.tolist() == [1, *a, 2, *b, 2]
 

@@ -11,11 +11,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from finetune import encoding
-from finetune.batches import RowSet, every_row
-from finetune.encoding import Encoded, encode, kept
+from finetune.batches import evaluation_batches
+from finetune.encoding import EncodedTexts, encode_texts, truncated_lengths
 from finetune.glue.files import read_split
 from finetune.glue.tasks import glue_task
-from finetune.order import Order
+from finetune.order import ExampleOrder
+from finetune.text_rows import TextRows
 from tests.finetune import sentence, write_vocabulary
 from tokenizer.encode import TextTokenizer, load_tokenizer
 
@@ -33,7 +34,7 @@ def _texts(seed: int, count: int = 60) -> list[str]:
     return [sentence(generator, 30) for _ in range(count)]
 
 
-def _rows(encoded: Encoded) -> list[list[int]]:
+def _rows(encoded: EncodedTexts) -> list[list[int]]:
     return [encoded.ids[a:b].tolist() for a, b in zip(encoded.starts[:-1], encoded.starts[1:], strict=True)]
 
 
@@ -42,26 +43,28 @@ def test_ids_are_those_of_transformers(folder: Path, length: int) -> None:
     theirs = AutoTokenizer.from_pretrained(folder)
     first, second = _texts(1), _texts(2)
     for texts in ((first,), (first, second)):
-        encoded = encode(texts[0], texts[1] if len(texts) > 1 else None, load_tokenizer(folder), length, source="x")
+        encoded = encode_texts(
+            texts[0], texts[1] if len(texts) > 1 else None, load_tokenizer(folder), length, source="x"
+        )
         expected = theirs(*texts, truncation="longest_first", max_length=length)
         assert _rows(encoded) == expected["input_ids"]
-        rows = RowSet(encoded, None, theirs.pad_token_id, types=True)
-        for numbers, batch in every_row(rows, 7):
+        rows = TextRows(encoded, None, theirs.pad_token_id, types=True)
+        for numbers, batch in evaluation_batches(rows, 7):
             padded = theirs.pad({"input_ids": [expected["input_ids"][i] for i in numbers]}, return_tensors="pt")
-            assert batch.tokens.tolist() == padded["input_ids"].tolist()
-            assert batch.padded == bool((padded["attention_mask"] == 0).any())
+            assert batch.inputs.tokens.tolist() == padded["input_ids"].tolist()
+            assert batch.inputs.padded == bool((padded["attention_mask"] == 0).any())
             if "token_type_ids" in expected:
-                width = batch.tokens.shape[1]
+                width = batch.inputs.tokens.shape[1]
                 types = [expected["token_type_ids"][i] for i in numbers]
-                assert batch.types is not None
-                assert batch.types.tolist() == [row + [0] * (width - len(row)) for row in types]
+                assert batch.inputs.types is not None
+                assert batch.inputs.types.tolist() == [row + [0] * (width - len(row)) for row in types]
 
 
 @pytest.mark.parametrize("room", [2, 7, 8])
 def test_the_longer_text_is_cut_first(room: int) -> None:
     grid = np.arange(12)
     a, b = (x.reshape(-1) for x in np.meshgrid(grid, grid))
-    for n, m, keep_a, keep_b in zip(a, b, *kept(a, b, room), strict=True):
+    for n, m, keep_a, keep_b in zip(a, b, *truncated_lengths(a, b, room), strict=True):
         short, long = min(n, m), max(n, m)
         while short + long > room and long > short:
             long -= 1
@@ -75,7 +78,7 @@ def test_the_longer_text_is_cut_first(room: int) -> None:
 def test_how_many_rows_were_cut_is_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = load_tokenizer(folder)
     with caplog.at_level(logging.WARNING):
-        assert encode(["the bird", "the " * 30], None, tokenizer, 12, source="RTE/train.tsv").cut == 1
+        assert encode_texts(["the bird", "the " * 30], None, tokenizer, 12, source="RTE/train.tsv").cut == 1
     assert "RTE/train.tsv: 1 of 2 rows were cut to 12 tokens" in caplog.text
 
 
@@ -83,16 +86,16 @@ def test_large_sets_are_tokenized_once(folder: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(encoding, "CACHE_FROM", 10)
     tokenizer, first, second = load_tokenizer(folder), _texts(1), _texts(2)
     options = {"source": "x", "cache": tmp_path}
-    fresh = encode(first, second, tokenizer, 20, **options)
-    longer = encode(first, second, tokenizer, 24, **options)
-    other = encode([*first[:-1], "no"], second, tokenizer, 20, **options)
+    fresh = encode_texts(first, second, tokenizer, 20, **options)
+    longer = encode_texts(first, second, tokenizer, 24, **options)
+    other = encode_texts([*first[:-1], "no"], second, tokenizer, 20, **options)
     assert len(list(tmp_path.iterdir())) == 3
 
     def fail(self: TextTokenizer, texts: list[str]) -> None:
         raise AssertionError("tokenized again")
 
     monkeypatch.setattr(TextTokenizer, "encode_batch", fail)
-    again = encode(first, second, tokenizer, 20, **options)
+    again = encode_texts(first, second, tokenizer, 20, **options)
     assert _rows(again) == _rows(fresh)
     assert again.cut == fresh.cut > 0
     assert _rows(longer) != _rows(fresh) != _rows(other)
@@ -100,8 +103,8 @@ def test_large_sets_are_tokenized_once(folder: Path, tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_a_pass_over_a_set_meets_every_row_once_in_as_many_batches_on_every_rank(folder: Path, world: int) -> None:
-    rows = RowSet(encode(_texts(4, 23), None, load_tokenizer(folder), 30, source="x"), None, 1, types=False)
-    passes = [list(every_row(rows, 4, world, rank)) for rank in range(world)]
+    rows = TextRows(encode_texts(_texts(4, 23), None, load_tokenizer(folder), 30, source="x"), None, 1, types=False)
+    passes = [list(evaluation_batches(rows, 4, world, rank)) for rank in range(world)]
     assert len({len(batches) for batches in passes}) == 1
     assert sorted(np.concatenate([numbers for batches in passes for numbers, _ in batches])) == list(range(23))
 
@@ -114,13 +117,13 @@ def test_real_rows(task: str, count: int, plain: float, data_folder: Path, tmp_p
     tokenizer.save(tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     examples = read_split(data_folder / "glue", glue_task(task), "train")
-    encoded = encode(examples.first, examples.second, tokenizer, 128, source=task)
+    encoded = encode_texts(examples.first, examples.second, tokenizer, 128, source=task)
     texts = [examples.first[:300]] + ([examples.second[:300]] if examples.second else [])
     expected = theirs(*texts, truncation="longest_first", max_length=128, split_special_tokens=True)
     assert _rows(encoded)[:300] == expected["input_ids"]
     padding = {}
     for bucketing in (True, False):
-        order = Order(encoded.lengths, 16, 1, bucketing=bucketing)
+        order = ExampleOrder(encoded.lengths, 16, 1, bucketing=bucketing)
         batches = [encoded.lengths[order.rows(start)] for start in range(0, count, 16)]
         padding[bucketing] = 1 - sum(x.sum() for x in batches) / sum(len(x) * x.max() for x in batches)
     assert padding[True] < 0.04

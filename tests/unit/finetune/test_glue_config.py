@@ -47,29 +47,35 @@ def test_shipped_jobs_are_robertas_recipe(task: str, batch: int, lr: float) -> N
 def test_steps_follow_from_the_data() -> None:
     rte = load_job("rte", HERE)
     assert isinstance(rte, GlueJob)
-    job = rte.completed(2490, {"model_type": "roberta"}, 514)
+    job = rte.with_steps(2490).with_encoder({"model_type": "roberta"}, 514)
     assert (job.schedule.max_steps, job.schedule.warmup_steps, job.validate_.every) == (1557, 93, 156)
     assert (job.data.sequence_length, job.model.encoder) == (512, {"model_type": "roberta"})
-    assert job.completed(2490, {"model_type": "roberta"}, 514) == job, "a resumed run completes its job once more"
+    assert job.with_steps(2490).with_encoder({"model_type": "roberta"}, 514) == job, (
+        "a resumed run completes its job once more"
+    )
     assert job_from_mapping(job.model_dump(mode="json", by_alias=True), "again") == job
 
 
 def test_the_smaller_number_of_steps_counts() -> None:
-    capped = _job(schedule={"epochs": 2, "max_steps": 7, "warmup_ratio": 0.5}).completed(80, {}, 64)
+    capped = _job(schedule={"epochs": 2, "max_steps": 7, "warmup_ratio": 0.5}).with_steps(80)
     assert (capped.schedule.max_steps, capped.schedule.warmup_steps) == (7, 3)
     steps = _job(schedule={"epochs": None, "max_steps": 50, "warmup_ratio": None, "warmup_steps": 9})
-    steps = steps.completed(80, {}, 64)
+    steps = steps.with_steps(80)
     assert (steps.schedule.max_steps, steps.schedule.warmup_steps) == (50, 9)
-    every = _job(validate={"per_epoch": 4}).completed(80, {}, 64)
+    warmup = _job(schedule={"epochs": 2, "warmup_epochs": 0.25}).with_steps(80).schedule
+    assert (warmup.max_steps, warmup.warmup_steps) == (20, 2), "epochs of warmup count before their ratio"
+    every = _job(validate={"per_epoch": 4}).with_steps(80)
     assert every.validate_.every == 3
-    assert _job(validate={"per_epoch": None, "every": 5}).completed(80, {}, 64).validate_.every == 5
+    assert _job(validate={"per_epoch": None, "every": 5}).with_steps(80).validate_.every == 5
 
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="warmup_steps 9 is longer than the 3 steps"):
-        _job(schedule={"max_steps": 10**6, "warmup_ratio": None, "warmup_steps": 9}).completed(10, {}, 64)
+        _job(schedule={"max_steps": 10**6, "warmup_ratio": None, "warmup_steps": 9}).with_steps(10)
+    with pytest.raises(ConfigError, match=r"schedule\.warmup_epochs 3 \(30 steps\) is longer than the 20 steps"):
+        _job(schedule={"epochs": 2, "warmup_epochs": 3}).with_steps(80)
     with pytest.raises(ConfigError, match=r"data\.sequence_length 65 is longer than the encoder's 64 positions"):
-        _job(data={"sequence_length": 65}).completed(10, {}, 64)
+        _job(data={"sequence_length": 65}).with_encoder({}, 64)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as sk
 
+from finetune.glue.averages import CAPT_TASKS, capt_average, leaderboard_average
 from finetune.glue.report import PUBLISHED_DEV, PUBLISHED_TEST
-from finetune.metrics import CAPT_TASKS, METRICS, capt_average, constant, degenerate, leaderboard_average, measure
+from finetune.metrics import METRICS, best_constant, compute_metrics, is_degenerate
 from pretrain.base.errors import ConfigError
 
 PREDICTED = np.array([1, 0, 1, 1, 0, 1, 0, 0, 1, 1])
@@ -20,7 +21,7 @@ TRUE = np.array([1, 0, 0, 1, 0, 1, 1, 0, 1, 1])
 
 
 def test_classes_against_scikit_learn_and_by_hand() -> None:
-    found = measure(["matthews", "accuracy", "f1"], PREDICTED, TRUE)
+    found = compute_metrics(["matthews", "accuracy", "f1"], PREDICTED, TRUE)
     assert found["accuracy"] == pytest.approx(0.8)
     assert found["f1"] == pytest.approx(2 * 5 / (2 * 5 + 1 + 1))
     assert found["matthews"] == pytest.approx((5 * 3 - 1 * 1) / math.sqrt(6 * 6 * 4 * 4))
@@ -32,7 +33,7 @@ def test_scores_against_scipy() -> None:
     rng = np.random.default_rng(0)
     gold = rng.uniform(0, 5, 200).astype(np.float32)
     predicted = np.clip(gold + rng.normal(0, 1, 200), 0, 5).astype(np.float32)
-    found = measure(["pearson", "spearman"], predicted, gold)
+    found = compute_metrics(["pearson", "spearman"], predicted, gold)
     assert found["pearson"] == pytest.approx(stats.pearsonr(predicted.astype(float), gold.astype(float)).statistic)
     assert found["spearman"] == pytest.approx(stats.spearmanr(predicted, gold).statistic)
     assert 0.7 < found["pearson"] < 1
@@ -40,45 +41,45 @@ def test_scores_against_scipy() -> None:
 
 
 def test_constant_predictions_give_zero_and_are_flagged() -> None:
-    classes = measure(["matthews", "accuracy", "f1"], np.zeros(4, dtype=np.int64), np.array([0, 1, 0, 0]))
+    classes = compute_metrics(["matthews", "accuracy", "f1"], np.zeros(4, dtype=np.int64), np.array([0, 1, 0, 0]))
     expected = {"matthews": 0.0, "accuracy": 0.75, "f1": 0.0, "degenerate": 1.0, "baseline": 0.0}
     assert classes == expected
     gold = np.array([0.0, 2.0, 5.0], dtype=np.float32)
-    scores = measure(["pearson", "spearman"], np.full(3, 2.84, dtype=np.float32), gold)
+    scores = compute_metrics(["pearson", "spearman"], np.full(3, 2.84, dtype=np.float32), gold)
     assert scores == {"pearson": 0.0, "spearman": 0.0, "degenerate": 1.0, "baseline": 0.0}
     noise = np.array([2.84, 2.8401, 2.8402], dtype=np.float32)
-    assert measure(["pearson"], noise, gold)["degenerate"] == 1.0
-    assert measure(["accuracy"], np.array([1, 1, 1]), np.array([1, 1, 1]))["degenerate"] == 1.0
+    assert compute_metrics(["pearson"], noise, gold)["degenerate"] == 1.0
+    assert compute_metrics(["accuracy"], np.array([1, 1, 1]), np.array([1, 1, 1]))["degenerate"] == 1.0
 
 
 def test_nan_and_infinite_predictions_do_not_pass_for_results() -> None:
     gold = np.array([1.0, 2.0, 3.0], dtype=np.float32)
     for bad in (np.nan, np.inf):
-        found = measure(["pearson", "spearman"], np.array([1.0, bad, 3.0], dtype=np.float32), gold)
+        found = compute_metrics(["pearson", "spearman"], np.array([1.0, bad, 3.0], dtype=np.float32), gold)
         assert (found["pearson"], found["spearman"]) == (0.0, 0.0)
-    assert degenerate(np.array([1.0, np.nan], dtype=np.float32))
+    assert is_degenerate(np.array([1.0, np.nan], dtype=np.float32))
 
 
 def test_the_baseline_is_the_best_constant() -> None:
     labels = np.array([2, 2, 2, 0, 1])
-    assert measure(["accuracy"], np.array([2, 1, 0, 0, 1]), labels)["baseline"] == pytest.approx(0.6)
-    assert list(constant(np.array([0, 1]))) == [0, 0]
-    assert list(constant(np.array([1.0, 4.0]))) == [2.5, 2.5]
+    assert compute_metrics(["accuracy"], np.array([2, 1, 0, 0, 1]), labels)["baseline"] == pytest.approx(0.6)
+    assert list(best_constant(np.array([0, 1]))) == [0, 0]
+    assert list(best_constant(np.array([1.0, 4.0]))) == [2.5, 2.5]
 
 
 def test_bad_calls() -> None:
     with pytest.raises(ConfigError, match="unknown metric 'accurracy'; known: accuracy, f1, matthews"):
-        measure(["accurracy"], PREDICTED, TRUE)
+        compute_metrics(["accurracy"], PREDICTED, TRUE)
     with pytest.raises(ValueError, match="2 predictions for 10 labels"):
-        measure(["accuracy"], PREDICTED[:2], TRUE)
+        compute_metrics(["accuracy"], PREDICTED[:2], TRUE)
     with pytest.raises(ValueError, match="0 predictions for 0 labels"):
-        measure(["accuracy"], PREDICTED[:0], TRUE[:0])
+        compute_metrics(["accuracy"], PREDICTED[:0], TRUE[:0])
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=30))
 def test_classes_always_give_numbers(rows: list[tuple[int, int]]) -> None:
     predicted, true = (np.array(column) for column in zip(*rows, strict=True))
-    found = measure(["matthews", "accuracy", "f1"], predicted, true)
+    found = compute_metrics(["matthews", "accuracy", "f1"], predicted, true)
     assert all(-1 <= value <= 1 for value in found.values())
     assert found["degenerate"] == (len(set(predicted.tolist())) == 1)
 
@@ -86,7 +87,7 @@ def test_classes_always_give_numbers(rows: list[tuple[int, int]]) -> None:
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), min_size=1, max_size=30))
 def test_scores_always_give_numbers(rows: list[tuple[float, float]]) -> None:
     predicted, true = (np.array(column) for column in zip(*rows, strict=True))
-    found = measure(["pearson", "spearman"], predicted, true)
+    found = compute_metrics(["pearson", "spearman"], predicted, true)
     assert all(-1.000001 <= value <= 1.000001 for value in found.values())
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.order import Order, deal
+from finetune.order import ExampleOrder, micro_batches_of_rank
 
 
 def _lengths(count: int) -> np.ndarray:
@@ -24,7 +24,7 @@ def _lengths(count: int) -> np.ndarray:
 def test_every_epoch_holds_every_example_once(
     count: int, batch: int, bucketing: bool, shuffle: bool, epochs: int
 ) -> None:
-    order = Order(_lengths(count), batch, 1, bucketing=bucketing, shuffle=shuffle)
+    order = ExampleOrder(_lengths(count), batch, 1, bucketing=bucketing, shuffle=shuffle)
     steps = -(-epochs * count // batch)
     seen = np.concatenate([order.rows(step * batch) for step in range(steps)])
     for epoch in range(epochs):
@@ -33,17 +33,17 @@ def test_every_epoch_holds_every_example_once(
 
 def test_a_resumed_run_reads_on_where_it_stopped() -> None:
     lengths = _lengths(203)
-    whole = Order(lengths, 16, 7)
+    whole = ExampleOrder(lengths, 16, 7)
     expected = [whole.rows(step * 16) for step in range(40)]
     for step in (0, 12, 13, 26, 39):
-        assert np.array_equal(Order(lengths, 16, 7).rows(step * 16), expected[step])
+        assert np.array_equal(ExampleOrder(lengths, 16, 7).rows(step * 16), expected[step])
 
 
 def test_bucketing_leaves_little_padding() -> None:
     lengths = _lengths(5000)
 
     def padding(bucketing: bool) -> float:
-        order = Order(lengths, 32, 1, bucketing=bucketing)
+        order = ExampleOrder(lengths, 32, 1, bucketing=bucketing)
         widths = [lengths[order.rows(step * 32)] for step in range(150)]
         return 1 - sum(w.sum() for w in widths) / sum(len(w) * w.max() for w in widths)
 
@@ -53,17 +53,17 @@ def test_bucketing_leaves_little_padding() -> None:
 
 def test_batches_of_an_epoch_do_not_come_by_length() -> None:
     lengths = _lengths(3200)
-    order = Order(lengths, 32, 1)
+    order = ExampleOrder(lengths, 32, 1)
     means = [lengths[order.rows(step * 32)].mean() for step in range(100)]
     assert abs(np.corrcoef(means, np.arange(100))[0, 1]) < 0.3
 
 
 def test_seeds_and_epochs_differ_and_file_order_is_kept() -> None:
     lengths = _lengths(64)
-    first, second = Order(lengths, 64, 1), Order(lengths, 64, 2)
+    first, second = ExampleOrder(lengths, 64, 1), ExampleOrder(lengths, 64, 2)
     assert not np.array_equal(first.rows(0), second.rows(0))
     assert not np.array_equal(first.rows(0), first.rows(64))
-    plain = Order(lengths, 16, 1, shuffle=False)
+    plain = ExampleOrder(lengths, 16, 1, shuffle=False)
     assert np.array_equal(np.concatenate([plain.rows(start) for start in range(0, 128, 16)]), [*range(64), *range(64)])
 
 
@@ -71,7 +71,7 @@ def test_seeds_and_epochs_differ_and_file_order_is_kept() -> None:
 def test_ranks_share_a_step(world: int, micro: int) -> None:
     lengths = _lengths(100)
     rows = np.random.default_rng(0).permutation(100)[: world * micro * 3]
-    parts = [deal(rows, lengths, micro, world, rank) for rank in range(world)]
+    parts = [micro_batches_of_rank(rows, lengths, micro, world, rank) for rank in range(world)]
     assert sorted(np.concatenate([part for rank in parts for part in rank])) == sorted(rows)
     for together in zip(*parts, strict=True):
         assert all(len(part) == micro for part in together)
@@ -83,6 +83,6 @@ def test_ranks_share_a_step(world: int, micro: int) -> None:
 def test_neighbours_share_a_micro_batch() -> None:
     lengths = np.array([9, 1, 8, 2, 7, 3, 6, 4])
     rows = np.arange(8)
-    assert [lengths[part].tolist() for part in deal(rows, lengths, 2, 2, 0)] == [[1, 2], [6, 7]]
-    assert [lengths[part].tolist() for part in deal(rows, lengths, 2, 2, 1)] == [[3, 4], [8, 9]]
-    assert [part.tolist() for part in deal(rows, None, 2, 2, 1)] == [[2, 3], [6, 7]]
+    assert [lengths[part].tolist() for part in micro_batches_of_rank(rows, lengths, 2, 2, 0)] == [[1, 2], [6, 7]]
+    assert [lengths[part].tolist() for part in micro_batches_of_rank(rows, lengths, 2, 2, 1)] == [[3, 4], [8, 9]]
+    assert [part.tolist() for part in micro_batches_of_rank(rows, None, 2, 2, 1)] == [[2, 3], [6, 7]]

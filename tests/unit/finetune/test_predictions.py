@@ -15,11 +15,11 @@ import yaml
 from typer.testing import CliRunner
 
 import finetune.glue.predict
+from finetune.glue.averages import CAPT_TASKS
 from finetune.glue.files import Examples
-from finetune.glue.predictions import best_checkpoints, predict_tests, summary
-from finetune.glue.submission import OUTPUTS, check_submission
+from finetune.glue.predictions import best_checkpoints, predict_tests, prediction_summary
+from finetune.glue.submission import SUBMISSION_FILES, check_submission
 from finetune.glue.tasks import GLUE
-from finetune.metrics import CAPT_TASKS
 from launcher.commands.glue import register
 from pretrain.base.errors import CheckpointError, DataError
 from pretrain.report.sweeps import read_sweep
@@ -29,7 +29,7 @@ from tests.unit.finetune.test_files import HEADERS
 
 def write_test_files(folder: Path) -> Path:
     """Test files of the official sizes."""
-    for output in OUTPUTS.values():
+    for output in SUBMISSION_FILES.values():
         header = HEADERS.get((output.task.name, "test"), HEADERS["rte", "test"])
         if output.task.name == "qnli":
             header = "index\tquestion\tsentence"
@@ -150,7 +150,7 @@ def test_only_trials_that_kept_their_checkpoint_count(tmp_path: Path, data: Path
 
 
 def test_the_summary_counts_classes() -> None:
-    text = summary({"RTE": np.array([0, 1, 1]), "STS-B": np.array([0.0, 5.0])})
+    text = prediction_summary({"RTE": np.array([0, 1, 1]), "STS-B": np.array([0.0, 5.0])})
     assert text.splitlines() == [
         "RTE            3  entailment 1, not_entailment 2",
         "STS-B          2  mean 2.500, from 0.000 to 5.000",

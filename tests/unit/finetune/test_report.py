@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from finetune.glue.report import PUBLISHED_DEV, measured, sections
+from finetune.glue.averages import CAPT_TASKS
+from finetune.glue.report import PUBLISHED_DEV, results_of_sweep, sections
 from finetune.glue.tasks import GLUE
-from finetune.metrics import CAPT_TASKS
 from pretrain.report import report
 from pretrain.report.sweeps import read_sweep
 from tests.sweep_folders import add_trial, write_sweep
@@ -118,7 +118,7 @@ def test_the_better_of_two_studies_counts(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "mine", [1])
     add(sweep, "rte", 1, 0.6, study="rte-from-mnli")
     add(sweep, "rte", 1, 0.5, study="rte")
-    found = measured("mine", read_sweep(sweep))
+    found = results_of_sweep("mine", read_sweep(sweep))
     assert found.studies["rte"].name == "rte-from-mnli"
     assert found.notes == ["mine: rte and rte-from-mnli are both rte: the better counts"]
 
@@ -129,6 +129,6 @@ def test_other_tasks_and_other_metrics_have_no_place_in_the_table(tmp_path: Path
     assert sections([read_sweep(sweep)]) == []
     config = {"task": {"type": "glue"}, "data": {"task": "rte"}}
     add_trial(sweep, "rte", {}, 1, [0.5], metric="loss", mode="min", config=config)
-    found = measured("mine", read_sweep(sweep))
+    found = results_of_sweep("mine", read_sweep(sweep))
     assert found.studies == {}
     assert found.notes == ["mine: rte was selected by loss, no metric of RTE"]

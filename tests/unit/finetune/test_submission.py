@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from finetune.glue.submission import OUTPUTS, check_submission, majority_wnli, write_submission
+from finetune.glue.submission import SUBMISSION_FILES, check_submission, majority_wnli, write_submission
 from launcher.commands.glue import register
 from pretrain.base.errors import DataError
 
@@ -34,7 +34,7 @@ LINES = {
 def predictions(seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     made: dict[str, np.ndarray] = {}
-    for name, output in OUTPUTS.items():
+    for name, output in SUBMISSION_FILES.items():
         if output.task.regression:
             made[name] = rng.uniform(-0.5, 5.5, output.rows).astype(np.float32)
         else:
@@ -84,7 +84,7 @@ def test_the_values_are_the_predictions(valid: Path) -> None:
     files, given = members(valid), predictions()
     for name in ("RTE", "MNLI-mm", "CoLA"):
         lines = [line.split("\t")[1] for line in files[f"{name}.tsv"].split("\n")[1:-1]]
-        assert lines == [OUTPUTS[name].task.labels[value] for value in given[name]]
+        assert lines == [SUBMISSION_FILES[name].task.labels[value] for value in given[name]]
     scores = [float(line.split("\t")[1]) for line in files["STS-B.tsv"].split("\n")[1:-1]]
     np.testing.assert_allclose(scores, np.clip(given["STS-B"], 0, 5), atol=5.1e-4)
 
@@ -105,7 +105,7 @@ def test_it_is_not_written_through_a_link(valid: Path, tmp_path: Path) -> None:
 
 
 def test_ax_comes_from_mnli_and_wnli_may_be_its_majority() -> None:
-    assert (OUTPUTS["AX"].model, OUTPUTS["MNLI-mm"].model, OUTPUTS["RTE"].model) == ("mnli", "mnli", "rte")
+    assert [SUBMISSION_FILES[name].model for name in ("AX", "MNLI-mm", "RTE")] == ["mnli", "mnli", "rte"]
     assert (len(majority_wnli()), set(majority_wnli())) == (146, {0})
 
 

@@ -1,0 +1,126 @@
+"""Evaluation over all rows of a data set on all ranks, and the result of ``capt evaluate``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from finetune.batches import RowSet, evaluation_batches
+from finetune.objective import Objective, RowResults
+from finetune.restore import FineTuned
+from pretrain.base.progress import ProgressCallback
+from pretrain.engine import distributed
+from pretrain.engine.artifacts import write_result
+from pretrain.engine.provenance import provenance
+
+
+@torch.no_grad()
+def results_of_all_rows(
+    model: Callable[..., Any],
+    rows: RowSet,
+    objective: Objective,
+    size: int,
+    device: torch.device,
+    progress: ProgressCallback | None = None,
+) -> RowResults:
+    """`Objective.row_results` of every row, in the order of the rows, the same on every rank.
+
+    Each rank computes its share of the rows, and no row is computed twice. Collective.
+
+    Args:
+        model: a module in evaluation mode, or the engine around one.
+        rows: the data set.
+        objective: what to keep of a row.
+        size: rows a forward pass.
+        device: where the model is.
+        progress: told how many rows this rank has done.
+
+    Returns:
+        Arrays by name, the rows first.
+    """
+    shares: list[tuple[Any, dict[str, Any]]] = []
+    done = 0
+    for numbers, batch in evaluation_batches(rows, size, distributed.world_size(), distributed.rank()):
+        batch = batch.to(device)
+        results = objective.row_results(model(*batch.inputs), batch)
+        shares.append((numbers, {name: x[: len(numbers)].cpu().numpy() for name, x in results.items()}))
+        done += len(numbers)
+        if progress is not None:
+            progress(done, len(rows))
+    gathered = list(chain(*distributed.gather_objects(shares)))
+    numbers = np.concatenate([share[0] for share in gathered])
+    ordered = {}
+    for name in gathered[0][1]:
+        values = np.concatenate([share[1][name] for share in gathered])
+        ordered[name] = np.empty_like(values)
+        ordered[name][numbers] = values
+    return ordered
+
+
+def evaluate_sets(
+    model: Callable[..., Any],
+    sets: Mapping[str, RowSet],
+    objective: Objective,
+    size: int,
+    device: torch.device,
+    progress: ProgressCallback | None = None,
+) -> dict[str, float]:
+    """The metrics of every data set, their names followed by the set's suffix (the key in ``sets``). Collective.
+
+    Arguments are those of `results_of_all_rows`.
+    """
+    metrics: dict[str, float] = {}
+    for suffix, rows in sets.items():
+        results = results_of_all_rows(model, rows, objective, size, device, progress)
+        metrics |= {f"{name}{suffix}": value for name, value in objective.metrics(results, rows).items()}
+    return metrics
+
+
+def evaluate_checkpoint(
+    restored: FineTuned[Any, Any],
+    sets: Mapping[str, RowSet],
+    objective: Objective,
+    *,
+    task: str,
+    out: Path | None = None,
+    batch: int = 32,
+    progress: ProgressCallback | None = None,
+) -> dict[str, Any]:
+    """The metrics of a restored checkpoint on its dev sets, on one process.
+
+    Args:
+        restored: the checkpoint; its model is moved to this process's device.
+        sets: data sets by the suffix of their metrics, as `evaluate_sets` takes them.
+        objective: of the task.
+        task: the task's name for the result.
+        out: a JSON file to write the result to as well.
+        batch: rows a forward pass.
+        progress: called with the rows done and their number, for each set.
+
+    Returns:
+        ``checkpoint``, ``task``, ``rows`` (by set: ``dev``, then a suffix), ``metrics`` and ``versions``.
+    """
+    device = distributed.device()
+    model = restored.model.to(device)
+    result = {
+        "checkpoint": str(restored.checkpoint),
+        "task": task,
+        "rows": {f"dev{suffix}": len(rows) for suffix, rows in sets.items()},
+        "metrics": evaluate_sets(model, sets, objective, batch, device, progress),
+        "versions": provenance(),
+    }
+    if out is not None:
+        write_result(out, result)
+    return result
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The result of `evaluate_checkpoint` for people."""
+    rows = ", ".join(f"{name} {count:,} rows" for name, count in result["rows"].items())
+    lines = [f"checkpoint {result['checkpoint']}", "", f"{result['task']} ({rows})"]
+    return "\n".join(lines + [f"  {name:<24}{value:>12.4f}" for name, value in result["metrics"].items()])

@@ -1,0 +1,12 @@
+"""Configuration of the toy fine-tuning task."""
+
+from finetune.config import FineTuningJob
+
+
+class ToyJob(FineTuningJob):
+    """A job with a number of rows."""
+
+    rows: int = 37
+
+
+JOB = ToyJob
