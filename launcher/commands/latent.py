@@ -98,11 +98,13 @@ def perplexity(
     """Forward and reverse perplexity of generated sentences, by 5-gram models."""
     o.quiet(context)
     from pretrain.base.errors import ConfigError
-    from pretrain.latent.evaluation.generated import generated_perplexities
+    from pretrain.latent.evaluation.forward_reverse import generated_perplexities
+    from pretrain.latent.restore import load_model
 
     if by not in ("builtin", "kenlm"):
         raise ConfigError(f"--by {by!r}: choose builtin or kenlm")
-    perplexities = generated_perplexities(run, by=by, data=data, programs=programs, number=number, seed=seed)  # type: ignore[arg-type]
+    model = load_model(run)
+    perplexities = generated_perplexities(model, by=by, data=data, programs=programs, number=number, seed=seed)  # type: ignore[arg-type]
     if json:
         o.echo_json({"by": by, "number": number, "seed": seed, **perplexities})
         return

@@ -23,7 +23,7 @@ def sweep(
     address: Annotated[
         str | None,
         typer.Option(
-            help="HOST:PORT of a Ray cluster to join, or auto (also RAY_ADDRESS); without it one is started on this machine."
+            help="HOST:PORT of a Ray cluster to join, or auto (also RAY_ADDRESS); otherwise one is started here."
         ),
     ] = None,
     resume: Annotated[

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.base.errors import ConfigError, DataError
-from pretrain.latent.evaluation.word_scores import Text, WordScores, check_words
 from pretrain.latent.ngram.kneser_ney import check_estimate
+from pretrain.latent.ngram.word_scores import Text, WordScores, check_words
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from pretrain.base.errors import ConfigError, DataError
-from pretrain.latent.evaluation.word_scores import Text, check_words
 from pretrain.latent.ngram.model import END, SPECIAL, START, Level, NGramModel
+from pretrain.latent.ngram.word_scores import Text, check_words
 
 logger = logging.getLogger(__name__)
 

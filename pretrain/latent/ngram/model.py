@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from pretrain.latent.evaluation.word_scores import Text, WordScores
+from pretrain.latent.ngram.word_scores import Text, WordScores
 
 UNKNOWN, START, END = range(3)
 SPECIAL = ("<unk>", "<s>", "</s>")

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import logging
 import pickle
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from launcher.sweep.table import ProgressTable
 from launcher.sweep.trials import TrialSpec
+from pretrain.report.trials_file import State, TrialRecord
 
 FIRST, SECOND = (TrialSpec("rte", {"optimizer.lr": rate}, 1) for rate in (1e-5, 2e-5))
 
 
-def line(**values: Any) -> dict[str, Any]:
-    common = {"state": "done", "score": 0.75, "best_step": 20, "metric": "accuracy", "seconds": 3.0, "error": ""}
-    return {**common, **values}
+def record(state: State = "done", score: float | None = 0.75, error: str = "") -> TrialRecord:
+    return TrialRecord(
+        study="rte", params={}, seed=1, state=state, metric="accuracy", score=score, best_step=20, run="trials/rte",
+        seconds=3.0, error=error,
+    )  # fmt: skip
 
 
 def test_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,7 +28,7 @@ def test_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         for spec in (FIRST, SECOND):
             table.running(spec)
         table.validated(FIRST, 10, 0.5, 0.6)
-        table.ended(SECOND, line(state="pruned"))
+        table.ended(SECOND, record("pruned"))
         assert pickle.loads(pickle.dumps(table)), "Tune pickles its callbacks"
         console = Console(width=100, force_terminal=False, color_system=None)
         with console.capture() as capture:
@@ -44,7 +46,7 @@ def test_elsewhere_a_line_a_trial(monkeypatch: pytest.MonkeyPatch, caplog: pytes
     monkeypatch.setenv("TERM", "dumb")
     with caplog.at_level(logging.INFO), ProgressTable(2, 0) as table:
         table.running(FIRST)
-        table.ended(FIRST, line())
-        table.ended(SECOND, line(state="failed", score=None, error="the disk is full"))
+        table.ended(FIRST, record())
+        table.ended(SECOND, record("failed", None, "the disk is full"))
     assert "1/2 done: rte lr=1e-05 seed=1: accuracy 0.75 at step 20 (3 s), about" in caplog.text
     assert "2/2 failed: rte lr=2e-05 seed=1: the disk is full (3 s)\n" in caplog.text
