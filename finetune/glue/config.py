@@ -13,6 +13,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, mo
 
 from finetune.config import FineTuningJob
 from finetune.glue.tasks import GlueTask, glue_task
+from finetune.inputs import describe_initial_model
 from pretrain.base.cache import default_cache
 from pretrain.base.errors import ConfigError
 from pretrain.config.base import PathField, PositiveInt, Section
@@ -99,10 +100,16 @@ class GlueJob(FineTuningJob):
         return frozenset(f"{name}{suffix}" for name in names for suffix in suffixes)
 
     def check_inputs(self) -> list[str]:
-        """The files of the task and the encoder; see `finetune.glue.inputs.describe_inputs`."""
-        from finetune.glue.inputs import describe_inputs  # numpy
+        """Describe the files of the task and where the encoder comes from; no file is read."""
+        from finetune.glue.inputs import describe_data  # numpy
 
-        return describe_inputs(self)
+        data = self.data
+        described = describe_data(data.glue_task, data.path, from_hub=data.source == "hub")
+        return [f"data: {described}", f"model.init: {describe_initial_model(self.model.init)}"]
+
+    def encoder_config(self) -> dict[str, Any] | None:
+        """What ``model.init`` held, which the job notes when it starts."""
+        return self.model.encoder
 
     def longest(self, max_positions: int) -> int:
         """Tokens that a row may have with an encoder of so many positions. Raises ``ConfigError`` if it has too few."""

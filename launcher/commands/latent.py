@@ -49,9 +49,10 @@ def reconstruct(
     from itertools import islice
 
     from pretrain.base.errors import DataError
-    from pretrain.latent.data.corpus import file_of, read
+    from pretrain.latent.data.corpus import read
     from pretrain.latent.evaluation.generate import reconstruct as decode_codes
     from pretrain.latent.restore import load_model
+    from pretrain.latent.text_files import file_of
 
     model = load_model(run)
     given = sentences

@@ -92,10 +92,12 @@ class LanguageJob(Job):
         return frozenset(names + (CONTRAST_METRICS if self.contrast.weight > 0 else ()))
 
     def check_inputs(self) -> list[str]:
-        """Corpus, tokenizer and ``model.init``; see `pretrain.language.inputs.describe_inputs`."""
+        """Describe the corpus, the tokenizer and ``model.init``; see `pretrain.language.inputs.describe_inputs`."""
         from pretrain.language.inputs import describe_inputs
 
-        return describe_inputs(self)
+        tokenizer = self.tokenizer
+        trained = f"{tokenizer.type} of {tokenizer.vocab_size} ids, trained on the corpus"
+        return describe_inputs(self.data, self.model.init, tokenizer.path, trained_tokenizer=trained)
 
 
 JOB = LanguageJob

@@ -7,53 +7,13 @@ Neural Text Generation, UAI 2022). A preset sets what makes a row of the paper's
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
+from pretrain.config.base import NonNegativeInt, PositiveInt, Section
 from pretrain.config.schema import BatchSection, EngineSection, Job, OptimizerSection, ScheduleSection, ValidateSection
-
-
-class DataSection(Section):
-    """Files with one sentence per line, words split at blanks; or the synthetic clusters."""
-
-    path: PathField | None = Field(
-        None,
-        description="folder with one .txt or .txt.gz file per split, whose name holds train, valid (dev, val) or test",
-    )
-    train: PathField | None = Field(None, description="a file, instead of the one in data.path")
-    validation: PathField | None = Field(None, description="a file, instead of the one in data.path")
-    test: PathField | None = Field(None, description="a file, instead of the one in data.path")
-    format: Literal["text", "labelled"] = Field("text", description="labelled: `label TAB text`, as Yelp's files")
-    max_words: PositiveInt = Field(200, description="longer sentences are left out; the log counts them")
-    vocabulary: PositiveInt = Field(
-        70_000, le=2**24, description="the most frequent words of the training text, at most"
-    )
-    vocabulary_file: PathField | None = Field(
-        None, description="use these words instead, one per line, such as vocabulary.txt of a run"
-    )
-    allow_change: bool = Field(False, description="a resumed run may go on with other text than it began with")
-    unknown: str = Field("<unk>", description="the ordinary word that stands for an unknown one: Yahoo's is _UNK")
-    clusters: PositiveInt | None = Field(
-        None, ge=2, le=65_536, description="K, for one-hot vectors of K classes instead of text (section 4.4)"
-    )
-    repeats: PositiveInt = Field(64, le=65_536, description="clusters: rows of each of the K drawn classes in a batch")
-
-    @model_validator(mode="after")
-    def _has_a_source(self) -> DataSection:
-        if self.clusters is None and self.path is None and (self.train is None or self.validation is None):
-            raise ValueError(
-                "data.path is missing: name the folder that holds the train, valid and test text (or data.train and "
-                "data.validation)"
-            )
-        return self
-
-    def read_from(self, folder: Path | None) -> DataSection:
-        """The same section with its texts in another folder; None leaves them where they are."""
-        moved = {"path": folder, "train": None, "validation": None, "test": None}
-        return self if folder is None else self.model_copy(update=moved)
+from pretrain.latent.text_files import DataSection, describe_files
 
 
 class ModelSection(Section):
@@ -252,8 +212,6 @@ class LatentJob(Job):
         """Describe the files of the three splits; for clusters no file is read."""
         if self.data.clusters is not None:
             return [f"corpus: one-hot vectors of {self.data.clusters} classes"]
-        from pretrain.latent.data.corpus import describe_files  # numpy
-
         return describe_files(self.data)
 
     def _clusters_fit(self) -> None:

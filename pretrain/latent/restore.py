@@ -11,10 +11,8 @@ from torch import nn
 from pretrain.base.errors import CheckpointError
 from pretrain.engine.checkpoint import find_best, open_checkpoint, restored
 from pretrain.latent.config import LatentJob
-from pretrain.latent.data.vocabulary import Vocabulary
-from pretrain.latent.evaluation.model import TextModel
-from pretrain.latent.models.build import build
-from pretrain.latent.task import VOCABULARY
+from pretrain.latent.data.vocabulary import VOCABULARY, Vocabulary
+from pretrain.latent.models.build import TextModel, build
 
 
 @dataclass(frozen=True)

@@ -30,17 +30,15 @@ from pretrain.latent.data.clusters import cluster_batches
 from pretrain.latent.data.corpus import Sentences, build_vocabulary, load_sentences
 from pretrain.latent.data.noise import StepNoise
 from pretrain.latent.data.sampled_batch import SampledBatch, sample_batch
-from pretrain.latent.data.vocabulary import Vocabulary
+from pretrain.latent.data.vocabulary import VOCABULARY, Vocabulary
 from pretrain.latent.evaluation.clusters import cluster_metrics, save_codes
-from pretrain.latent.evaluation.model import TextModel
 from pretrain.latent.evaluation.text import DrawCounts, text_metrics
-from pretrain.latent.models.build import build, optimizers
+from pretrain.latent.models.build import TextModel, build, optimizers
 from pretrain.latent.training.aggressive import train_encoder_aggressively
 from pretrain.latent.training.schedule import beta_at
 from pretrain.latent.training.steps import train_step
 
 logger = logging.getLogger(__name__)
-VOCABULARY = "vocabulary.txt"
 
 
 def _other_vocabulary(folder: Path, words: Path) -> CheckpointError:

@@ -21,11 +21,12 @@ from typing import Literal, assert_never
 from pretrain.base.errors import DataError
 from pretrain.engine.artifacts import save_artifact
 from pretrain.latent.artifacts import GENERATED_TEXT
-from pretrain.latent.data.corpus import file_of, read
+from pretrain.latent.data.corpus import read
 from pretrain.latent.evaluation.generate import MAX_WORDS, sample
 from pretrain.latent.ngram import kenlm, kneser_ney
 from pretrain.latent.ngram.word_scores import LanguageModel, Text
 from pretrain.latent.restore import LoadedModel
+from pretrain.latent.text_files import file_of
 
 logger = logging.getLogger(__name__)
 

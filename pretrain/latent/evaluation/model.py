@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.batches import Batch
 from pretrain.latent.data.noise import StepNoise
 from pretrain.latent.data.sampled_batch import sample_batch
-from pretrain.latent.models.critics import Critics
+from pretrain.latent.models.build import TextModel
 from pretrain.latent.models.normal import Normal
-from pretrain.latent.models.text import TextDecoder, TextEncoder
 from pretrain.latent.training.semi_amortized import refined_density
 
 ROWS_PER_PASS = 512
 """The number of sequences in one pass of the decoder."""
-
-
-@dataclass(frozen=True)
-class TextModel:
-    """The modules of a model of sentences; a language model has no encoder, only an implicit posterior has critics."""
-
-    encoder: TextEncoder | None
-    decoder: TextDecoder
-    critics: Critics | None
-
-    @classmethod
-    def of(cls, modules: Mapping[str, nn.Module]) -> TextModel:
-        """Make the model from a job's modules by name."""
-        encoder, decoder, critics = (modules.get(name) for name in ("encoder", "decoder", "critics"))
-        assert encoder is None or isinstance(encoder, TextEncoder)
-        assert isinstance(decoder, TextDecoder)
-        assert critics is None or isinstance(critics, Critics)
-        return cls(encoder, decoder, critics)
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the parameters are on."""
-        return next(self.decoder.parameters()).device
 
 
 class PosteriorSamples(NamedTuple):

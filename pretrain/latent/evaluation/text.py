@@ -20,7 +20,8 @@ from pretrain.latent.evaluation.bounds import (
     importance_weighted_nll,
     perplexity,
 )
-from pretrain.latent.evaluation.model import PosteriorSamples, TextModel, log_likelihoods, sample_posterior
+from pretrain.latent.evaluation.model import PosteriorSamples, log_likelihoods, sample_posterior
+from pretrain.latent.models.build import TextModel
 from pretrain.latent.models.critics import Critics
 from pretrain.latent.models.normal import Normal
 

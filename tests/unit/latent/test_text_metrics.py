@@ -13,9 +13,8 @@ from pretrain.latent.data.batches import Batch, Batches
 from pretrain.latent.data.corpus import Sentences, build_vocabulary, load_sentences
 from pretrain.latent.data.noise import StepNoise
 from pretrain.latent.evaluation import model as evaluation_model
-from pretrain.latent.evaluation.model import TextModel
 from pretrain.latent.evaluation.text import DrawCounts, text_metrics
-from pretrain.latent.models.build import build
+from pretrain.latent.models.build import TextModel, build
 from pretrain.latent.models.normal import standard_log_prob
 from tests.latent import small_job, write_text
 
