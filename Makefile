@@ -51,7 +51,7 @@ quickstart: install
 	@echo "report: $(RUN)/report/report.html   Hugging Face model: $(RUN)/export/hf"
 
 test: install
-	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu

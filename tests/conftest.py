@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs the real data or a GPU where there is none, saying so; keep together what must not be split.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Several workers (``pytest -n``) take whole files, so that the fixtures of a module are made once.
 
-    Where several workers share the tests (``pytest -n``), each takes whole files, so that the fixtures of a module are
-    made once. Files that start Ray or make network namespaces follow one another in the same worker.
+    Files that start Ray or make network namespaces follow one another in the same worker.
     """
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            folder = item.path.parent.name
-            name = "clusters" if folder in ("multihost", "sweep") else str(item.path)
-            item.add_marker(pytest.mark.xdist_group(name))
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduler(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "clusters" if Path(file).parent.name in ("multihost", "sweep") else file
+
+    return Scheduler(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs the real data or a GPU where there is none, saying so."""
     data = os.environ.get("CAPT_DATA")
     no_data = pytest.mark.skip(reason="CAPT_DATA does not name a folder with the real data")
     no_gpu = pytest.mark.skip(reason="no CUDA GPU here")

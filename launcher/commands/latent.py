@@ -12,7 +12,7 @@ from launcher.commands import options as o
 app = typer.Typer(help="Sample, reconstruct and interpolate sentences.", no_args_is_help=False)
 
 Model = Annotated[Path, typer.Argument(metavar="RUN", help="A run (its best checkpoint) or a checkpoint.")]
-Words = Annotated[int, typer.Option(min=1, help="Most words of a generated sentence.")]
+Words = Annotated[int, typer.Option(min=1, help="Largest number of words in a generated sentence.")]
 
 
 @app.command(epilog="\b\nExample: capt latent sample runs/ptb_vae -n 20")
@@ -37,7 +37,8 @@ def reconstruct(
     context: typer.Context,
     run: Model,
     sentences: Annotated[
-        list[str] | None, typer.Argument(metavar="[SENTENCE...]", help="Sentences; default the first of the test text.")
+        list[str] | None,
+        typer.Argument(metavar="[SENTENCE...]", help="Sentences (default: the first ones of the test text)."),
     ] = None,
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="Sentences of the test text.")] = 10,
     max_words: Words = 78,
@@ -71,7 +72,7 @@ def interpolate(
     run: Model,
     first: Annotated[str, typer.Argument(help="The sentence at t = 0.")],
     second: Annotated[str, typer.Argument(help="The sentence at t = 1.")],
-    steps: Annotated[int, typer.Option(min=2, help="Points, both ends included.")] = 11,
+    steps: Annotated[int, typer.Option(min=2, help="Number of points, both ends included.")] = 11,
     max_words: Words = 78,
     json: o.Json = False,
 ) -> None:

@@ -145,7 +145,7 @@ def _split_metrics(
     batches_to_weight: list[tuple[int, Batch]] = []
     if weighted_limit is not None and counts.weighted:
         batches_to_weight = list(batches.evaluation(weighted_limit, 0, 1))
-    watched = _with_progress([*batches_of_all, *batches_to_weight], progress)
+    watched = _report_progress([*batches_of_all, *batches_to_weight], progress)
     if not batches_to_weight:
         return text_metrics(model.job, text_model, watched, counts)
     metrics = text_metrics(model.job, text_model, islice(watched, len(batches_of_all)), replace(counts, weighted=0))
@@ -158,7 +158,9 @@ def _split_metrics(
     return metrics
 
 
-def _with_progress(batches: list[tuple[int, Batch]], progress: ProgressCallback | None) -> Iterator[tuple[int, Batch]]:
+def _report_progress(
+    batches: list[tuple[int, Batch]], progress: ProgressCallback | None
+) -> Iterator[tuple[int, Batch]]:
     for done, batch in enumerate(batches):
         if progress is not None:
             progress(done, len(batches))

@@ -46,6 +46,7 @@ NOT_RUN = {
     "capt convert FacebookAI": "needs the hub; tests/unit/models/test_hub.py",
     "capt convert runs/first exported-onnx": "takes most of a minute; tests/parity/test_export_onnx.py",
     "capt evaluate runs/clvae": "the same as of runs/ptb_vae, which is run",
+    "capt latent sample runs/clvae": "the same as of runs/ptb_vae, which is run",
     "capt pretrain my_job.yaml --launcher ray": "needs a core for every rank; tests/sweep/test_cluster.py",
     "capt report runs/capt-1": "the same as of runs/first, which is run; tests/unit/report",
     "capt report runs/first runs/second": "the same as of runs/first, which is run; tests/unit/report",

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pretrain.latent.models.normal import Normal, standard_log_prob
 
-_BLOCK = 1 << 22
+_BLOCK_ELEMENTS = 1 << 22
 """The number of elements in one block of the pairwise densities."""
 
 
@@ -84,7 +84,7 @@ def aggregate_information(z: Float[Tensor, "n d"], posteriors: Normal) -> float:
     """
     n = len(posteriors.mean)
     log_q = posteriors.log_prob(z).double()
-    block = max(1, _BLOCK // (n * z.shape[1]))
+    block = max(1, _BLOCK_ELEMENTS // (n * z.shape[1]))
     total = 0.0
     for rows, log_q_rows in zip(z.split(block), log_q.split(block), strict=True):
         pairwise = posteriors.log_prob(rows[:, None].expand(-1, n, -1)).double()

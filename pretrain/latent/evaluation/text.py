@@ -86,7 +86,7 @@ def text_metrics(
         else:
             noise = StepNoise(0, ("measure", number), None, batch.total, model.device)
             _add_batch(job, model, batch, noise, counts, totals)
-    metrics = _average(distributed.gather_objects(totals.sums), counts.weighted)
+    metrics = _mean_metrics(distributed.gather_objects(totals.sums), counts.weighted)
     if totals.draws:
         metrics["mi_aggregate"] = aggregate_information(*_joined(totals.draws))
     return metrics
@@ -145,7 +145,7 @@ def _weighted_nll(
     return importance_weighted_nll(z, log_likelihoods(model.decoder, z, batch.tokens), proposal)
 
 
-def _average(ranks: Sequence[Mapping[str, Tensor]], weighted: int) -> dict[str, float]:
+def _mean_metrics(ranks: Sequence[Mapping[str, Tensor]], weighted: int) -> dict[str, float]:
     """Turn the sums of all ranks into the metrics."""
     names = {name for sums in ranks for name in sums}
     total = {name: torch.stack([sums[name] for sums in ranks if name in sums]).sum(0) for name in names}

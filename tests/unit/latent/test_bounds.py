@@ -209,7 +209,7 @@ def test_information_of_separate_posteriors_is_log_of_their_number() -> None:
 def test_information_does_not_depend_on_the_blocks(normal: Normal, monkeypatch: pytest.MonkeyPatch) -> None:
     z = normal.sample(1, torch.Generator().manual_seed(0))[0]
     whole = bounds.aggregate_information(z, normal)
-    monkeypatch.setattr(bounds, "_BLOCK", 1)
+    monkeypatch.setattr(bounds, "_BLOCK_ELEMENTS", 1)
     assert bounds.aggregate_information(z, normal) == pytest.approx(whole, rel=1e-6)
 
 
