@@ -30,9 +30,6 @@ _DECLARED = (
 )
 
 
-NEVER_IN_TEXT = -1e4
-"""Unigram score of a piece that stands for no text: below any sequence of pieces that spells its name."""
-
 _DEBERTA = "spm.model"
 _CONVERT = "save it as tokenizer.json: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers"
 

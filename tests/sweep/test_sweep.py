@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from launcher.cli import main
+from pretrain.registry import TASKS
 from tests.sweep.support import Folder, wait_for
 
 pytestmark = pytest.mark.timeout(240)
@@ -161,10 +163,30 @@ def test_real_jobs_run_through_the_engine(folder: Folder) -> None:
         ({"scheduler": {"type": "hyper"}}, [], "'none', 'asha', 'pbt'"),
     ],
 )
-def test_refused_within_five_seconds(folder: Folder, parts: dict[str, object], arguments: list[str], said: str) -> None:
+def test_refused_within_five_seconds(
+    folder: Folder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    parts: dict[str, object],
+    arguments: list[str],
+    said: str,
+) -> None:
     folder.sweep(**parts)
+    monkeypatch.chdir(folder.path)
+    monkeypatch.setitem(TASKS, "sweep_toy", "tests.sweep.toy")
+    begin = time.process_time()
+    with pytest.raises(SystemExit) as end:
+        main(["sweep", "sweep.yaml", *arguments])
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+    assert time.process_time() - begin < 5
+    assert not folder.out.exists()
+
+
+def test_a_process_of_its_own_refuses_within_five_seconds(folder: Folder) -> None:
+    folder.sweep(trial={"cpus": 4_000, "gpus": 0})
     begin = os.times()
-    assert said in folder.run(*arguments, code=2)
+    assert "1 rank of 4000 cores each do not fit this machine" in folder.run(code=2)
     end = os.times()
     used = end.children_user + end.children_system - begin.children_user - begin.children_system
     assert used < 5
