@@ -89,9 +89,20 @@ def check_callbacks(callbacks: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def callback_class(name: str) -> Any:
-    """The class of a key of ``run.callbacks`` (imports torch). Raises ``ConfigError`` for an unknown key."""
-    module, _, attribute = _callback_path(name).partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    """The class of a key of ``run.callbacks`` (imports torch).
+
+    Raises:
+        ConfigError: the key is unknown, or the entry point of that name leads to nothing that can be imported.
+    """
+    path = _callback_path(name)
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"run.callbacks.{name}: the entry point {path!r} of capt.callbacks cannot be imported: {error}; it must be "
+            "MODULE:CLASS"
+        ) from error
 
 
 def _callback_path(name: str) -> str:

@@ -140,8 +140,8 @@ def test_an_installed_package_brings_a_task_with_all_its_verbs(
         text = path.read_text().replace("tests.toy", "installed_toy").replace('"toy"', '"their_toy"')
         (source / "installed_toy" / path.name).write_text(text)
     (source / "installed_toy" / "report.py").write_text(
-        "from pretrain.report.document import Section\n"
-        "def run_sections(runs):\n    return [Section('Toys', [f'{len(runs)} toy run'])]\n"
+        "from pretrain.report.document import ReportSection\n"
+        "def run_sections(runs):\n    return [ReportSection('Toys', [f'{len(runs)} toy run'])]\n"
     )
     (source / "pyproject.toml").write_text(
         '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
