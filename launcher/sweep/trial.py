@@ -43,7 +43,7 @@ _WORST = -1e30
 
 
 def spec_of(config: Mapping[str, Any]) -> TrialSpec:
-    """The trial that a Tune configuration means: given whole, or render by Optuna for one of the seeds."""
+    """The trial that a Tune configuration means: given whole, or drawn by Optuna for one of the seeds."""
     if "trial" in config:
         spec: TrialSpec = config["trial"]["spec"]
         return spec
@@ -235,7 +235,7 @@ class SweepTrial(tune.Trainable):
         self._state = self._state.updated(history=tuple(history))
 
     def _max_steps(self) -> int:
-        """Known only from the run: a task may work it out from its data."""
+        """Read the number of steps from the run, since a task may work it out from its data."""
         return int(load_mapping(self._run / "config.yaml", resolved=True)["schedule"]["max_steps"])
 
     def _stops_early(self) -> bool:

@@ -14,7 +14,7 @@ from pretrain.engine import distributed
 
 
 def derive(seed: int, *names: int | str) -> int:
-    """A 63-bit seed that depends on all of ``names`` (stable across Python versions and machines)."""
+    """Return a 63-bit seed that depends on all of ``names`` (stable across Python versions and machines)."""
     text = "/".join(str(name) for name in (seed, *names))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 

@@ -1,4 +1,4 @@
-"""Writing a checkpoint that is either complete or not there.
+"""Writes a checkpoint so that it is either complete or not there.
 
 Every rank writes its fragments into a temporary folder, makes them durable and hashes them, with ``checkpoint.async``
 all in a thread of its own; at the commit rank 0 gathers the hashes, writes the manifest last and renames the folder
@@ -201,7 +201,7 @@ def _make_own_folder(save: PendingSave) -> None:
 
 
 def _save_task(task: Task, save: PendingSave) -> dict[str, Any]:
-    """The task's JSON state; its files go into a folder of this rank first, which tells whose they are."""
+    """Return the task's JSON state; its files go into a folder of this rank first, which tells whose they are."""
     folder = _own_folder(save)
     try:
         state = task.save_state(folder)
@@ -256,12 +256,12 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def config_text(job: Job) -> str:
-    """The resolved configuration as YAML, readable by ``load_job``."""
+    """Return the resolved configuration as YAML, which ``load_job`` reads."""
     return yaml.safe_dump(job.model_dump(mode="json", by_alias=True), sort_keys=False)
 
 
 def write_weights_only(target: Path, job: Job, modules: Mapping[str, nn.Module], task_state: dict[str, Any]) -> Path:
-    """A checkpoint at step 0 from bare modules (an imported Hugging Face model): weights, no moments. One process.
+    """Write a checkpoint at step 0 from bare modules (an imported Hugging Face model), without moments. One process.
 
     ``target`` is the checkpoint folder to make; other files (the tokenizer) may already lie in ``target``'s partial
     folder: see :func:`partial_folder`.
