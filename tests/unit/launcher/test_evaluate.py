@@ -16,7 +16,8 @@ from launcher.cli import main
 from pretrain import registry
 from pretrain.base.errors import ConfigError
 from pretrain.config.load import job_from_mapping
-from pretrain.engine.checkpoint.save import config_text, write_weights_only
+from pretrain.config.writer import job_to_yaml
+from pretrain.engine.checkpoint.save import write_weights_only
 from pretrain.registry import TASKS, job_class, task_class, task_module
 from tests.toy.task import ToyModel
 
@@ -158,7 +159,7 @@ def test_an_installed_package_brings_a_task_with_all_its_verbs(
         assert task_class("their_toy").__module__ == "installed_toy.task"
         job = job_from_mapping({"task": {"type": "their_toy"}, "run": {"dir": str(run)}}, "test")
         (run / "config.yaml").parent.mkdir()
-        (run / "config.yaml").write_text(config_text(job))
+        (run / "config.yaml").write_text(job_to_yaml(job))
         (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
         write_weights_only(run / "checkpoints" / "step-00000000", job, {"model": ToyModel(13)}, {})
         assert capt("evaluate", str(run), "-o", "scale=0.0")[:2] == (0, "loss 0.000000\n")
