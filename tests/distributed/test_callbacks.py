@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pretrain import registry
 from pretrain.base.errors import ConfigError
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.callbacks import user_callbacks
@@ -179,6 +180,31 @@ def test_what_cannot_be_built_is_one_sentence(
         user_callbacks(job)
     assert "\n" not in str(caught.value)
     assert ":pw@" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("their_callbacks:Nothing", "'their_callbacks:Nothing' of capt.callbacks cannot be imported: .*'Nothing'"),
+        ("their_callbacks", "must be MODULE:CLASS"),
+        ("no_such_module:Counter", "No module named 'no_such_module'"),
+        ("their_callbacks:json", "is no subclass of pretrain.engine.loop.Callback"),
+        ("pathlib:Path", "is no subclass of pretrain.engine.loop.Callback"),
+    ],
+)
+def test_an_entry_point_that_leads_to_no_callback_is_named(
+    path: str, says: str, packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.setenv("CAPT_CALLS", str(packages / "calls"))
+    monkeypatch.setitem(registry.CALLBACKS, "theirs", path)
+    job = job_from_mapping({"task": {"type": "toy"}, "run": {"callbacks": {"theirs": {}}}}, "test")
+    try:
+        with pytest.raises(ConfigError, match=says) as caught:
+            user_callbacks(job)
+        assert "\n" not in str(caught.value)
+    finally:
+        sys.modules.pop("their_callbacks", None)
 
 
 def test_the_real_packages_take_what_is_passed() -> None:

@@ -1,4 +1,4 @@
-"""What callbacks share that send a run to an experiment tracker."""
+"""The base class of the callbacks that send a run to an experiment tracker is here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pretrain.engine.loop import NEVER, Callback, Run
 
 
 class _Identity(Record):
-    """The content of ``RUN/<tracker>.json``: the name of the run at the tracker."""
+    """The content of ``RUN/<tracker>.json``, which says under what name the tracker knows the run."""
 
     id: str = Field(min_length=1, max_length=200)
 
@@ -82,11 +82,11 @@ class Tracker(Callback):
 
 
 def title(run: Run) -> str:
-    """What a run is called where nobody has named it: the last part of its folder."""
+    """Return what a run is called where nobody has named it: the last part of its folder."""
     return Path(run.dir).resolve().name
 
 
 def _shown(run: Run) -> dict[str, Any]:
-    """The configuration as dotted keys, without values that look like secrets."""
+    """Return the configuration as dotted keys, without values that look like secrets."""
     flat = flatten(run.job.model_dump(mode="json", by_alias=True))
     return {key: value for key, value in flat.items() if not is_secret(key.rpartition(".")[2], str(value))}

@@ -1,4 +1,4 @@
-"""Which engine runs each module of a job."""
+"""Chooses the engine that runs each module of a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pretrain.engine.optim.settings import ModuleOptimizer
 def build_engines(
     modules: Mapping[str, nn.Module], job: Job, optimizers: Mapping[str, ModuleOptimizer] | None = None
 ) -> dict[str, Engine]:
-    """One engine per module, in the mapping's order (the same on every rank).
+    """Build one engine per module, in the mapping's order (the same on every rank).
 
     One rank at ZeRO 0 without fp16 and without DeepSpeed options of its own is plain PyTorch; all else is DeepSpeed.
 
