@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 RUN    ?= runs/quickstart
 ARGS   ?=
 FUZZ   ?= 10000
+WORKERS ?= 2
 
 # CAPT_DATA may name a folder of the user's own text; without it the docstrings of the installed packages are the corpus.
 TEXT   := $(if $(CAPT_DATA),$(if $(wildcard $(CAPT_DATA)/corpus),$(CAPT_DATA)/corpus,$(CAPT_DATA)))
@@ -19,7 +20,7 @@ DATA   := $(if $(FILES),data.files=[$(subst $(space),$(comma),$(strip $(FILES)))
 help:
 	@echo "make install     .venv with everything pinned"
 	@echo "make quickstart  the whole job at small size: train on 2 processes, resume, export, query, report"
-	@echo "make test        everything that runs without a GPU"
+	@echo "make test        everything that runs without a GPU, shared by two workers (WORKERS=2)"
 	@echo "make test-gpu    what needs a CUDA GPU"
 	@echo "make fuzz        thousands of hostile inputs of every kind (FUZZ=10000), about an hour"
 	@echo "make check       ruff, mypy"
@@ -50,7 +51,7 @@ quickstart: install
 	@echo "report: $(RUN)/report/report.html   Hugging Face model: $(RUN)/export/hf"
 
 test: install
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu

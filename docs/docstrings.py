@@ -12,6 +12,7 @@ _FORMULA = re.compile(r"^( *)\.\. math::[ \t]*\n?((?:\n|\1[ \t]+.*(?:\n|$))+)", 
 _INLINE = re.compile(r":math:`([^`]+)`")
 _REFERENCE = re.compile(r":(?:class|func|meth|mod|attr|data):`~?([^`]+)`")
 _LITERAL = re.compile(r"(?<!`)``([^`]+)``(?!`)")
+_TABLE = re.compile(r"^(=+(?: +=+)+)\n(.+)\n\1\n((?:.+\n)+?)\1$", re.M)
 _BLOCK = re.compile(r"::\n\n((?:(?: {4,}.*)?\n)+)")
 
 
@@ -25,8 +26,9 @@ class Docstrings(griffe.Extension):
 
 
 def markdown(text: str) -> str:
-    """Markdown of a docstring: ``.. math::`` and ``:math:`` to LaTeX between signs, roles to code."""
+    """Markdown of a docstring: formulas to LaTeX between signs, simple tables to Markdown's, roles to code."""
     text = _FORMULA.sub(lambda match: _display(match[1], match[2]), text)
+    text = _TABLE.sub(lambda match: _table(match[1], match[2], match[3]), text)
     text = _INLINE.sub(r"\\(\1\\)", text)
     text = _REFERENCE.sub(lambda match: f"`{match[1].rpartition('.')[2]}`", text)
     text = _BLOCK.sub(r":\n\n\1", text)
@@ -38,3 +40,11 @@ def _display(indent: str, body: str) -> str:
     if "&" in lines:
         lines = f"\\begin{{aligned}}\n{lines}\n\\end{{aligned}}"
     return textwrap.indent(f"\n\\[\n{lines}\n\\]\n\n", indent)
+
+
+def _table(rule: str, head: str, body: str) -> str:
+    columns = [match.span() for match in re.finditer("=+", rule)]
+    columns[-1] = (columns[-1][0], 1000)
+    rows = [[line[start:end].strip() for start, end in columns] for line in (head, *body.splitlines())]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]])

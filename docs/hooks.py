@@ -1,11 +1,12 @@
-"""What the pages do not say twice: the key tables and the command line are written out from the code at build time.
+"""What the pages do not say twice is written from the code when they are built; formulas become MathML.
 
-A page asks for it with a line ``<!-- generated: keys glue -->`` (a task's type, or ``sweep``) or
-``<!-- generated: cli -->``.
+A page asks for a table with a line ``<!-- generated: keys glue -->`` (a task's type, or ``sweep``) or
+``<!-- generated: cli -->``. MathML is what browsers show without a script, so the site needs no network.
 """
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import sys
@@ -13,11 +14,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+from latex2mathml.converter import convert
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # mkdocs' own script starts without the checkout
 
+_FORMULA = re.compile(
+    r'<(div|span) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S
+)  # as pymdownx.arithmatex writes it
 _MARKER = re.compile(r"^<!-- generated: (\w+)(?: (\w+))? -->$", re.M)
 
 
@@ -25,6 +30,16 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """mkdocs' hook: replace every marker of a page."""
     writers: dict[str, Callable[..., str]] = {"keys": keys_markdown, "cli": cli_markdown}
     return _MARKER.sub(lambda match: writers[match[1]](*filter(None, [match[2]])), markdown)
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """mkdocs' hook: formulas of a page, those of docstrings included, from LaTeX to MathML."""
+    return _FORMULA.sub(lambda match: _mathml(match[1], match[2] == "[", match[3]), content)
+
+
+def _mathml(tag: str, display: bool, latex: str) -> str:
+    formula = convert(html.unescape(latex).strip(), display="block" if display else "inline")
+    return f'<{tag} class="formula">{formula}</{tag}>'
 
 
 def keys_markdown(task: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.classifier import ENCODER
-from finetune.glue.config import GlueJob
+from finetune.config import FineTuningJob
 from pretrain.base.errors import CheckpointError
 from pretrain.engine.checkpoint import find_best, read_job, read_weights, verify
 from pretrain.language.config import LanguageJob
@@ -65,8 +65,8 @@ def _read_checkpoint(path: Path) -> PretrainedEncoder:
         model = load_model(checkpoint).model
         hf_config = model.config.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos)
         return PretrainedEncoder(encoder_keys(hf_config), model.encoder.state_dict(), tokenizer)
-    if isinstance(job, GlueJob) and job.model.encoder is not None:
+    if isinstance(job, FineTuningJob) and (encoder := job.encoder_config()) is not None:
         weights = read_weights(checkpoint)
         state = {name.removeprefix(ENCODER): x for name, x in weights.items() if name.startswith(ENCODER)}
-        return PretrainedEncoder(job.model.encoder, state, tokenizer)
+        return PretrainedEncoder(encoder, state, tokenizer)
     raise CheckpointError(f"{checkpoint}: a checkpoint of task {job.task.type}; it has no text encoder to fine-tune")

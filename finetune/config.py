@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
@@ -64,6 +64,13 @@ class FineTuningJob(Job):
     schedule: FineTuningSchedule = FineTuningSchedule()
     validate_: FineTuningValidate = Field(FineTuningValidate(), alias="validate")
     checkpoint: FineTuningCheckpoint = FineTuningCheckpoint()
+
+    def encoder_config(self) -> dict[str, Any] | None:
+        """The text encoder in the job's checkpoints, as ``config.json`` describes it; None where they have none.
+
+        It lets further fine-tuning start from them. Tasks override it.
+        """
+        return None
 
     def with_steps(self: AnyJob, examples: int) -> AnyJob:
         """The job for a training set of so many examples: all that is given in epochs is filled in as steps.

@@ -17,10 +17,10 @@ from finetune.evaluation import evaluate_sets
 from finetune.objective import Objective
 from finetune.order import ExampleOrder
 from pretrain.base.errors import CheckpointError, shown
+from pretrain.base.randomness import derive
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.run_folder import read_best
-from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, StepMetrics
 
 logger = logging.getLogger(__name__)

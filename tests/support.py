@@ -1,19 +1,28 @@
-"""What tests share: real process groups over gloo, started from one warm server process."""
+"""What tests share: processes forked from one warm server, as ranks of real gloo groups or as ``capt`` commands.
+
+The server has imported what `tests/preloaded.py` names and has done nothing else: it knows no process group, no device
+and no thread. What is forked from it starts in milliseconds instead of the seconds that the imports take.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import queue
 import socket
+import sys
+import tempfile
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_PRELOAD = ["torch", "deepspeed", "deepspeed.runtime.zero.muon.original_muon", "pretrain.engine.run", "tests.support"]
-_CONTEXT.set_forkserver_preload(_PRELOAD)
+_CONTEXT.set_forkserver_preload(["tests.preloaded"])
 
 
 def free_port() -> int:
@@ -55,7 +64,8 @@ def run_ranks(fn: Callable[..., Any], world: int, *args: Any, timeout: float = 1
     """Run ``fn(*args)`` on ``world`` gloo ranks (one thread each) and return their results in rank order.
 
     ``fn`` must be a module-level function; what it returns travels by pickle, so return numpy arrays or floats.
-    A failure on any rank fails the caller with that rank's stack trace.
+    A failure on any rank fails the caller with that rank's stack trace; so does a rank that dies, and ``timeout``
+    seconds in which no rank returns.
     """
     results = _CONTEXT.Queue()
     port = free_port()
@@ -65,16 +75,57 @@ def run_ranks(fn: Callable[..., Any], world: int, *args: Any, timeout: float = 1
     ]
     for process in processes:
         process.start()
+    waited_for = dict(enumerate(processes))
     out: list[Any] = [None] * world
+    deadline = time.monotonic() + timeout
     try:
-        for _ in range(world):
-            rank, value, error = results.get(timeout=timeout)
-            if error is not None:
-                raise AssertionError(f"rank {rank} of {world} failed:\n{error}")
+        while waited_for:
+            try:
+                rank, value, error = results.get(timeout=1.0)
+            except queue.Empty:
+                dead = {rank: process.exitcode for rank, process in waited_for.items() if process.exitcode}
+                assert not dead, f"ranks that ended without a word, with their exit codes: {dead}"
+                assert time.monotonic() < deadline, f"after {timeout:g} s nothing is heard of ranks {list(waited_for)}"
+                continue
+            assert error is None, f"rank {rank} of {world} failed:\n{error}"
+            del waited_for[rank]
             out[rank] = value
+            deadline = time.monotonic() + timeout
     finally:
         for process in processes:
             process.join(timeout=5)
             if process.is_alive():
                 process.kill()
     return out
+
+
+def run_capt(*arguments: str, cwd: Path, env: Mapping[str, str], timeout: float = 240.0) -> CompletedProcess[str]:
+    """Run ``capt ARGUMENTS`` to its end in a forked process: what it does from ``launcher.cli.main`` on is the same.
+
+    A test of the start itself (the imports, their time, how the interpreter is started) needs a process of its own.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        output = [multiprocessing.reduction.DupFd(file.fileno()) for file in (out, err)]
+        process = _CONTEXT.Process(target=_capt_main, args=(arguments, str(cwd), dict(env), output))
+        process.start()
+        process.join(timeout)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        for file in (out, err):
+            file.seek(0)
+        said, log = (file.read().decode(errors="replace") for file in (out, err))
+        assert process.exitcode is not None
+        return CompletedProcess(["capt", *arguments], process.exitcode, said, log)
+
+
+def _capt_main(arguments: tuple[str, ...], cwd: str, env: dict[str, str], output: list[Any]) -> None:
+    for number, file in enumerate(output, start=1):
+        os.dup2(file.detach(), number)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = ["capt", *arguments]
+    from launcher.cli import main
+
+    main(list(arguments))

@@ -15,6 +15,7 @@ from pretrain.base.errors import DataError
 from pretrain.base.files import file_in, read_json, read_text
 from pretrain.base.records import Record, read_record
 from tokenizer.bounds import check_ids, check_pipeline, rust_errors
+from tokenizer.special import NEVER_IN_TEXT
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +30,6 @@ _DECLARED = (
     ("mask_token", "mask"),
 )
 
-
-NEVER_IN_TEXT = -1e4
-"""Unigram score of a piece that stands for no text: below any sequence of pieces that spells its name."""
 
 _DEBERTA = "spm.model"
 _CONVERT = "save it as tokenizer.json: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers"

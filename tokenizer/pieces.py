@@ -26,7 +26,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from pretrain.base.errors import DataError
 from pretrain.base.files import read_bytes
-from tokenizer.formats import NEVER_IN_TEXT
+from tokenizer.special import NEVER_IN_TEXT
 
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, UNKNOWN, CONTROL, _USER_DEFINED = 1, 2, 3, 4

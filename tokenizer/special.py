@@ -25,6 +25,9 @@ class SpecialIds:
     mask: int
 
 
+NEVER_IN_TEXT = -1e4
+"""Unigram score of a piece that stands for no text: below any sequence of pieces that spells its name."""
+
 ROLES = tuple(field.name for field in fields(SpecialIds))
 TRAINED = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
 _WELL_KNOWN = {

@@ -13,6 +13,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, mo
 
 from finetune.config import FineTuningJob
 from finetune.glue.tasks import GlueTask, glue_task
+from finetune.inputs import describe_initial_model
 from pretrain.base.cache import default_cache
 from pretrain.base.errors import ConfigError
 from pretrain.config.base import PathField, PositiveInt, Section
@@ -29,11 +30,11 @@ class GlueData(Section):
         None, description="files: folder with RTE/, CoLA/, ...; hub: a saved copy of the dataset"
     )
     sequence_length: PositiveInt | None = Field(
-        None, ge=8, le=2**20, description="tokens, at most; unset = 512 or the positions"
+        None, ge=8, le=2**20, description="longest input in tokens; if unset 512, or the positions of the encoder"
     )
-    bucketing: bool = Field(True, description="batches of like lengths; false: plain shuffled order")
-    shuffle: bool = Field(True, description="false: file order in every epoch, without bucketing")
-    max_train: PositiveInt | None = Field(None, description="train on so many examples, the same for every seed")
+    bucketing: bool = Field(True, description="put texts of similar length into a batch; false = plain shuffled order")
+    shuffle: bool = Field(True, description="false = file order in every epoch, without bucketing")
+    max_train: PositiveInt | None = Field(None, description="train on this many examples, the same ones for every seed")
     cache: PathField = Field(default_factory=default_cache, description="where the token ids of large tasks are kept")
 
     @property
@@ -65,11 +66,15 @@ class GlueModel(Section):
     init: Source = Field(
         description="a run or checkpoint of ours, a Hugging Face folder, or USER/NAME[@REV] of the hub"
     )
-    dropout: NonNegativeFloat = Field(0.1, lt=1)
-    attention_dropout: NonNegativeFloat = Field(0.1, lt=1)
-    classifier_dropout: NonNegativeFloat | None = Field(None, lt=1, description="of the head; unset = model.dropout")
-    allow_missing: bool = Field(False, description="go on when encoder weights are missing or unknown")
-    encoder: dict[str, Any] | None = Field(None, description="what init holds, as config.json; filled in by the job")
+    dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of embeddings and layer outputs")
+    attention_dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of the attention weights")
+    classifier_dropout: NonNegativeFloat | None = Field(
+        None, lt=1, description="dropout of the classifier; if unset model.dropout"
+    )
+    allow_missing: bool = Field(False, description="go on where weights of the encoder are missing or unknown")
+    encoder: dict[str, Any] | None = Field(
+        None, description="the encoder as config.json describes it; filled in by the job"
+    )
 
 
 class GlueOptimizer(OptimizerSection):
@@ -95,10 +100,16 @@ class GlueJob(FineTuningJob):
         return frozenset(f"{name}{suffix}" for name in names for suffix in suffixes)
 
     def check_inputs(self) -> list[str]:
-        """The files of the task and the encoder; see `finetune.glue.inputs.describe_inputs`."""
-        from finetune.glue.inputs import describe_inputs  # numpy
+        """Describe the files of the task and where the encoder comes from; no file is read."""
+        from finetune.glue.inputs import describe_data  # numpy
 
-        return describe_inputs(self)
+        data = self.data
+        described = describe_data(data.glue_task, data.path, from_hub=data.source == "hub")
+        return [f"data: {described}", f"model.init: {describe_initial_model(self.model.init)}"]
+
+    def encoder_config(self) -> dict[str, Any] | None:
+        """What ``model.init`` held, which the job notes when it starts."""
+        return self.model.encoder
 
     def longest(self, max_positions: int) -> int:
         """Tokens that a row may have with an encoder of so many positions. Raises ``ConfigError`` if it has too few."""

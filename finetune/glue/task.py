@@ -15,8 +15,8 @@ from finetune.glue.data import dev_rows, train_rows
 from finetune.glue.objective import GlueObjective
 from finetune.glue.restore import classifier_on
 from finetune.task import FineTuningTask, Identity
+from pretrain.base.randomness import derive
 from pretrain.config.schema import Job
-from pretrain.engine.seeding import derive
 
 
 class GlueFineTuning(FineTuningTask):

@@ -28,7 +28,7 @@ def convert(
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder to write.")],
-    to: Annotated[str | None, typer.Option(help="hf, sentence-transformers or onnx, by task.")] = None,
+    to: Annotated[str | None, typer.Option(help="hf, sentence-transformers or onnx, as the task offers.")] = None,
     from_: Annotated[str | None, typer.Option("--from", help="hf: make a run of a Hugging Face model.")] = None,
     pooling: Annotated[
         str | None, typer.Option(help="mean (the default), cls or head (the aggregation head); not for hf.")
@@ -40,7 +40,8 @@ def convert(
         list[str] | None, typer.Option(help="For the model card: en, de, ... (may stand several times).")
     ] = None,
     base_model: Annotated[
-        str | None, typer.Option(help="For the model card: hub id that training started from; else that of model.init.")
+        str | None,
+        typer.Option(help="For the model card: hub id that training started from (default: that of model.init)."),
     ] = None,
     push: Annotated[str | None, typer.Option(metavar="USER/NAME", help="Upload the export to the hub.")] = None,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository of --push public.")] = False,

@@ -48,7 +48,9 @@ def validate(
 
 
 @app.command(epilog="\b\nExample: capt config schema capt_language > schema.json")
-def schema(task: Annotated[str, typer.Argument(metavar="TASK", help="A task.type.")] = "capt_language") -> None:
+def schema(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="The type of a task, such as glue.")] = "capt_language",
+) -> None:
     """Print the JSON schema of a task's jobs, for editors and for reading every key's meaning."""
     from pretrain.registry import job_class
 
@@ -58,7 +60,7 @@ def schema(task: Annotated[str, typer.Argument(metavar="TASK", help="A task.type
 @app.command(epilog="\b\nExample: capt config diff capt_tiny runs/first/config.yaml")
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A job.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another job.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The job to compare it with.")],
     json: o.Json = False,
 ) -> None:
     """Print the keys in which two resolved jobs differ."""

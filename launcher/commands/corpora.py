@@ -67,7 +67,8 @@ def train(
 def encode(
     tokenizer: Annotated[Path, typer.Argument(metavar="TOKENIZER", help="A tokenizer folder.")],
     text: Annotated[
-        list[Path] | None, typer.Argument(metavar="[TEXT...]", help="UTF-8 files; stdin without any.")
+        list[Path] | None,
+        typer.Argument(metavar="[TEXT...]", help="UTF-8 text files; standard input if none is given."),
     ] = None,
     pieces: Annotated[bool, typer.Option("--pieces", help="Print the pieces instead of their ids.")] = False,
 ) -> None:
@@ -112,7 +113,9 @@ def prepare(
     context: typer.Context,
     config: o.Config,
     overrides: o.Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the shards, then data.shards; else the cache.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the shards, to be named by data.shards (default: the cache).")
+    ] = None,
 ) -> None:
     """Tokenize a job's text into shards, training its tokenizer first if it has none."""
     o.quiet(context)
@@ -140,8 +143,10 @@ def prepare(
 @data_app.command(epilog="\b\nExample: capt data inspect shards/train --tokenizer tok --sequence-length 128")
 def inspect(
     shards: Annotated[Path, typer.Argument(metavar="SHARDS", help="A shard set: a folder with a manifest.json.")],
-    tokenizer: Annotated[Path | None, typer.Option(help="Its tokenizer, to show text instead of ids.")] = None,
-    sequence_length: Annotated[int, typer.Option(min=8, help="Tokens of a window.")] = 128,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="The tokenizer of the shards, to show text instead of ids.")
+    ] = None,
+    sequence_length: Annotated[int, typer.Option(min=8, help="Tokens per window.")] = 128,
     samples: Annotated[int, typer.Option(min=0, help="Windows to show.")] = 3,
     json: o.Json = False,
 ) -> None:

@@ -37,8 +37,8 @@ def evaluate(
     pooler: Annotated[
         list[str] | None, typer.Option(help="cls, mean or head (may stand several times); default all.")
     ] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Most windows of each text; default 512.")] = None,
-    length: Annotated[int | None, typer.Option(min=8, help="Tokens of a window; default as in training.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Largest number of windows per text; default 512.")] = None,
+    length: Annotated[int | None, typer.Option(min=8, help="Tokens per window; default as in training.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Windows or sentences per forward pass; default 32.")] = None,
     split: Annotated[
         str | None, typer.Option(help="The split for a latent checkpoint: train, validation or test (default).")
@@ -54,7 +54,7 @@ def evaluate(
     ] = None,
     weighted_sentences: Annotated[
         int | None,
-        typer.Option(min=1, help="Most sentences for that likelihood; default all."),
+        typer.Option(min=1, help="Largest number of sentences for that likelihood; default all."),
     ] = None,
     generated: Annotated[
         str | None,

@@ -71,7 +71,9 @@ def resume(
     master_addr: o.MasterAddr = None,
     master_port: o.MasterPort = None,
     cluster: o.Cluster = None,
-    checkpoint: Annotated[str | None, typer.Option(help="An older one: a folder name under RUN/checkpoints.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="An older checkpoint: a folder name under RUN/checkpoints.")
+    ] = None,
     dry_run: o.DryRun = False,
 ) -> int:
     """Continue a run from its newest checkpoint, on the same or another number of processes.

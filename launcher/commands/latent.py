@@ -12,7 +12,7 @@ from launcher.commands import options as o
 app = typer.Typer(help="Sample, reconstruct and interpolate sentences.", no_args_is_help=False)
 
 Model = Annotated[Path, typer.Argument(metavar="RUN", help="A run (its best checkpoint) or a checkpoint.")]
-Words = Annotated[int, typer.Option(min=1, help="Most words of a generated sentence.")]
+Words = Annotated[int, typer.Option(min=1, help="Largest number of words in a generated sentence.")]
 
 
 @app.command(epilog="\b\nExample: capt latent sample runs/ptb_vae -n 20")
@@ -37,7 +37,8 @@ def reconstruct(
     context: typer.Context,
     run: Model,
     sentences: Annotated[
-        list[str] | None, typer.Argument(metavar="[SENTENCE...]", help="Sentences; default the first of the test text.")
+        list[str] | None,
+        typer.Argument(metavar="[SENTENCE...]", help="Sentences (default: the first ones of the test text)."),
     ] = None,
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="Sentences of the test text.")] = 10,
     max_words: Words = 78,
@@ -48,9 +49,10 @@ def reconstruct(
     from itertools import islice
 
     from pretrain.base.errors import DataError
-    from pretrain.latent.data.corpus import file_of, read
+    from pretrain.latent.data.corpus import read
     from pretrain.latent.evaluation.generate import reconstruct as decode_codes
     from pretrain.latent.restore import load_model
+    from pretrain.latent.text_files import file_of
 
     model = load_model(run)
     given = sentences
@@ -70,7 +72,7 @@ def interpolate(
     run: Model,
     first: Annotated[str, typer.Argument(help="The sentence at t = 0.")],
     second: Annotated[str, typer.Argument(help="The sentence at t = 1.")],
-    steps: Annotated[int, typer.Option(min=2, help="Points, both ends included.")] = 11,
+    steps: Annotated[int, typer.Option(min=2, help="Number of points, both ends included.")] = 11,
     max_words: Words = 78,
     json: o.Json = False,
 ) -> None:
@@ -97,11 +99,13 @@ def perplexity(
     """Forward and reverse perplexity of generated sentences, by 5-gram models."""
     o.quiet(context)
     from pretrain.base.errors import ConfigError
-    from pretrain.latent.evaluation.generated import generated_perplexities
+    from pretrain.latent.evaluation.forward_reverse import generated_perplexities
+    from pretrain.latent.restore import load_model
 
     if by not in ("builtin", "kenlm"):
         raise ConfigError(f"--by {by!r}: choose builtin or kenlm")
-    perplexities = generated_perplexities(run, by=by, data=data, programs=programs, number=number, seed=seed)  # type: ignore[arg-type]
+    model = load_model(run)
+    perplexities = generated_perplexities(model, by=by, data=data, programs=programs, number=number, seed=seed)  # type: ignore[arg-type]
     if json:
         o.echo_json({"by": by, "number": number, "seed": seed, **perplexities})
         return

@@ -11,13 +11,15 @@ import typer
 Config = Annotated[
     str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped job (capt_tiny, rte, ...).")
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="Keys to set, over the file's.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="Keys to set on top of the file's.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 OwnOptions = Annotated[
     list[str] | None,
-    typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option of the checkpoint's task (several times)."),
+    typer.Option(
+        "--option", "-o", metavar="NAME=VALUE", help="An option of the checkpoint's task (may stand several times)."
+    ),
 ]
 
 Nproc = Annotated[

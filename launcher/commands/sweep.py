@@ -16,14 +16,18 @@ def sweep(
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="A sweep file, or the name of a shipped one.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[a.b=c ...]", help="Keys of every trial's job; sweep.a.b=c is the sweep's own."),
+        typer.Argument(
+            metavar="[a.b=c ...]", help="Keys of every trial's job; sweep.a.b=c sets a key of the sweep itself."
+        ),
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option(help="HOST:PORT of a Ray cluster to join, or auto (also RAY_ADDRESS); else one is started here."),
+        typer.Option(
+            help="HOST:PORT of a Ray cluster to join, or auto (also RAY_ADDRESS); otherwise one is started here."
+        ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the sweep in sweep.dir: nothing that is over runs again.")
+        bool, typer.Option("--resume", help="Continue the sweep in sweep.dir; finished trials do not run again.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the sweep and its trials; start nothing.")] = False,
 ) -> int:

@@ -71,7 +71,7 @@ def _show_table(checks: list[Check]) -> None:
 
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME...]", help="Benchmarks; all without names.")
+        list[str] | None, typer.Argument(metavar="[NAME...]", help="Names of benchmarks (default: all).")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for NAME.json and NAME.md.")] = Path("docs/benchmarks"),
     show: Annotated[bool, typer.Option("--list", help="List the benchmarks and stop.")] = False,

@@ -23,7 +23,9 @@ class Dimension(Section):
     grid: Annotated[list[Value], Field(min_length=1)] | None = Field(None, description="every one of these values")
     choice: Annotated[list[Value], Field(min_length=1)] | None = Field(None, description="one of these values")
     uniform: tuple[float, float] | None = Field(None, description="a number between two bounds")
-    loguniform: tuple[PositiveFloat, PositiveFloat] | None = Field(None, description="the same, in its logarithm")
+    loguniform: tuple[PositiveFloat, PositiveFloat] | None = Field(
+        None, description="a number between two bounds, uniform in its logarithm"
+    )
     randint: tuple[int, int] | None = Field(None, description="an integer, the upper bound included")
 
     @model_validator(mode="after")
@@ -55,7 +57,9 @@ class SweepSection(Section):
     """Where the sweep lives and the seeds (``run.seed``) that every setting is run with."""
 
     dir: PathField = Field(Path("runs/sweep"), description="the sweep's folder; on a cluster, one that every node sees")
-    seeds: Annotated[list[NonNegativeInt], Field(min_length=1)] = Field([1, 2, 3, 4, 5], description="run.seed")
+    seeds: Annotated[list[NonNegativeInt], Field(min_length=1)] = Field(
+        [1, 2, 3, 4, 5], description="values of run.seed; every setting runs with each of them"
+    )
 
     @field_validator("seeds")
     @classmethod
@@ -71,30 +75,32 @@ class StudySection(Section):
     base: str = Field(description="a job: a YAML file, or the name of a shipped one")
     metric: str = Field(description="a name that the job's validation reports")
     mode: Literal["max", "min"] = Field("max", description="whether more or less of it is better")
-    overrides: dict[str, Any] = Field({}, description="keys of the job, after the sweep's own overrides")
-    space: dict[str, Dimension] = Field({}, description="merged over the sweep's space")
+    overrides: dict[str, Any] = Field(
+        {}, description="keys of this study's jobs, applied after the overrides of the sweep"
+    )
+    space: dict[str, Dimension] = Field({}, description="dimensions of this study, in addition to those of the sweep")
 
 
 class SearchSection(Section):
     """Which settings are tried."""
 
     type: Literal["grid", "random", "optuna"] = Field("grid", description="grid needs listed values")
-    samples: PositiveInt = Field(10, description="settings a study (not for grid)")
-    seed: NonNegativeInt = Field(1, description="of the choice of settings")
+    samples: PositiveInt = Field(10, description="settings to try per study (not for grid)")
+    seed: NonNegativeInt = Field(1, description="seed of the choice of settings")
 
 
 class NoScheduler(Section):
     """Every trial runs to its end."""
 
-    type: Literal["none"] = "none"
+    type: Literal["none"] = Field("none", description="every trial runs to its end")
 
 
 class Asha(Section):
     """Asynchronous successive halving (Li et al. 2020): the worst trials end early. Time counts in validations."""
 
-    type: Literal["asha"]
+    type: Literal["asha"] = Field(description="end the worst trials early")
     grace: PositiveInt = Field(1, description="validations before a trial may be ended")
-    reduction: Annotated[float, Field(gt=1)] = Field(3, description="one trial in so many goes on at each rung")
+    reduction: Annotated[float, Field(gt=1)] = Field(3, description="one trial out of this many goes on at each rung")
 
 
 class Pbt(Section):
@@ -102,10 +108,14 @@ class Pbt(Section):
     continue from a copy of the best, with changed parameters.
     """
 
-    type: Literal["pbt"]
-    interval: PositiveInt = Field(1, description="validations; each needs a checkpoint at the same step")
-    quantile: Annotated[float, Field(gt=0, le=0.5)] = Field(0.25, description="share that is replaced")
-    resample: Annotated[float, Field(ge=0, le=1)] = Field(0.25, description="chance to draw a value anew")
+    type: Literal["pbt"] = Field(description="let the worst trials continue from a copy of the best")
+    interval: PositiveInt = Field(
+        1, description="validations between two exchanges; each needs a checkpoint at the same step"
+    )
+    quantile: Annotated[float, Field(gt=0, le=0.5)] = Field(0.25, description="share of the trials that is replaced")
+    resample: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.25, description="probability to draw a value anew instead of changing it"
+    )
 
 
 class TrialSection(Section):
@@ -114,15 +124,17 @@ class TrialSection(Section):
     Parts of a core or of a GPU let as many trials share it as fit; that their memory suffices is theirs to see to.
     """
 
-    workers: PositiveInt = Field(1, description="ranks of a trial")
-    cpus: Amount = Field(1, description="cores a rank, or a part of one")
+    workers: PositiveInt = Field(1, description="ranks per trial")
+    cpus: Amount = Field(1, description="cores per rank, or a part of one")
     gpus: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = Field(
-        "auto", description="a rank: 0, 1, or a part of one; auto: 1 if any"
+        "auto", description="GPUs per rank: 0, 1 or a part of one; auto = 1 where there are any"
     )
-    resources: dict[str, Amount] = Field({}, description="what else of a node a rank takes, as 'ray start' named it")
-    threads: PositiveInt | None = Field(None, description="run.threads of a rank; null: as many as it has cores")
-    retries: NonNegativeInt = Field(1, description="how often a trial that failed is continued")
-    concurrent: PositiveInt | None = Field(None, description="trials at a time; null: as many as fit")
+    resources: dict[str, Amount] = Field(
+        {}, description="other resources that a rank takes, as 'ray start --resources' named them"
+    )
+    threads: PositiveInt | None = Field(None, description="run.threads of a rank; null = as many as it has cores")
+    retries: NonNegativeInt = Field(1, description="how many times a failed trial is continued")
+    concurrent: PositiveInt | None = Field(None, description="trials at the same time; null = as many as fit")
 
     @field_validator("gpus", mode="before")
     @classmethod
@@ -147,16 +159,20 @@ class TrialSection(Section):
 
 
 class Sweep(Section):
-    """A whole sweep."""
+    """A whole sweep: studies, what to search, and what each trial may use."""
 
     sweep: SweepSection = SweepSection()
     studies: Annotated[dict[str, StudySection], Field(min_length=1)]
-    space: dict[str, Dimension] = Field({}, description="of every study: key of the job -> its values")
+    space: dict[str, Dimension] = Field(
+        {}, description="keys of the job and the values that each may take, for every study"
+    )
     search: SearchSection = SearchSection()
     scheduler: NoScheduler | Asha | Pbt = Field(NoScheduler(), discriminator="type", description="what ends trials")
     trial: TrialSection = TrialSection()
     overrides: dict[str, Any] = Field({}, description="keys of every trial's job")
-    keep_checkpoints: NonNegativeInt = Field(1, description="trials a study that keep theirs: the best ones")
+    keep_checkpoints: NonNegativeInt = Field(
+        1, description="how many of the best trials of a study keep their checkpoints"
+    )
 
     @field_validator("studies")
     @classmethod

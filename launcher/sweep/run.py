@@ -128,7 +128,7 @@ def _run(
 def _groups(
     sweep: Sweep, plan: SweepPlan, specs: Mapping[str, Sequence[TrialSpec]], trial_log: TrialLog
 ) -> Iterator[tuple[Any, Any, list[dict[str, Any]], dict[str, Any] | None, int]]:
-    """What is given to Tune together: searcher, scheduler, trials, constants of render trials, their number.
+    """What is given to Tune together: searcher, scheduler, trials, constants of trials that are drawn, their number.
 
     Trials that do not know of each other go in one group, so that no core waits for the end of a study.
     """

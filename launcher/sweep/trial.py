@@ -43,7 +43,7 @@ _WORST = -1e30
 
 
 def spec_of(config: Mapping[str, Any]) -> TrialSpec:
-    """The trial that a Tune configuration means: given whole, or render by Optuna for one of the seeds."""
+    """The trial that a Tune configuration means: given whole, or drawn by Optuna for one of the seeds."""
     if "trial" in config:
         spec: TrialSpec = config["trial"]["spec"]
         return spec

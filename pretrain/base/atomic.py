@@ -32,10 +32,10 @@ def new_folder(out: Path) -> Iterator[Path]:
     try:
         yield partial
         for file in partial.iterdir():
-            _sync(file)
-        _sync(partial)
+            sync(file)
+        sync(partial)
         os.replace(partial, out)
-        _sync(out.parent)
+        sync(out.parent)
     except OSError as error:
         _name_file(error, out)
         raise
@@ -62,7 +62,8 @@ def _name_file(error: OSError, path: Path) -> None:
         error.filename = str(path)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make the content of a file, or the entries of a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

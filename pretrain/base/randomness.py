@@ -13,6 +13,12 @@ EPOCHS = 1 << _EPOCH_BITS
 """So many times a text may be read."""
 
 
+def derive(seed: int, *names: int | str) -> int:
+    """A 63-bit seed that depends on all of ``names`` (stable across Python versions and machines)."""
+    text = "/".join(str(name) for name in (seed, *names))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
 @lru_cache(maxsize=1024)
 def stream_key(name: str, seed: int) -> int:
     """A 64-bit key for the random stream ``name`` of a job with seed ``seed``; the same on every machine."""

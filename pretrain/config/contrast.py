@@ -13,32 +13,38 @@ class TemperatureSection(Section):
     """tau over training: ``inverted_triangle`` (Eq. 6, down to ``minimum`` at half time and up again), ``constant``
     (``value``), ``linear`` (``start`` to ``end``) or ``learned`` (from ``value``)."""
 
-    type: Literal["inverted_triangle", "constant", "linear", "learned"] = "inverted_triangle"
-    minimum: PositiveFloat = 0.05
-    value: PositiveFloat = 0.1
-    start: PositiveFloat = 0.5
-    end: PositiveFloat = 0.05
+    type: Literal["inverted_triangle", "constant", "linear", "learned"] = Field(
+        "inverted_triangle", description="how tau changes over training"
+    )
+    minimum: PositiveFloat = Field(0.05, description="inverted_triangle: tau at half time")
+    value: PositiveFloat = Field(0.1, description="constant: tau; learned: its first value")
+    start: PositiveFloat = Field(0.5, description="linear: tau at the first step")
+    end: PositiveFloat = Field(0.05, description="linear: tau at schedule.max_steps")
 
 
 class ContrastSection(Section):
     """The CAPT loss. ``weight`` 0 is MLM alone: one view, no queue."""
 
-    weight: NonNegativeFloat = 1.0
+    weight: NonNegativeFloat = Field(1.0, description="factor of the CAPT loss in the total; 0 = no contrast")
     queue: NonNegativeInt = Field(
-        8192, le=2**31 - 1, description="representations over all ranks, both views counted; 0 = none"
+        8192, le=2**31 - 1, description="rows kept as negatives, over all ranks, both views counted; 0 = none"
     )
     queue_start: NonNegativeInt = Field(
-        0, description="step from which queued rows are negatives; an encoder that still changes fast needs some"
+        0, description="first step whose loss uses the queue; a new encoder changes fast and needs some steps without"
     )
-    queue_dtype: Literal["fp32", "bf16"] = "fp32"
-    in_batch: Literal["global", "local", "none"] = Field("global", description="whose live rows are negatives")
+    queue_dtype: Literal["fp32", "bf16"] = Field("fp32", description="type in which the queue is stored")
+    in_batch: Literal["global", "local", "none"] = Field(
+        "global", description="negatives within the batch: rows of all ranks, of this rank, or none"
+    )
     reduction: Literal["mean", "sum"] = Field("mean", description="sum is Eq. 4 to the letter and grows with the batch")
     mask_duplicates: bool = Field(True, description="a queued view of the same window is no negative")
     temperature: TemperatureSection = TemperatureSection()
-    impl: Literal["chunked", "dense"] = "chunked"
+    impl: Literal["chunked", "dense"] = Field(
+        "chunked", description="chunked: constant memory; dense: the whole matrix, for comparison"
+    )
     precision: Literal["fp32", "tf32", "bf16x6", "bf16x3", "bf16"] = Field(
         "fp32",
-        description="of the products with keys and queue; tf32 on a CUDA GPU only, bf16x* = sums of bf16 products",
+        description="precision of the products with keys and queue; tf32 needs a GPU, bf16x* are sums of bf16 products",
     )
 
     @model_validator(mode="after")

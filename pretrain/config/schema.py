@@ -18,21 +18,24 @@ SCHEMA_VERSION = 1
 class TaskSection(Section):
     """Which job this is: a key of ``pretrain.registry.TASKS``."""
 
-    type: str
+    type: str = Field(description="the type of the job: capt_language, latent, glue, or a task of an entry point")
 
 
 class RunSection(Section):
     """Where a run lives and how it is seeded."""
 
     dir: PathField = Field(Path("runs/run"), description="the run's folder; a new run needs an unused one")
-    seed: NonNegativeInt = Field(1, description="of initialisation, data order, noise and dropout")
+    seed: NonNegativeInt = Field(1, description="seed of initialisation, data order, noise and dropout")
     log_every: PositiveInt = Field(10, description="steps between two lines of metrics.jsonl and of the log")
     tensorboard: bool = Field(True, description="also write TensorBoard files")
     deterministic: bool = Field(False, description="torch.use_deterministic_algorithms (slower on GPUs)")
-    threads: NonNegativeInt = Field(0, le=4096, description="CPU threads a process; 0 = cores / processes on this host")
+    threads: NonNegativeInt = Field(
+        0, le=4096, description="CPU threads per process; 0 = cores / processes on this host"
+    )
     profile_step: PositiveInt | None = Field(None, description="record this step with torch.profiler into the run")
     callbacks: dict[str, dict[str, Any]] = Field(
-        {}, description="wandb, mlflow or a callback of the entry points capt.callbacks: {settings of its own}"
+        {},
+        description="callbacks to add, each with its settings: wandb, mlflow, or an entry point of capt.callbacks",
     )
 
 
@@ -43,9 +46,9 @@ class BatchSection(Section):
     """
 
     global_: PositiveInt = Field(
-        256, le=2**31 - 1, alias="global", description="sequences an optimizer step, over all ranks"
+        256, le=2**31 - 1, alias="global", description="sequences per optimizer step, over all ranks"
     )
-    micro: PositiveInt = Field(32, le=2**31 - 1, description="sequences a forward pass on one rank")
+    micro: PositiveInt = Field(32, le=2**31 - 1, description="sequences per forward pass on one rank")
 
 
 class ScheduleSection(Section):
@@ -55,7 +58,7 @@ class ScheduleSection(Section):
     warmup_steps: NonNegativeInt = Field(0, description="steps of linear warmup")
     type: Literal["linear", "cosine", "constant"] = Field("linear", description="decay after the warmup")
     stop_after: PositiveInt | None = Field(
-        None, description="end (resumably, exit code 75) at this step, the schedules still aiming at max_steps"
+        None, description="stop at this step, resumably, with exit code 75; the schedules still aim at max_steps"
     )
 
     @model_validator(mode="after")
@@ -120,9 +123,11 @@ class EngineSection(Section):
     """How DeepSpeed runs the job. ``deepspeed_extra`` is merged last into the generated DeepSpeed configuration."""
 
     zero_stage: Literal[0, 1, 2, 3] = Field(1, description="what is sharded: 1 optimizer, 2 gradients, 3 weights")
-    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the forward pass; weights stay fp32")
-    offload_optimizer: bool = Field(False, description="optimizer state in host memory (ZeRO 1-3)")
-    offload_param: bool = Field(False, description="weights in host memory (ZeRO 3)")
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="precision of the forward pass; weights stay fp32"
+    )
+    offload_optimizer: bool = Field(False, description="keep the optimizer state in host memory (ZeRO 1 to 3)")
+    offload_param: bool = Field(False, description="keep the weights in host memory (ZeRO 3)")
     timeout_minutes: PositiveFloat = Field(10.0, le=525_600, description="how long a collective may wait")
     deepspeed_extra: dict[str, Any] = Field({}, description="merged last into DeepSpeed's configuration")
 
@@ -138,17 +143,21 @@ class EngineSection(Section):
 class ValidateSection(Section):
     """Validation during training: ``every`` steps (0 = only at the end)."""
 
-    every: NonNegativeInt = Field(500, description="steps; 0 = only at the end")
+    every: NonNegativeInt = Field(500, description="steps between two validations; 0 = only at the end")
 
 
 class CheckpointSection(Section):
     """Checkpoints: ``every`` steps (0 = only at the end); the newest ``keep``, each ``keep_every``, the best stay."""
 
-    every: NonNegativeInt = Field(500, description="steps; 0 = only at the end")
-    keep: PositiveInt = Field(3, description="how many of the newest stay")
-    keep_every: NonNegativeInt = Field(0, description="steps whose multiples stay for good; 0 = none")
-    best: str | None = Field(None, description="validation metric whose best step stays, linked as checkpoints/best")
-    best_mode: Literal["max", "min"] = Field("max", description="which way checkpoint.best is better")
+    every: NonNegativeInt = Field(500, description="steps between two checkpoints; 0 = only at the end")
+    keep: PositiveInt = Field(3, description="how many of the newest checkpoints are kept")
+    keep_every: NonNegativeInt = Field(
+        0, description="checkpoints at multiples of this many steps are kept for good; 0 = none"
+    )
+    best: str | None = Field(
+        None, description="validation metric whose best checkpoint is kept, linked as checkpoints/best"
+    )
+    best_mode: Literal["max", "min"] = Field("max", description="whether more or less of checkpoint.best is better")
     asynchronous: bool = Field(False, alias="async", description="write in a background thread")
 
 
@@ -158,7 +167,7 @@ class Job(Section):
     pretrains: ClassVar[bool] = False
     """Whether it trains a model of its own, which ``capt finetune`` is not for."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1] = Field(1, description="version of the configuration format; checked on load")
     task: TaskSection
     run: RunSection = RunSection()
     batch: BatchSection = BatchSection()

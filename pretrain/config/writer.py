@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from pretrain.config.reader import FLOAT
+from pretrain.config.schema import Job
 
 
 class _Dumper(yaml.SafeDumper):
@@ -25,3 +26,8 @@ def to_yaml(mapping: Mapping[str, Any]) -> str:
     """A configuration of plain values (mappings, lists, text, numbers) as YAML, its keys in their order."""
     text: str = yaml.dump(dict(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text
+
+
+def job_to_yaml(job: Job) -> str:
+    """The resolved configuration of a job, which ``load_job`` reads back."""
+    return to_yaml(job.model_dump(mode="json", by_alias=True))

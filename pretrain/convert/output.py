@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from pretrain.base.atomic import sync
 from pretrain.base.errors import CheckpointError
 from pretrain.base.files import public_mode
-from pretrain.engine.durable import sync_file, sync_folder
 
 _MARK = "config.json"
 """Every export holds this file; a folder without it is never replaced."""
@@ -67,11 +67,11 @@ def _flush(folder: Path) -> None:
     mode = public_mode()  # safetensors and temporary files are made for their owner alone
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir():
-            sync_folder(path)
+            sync(path)
         else:
             path.chmod(mode)
-            sync_file(path)
-    sync_folder(folder)
+            sync(path)
+    sync(folder)
 
 
 def _replace(temporary: Path, out: Path) -> None:
@@ -84,5 +84,5 @@ def _replace(temporary: Path, out: Path) -> None:
         if old.exists():
             old.rename(out)
         raise
-    sync_folder(out.parent)
+    sync(out.parent)
     shutil.rmtree(old, ignore_errors=True)

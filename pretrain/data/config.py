@@ -67,14 +67,20 @@ class DataConfig(Section):
     """
 
     source: Literal["files", "docstrings", "hub"] | None = Field(
-        None, description="follows from files, shards or name; docstrings: a small corpus for trying things out"
+        None, description="follows from files, shards or name; docstrings is a small corpus for trying things out"
     )
     files: Patterns = Field([], description="paths or globs of .txt, .jsonl, .json, .tokens, .raw (or .gz), .parquet")
     validation_files: Patterns = Field([], description="held-out text; without it a fraction of the text is held out")
-    name: PathText | None = Field(None, description="hub dataset id, or a folder that datasets' save_to_disk wrote")
-    subset: str | None = Field(None, description="the hub dataset's configuration; else its first, with a warning")
-    split: str = "train"
-    validation_split: str | None = Field(None, description="hub split to validate on; else a fraction is held out")
+    name: PathText | None = Field(
+        None, description="id of a hub dataset, or a folder written by save_to_disk of the datasets library"
+    )
+    subset: str | None = Field(
+        None, description="configuration of the hub dataset; if unset its first one, with a warning"
+    )
+    split: str = Field("train", description="split of the hub dataset to train on")
+    validation_split: str | None = Field(
+        None, description="hub split to validate on; if unset a fraction of the text is held out"
+    )
     text_column: str = Field("text", description="key or column with the text of a jsonl, parquet or hub row")
     document_start: str | None = Field(
         None,
@@ -82,14 +88,16 @@ class DataConfig(Section):
         " a blank line between documents, and a row of a table is one; WikiText's files have their own, '^ = [^=]'."
         " With '.' every line is a document",
     )
-    sequence_length: int = Field(512, ge=8, le=2**20, description="tokens of a window, <s> and </s> included")
+    sequence_length: int = Field(512, ge=8, le=2**20, description="tokens per window, <s> and </s> included")
     cross_document_attention: bool = Field(True, description="false: tokens attend only within their document")
     validation_fraction: float = Field(0.01, ge=0.0, lt=1.0, description="share of the text to hold out; 0 = none")
     workers: PositiveInt | None = Field(
         None, le=1024, description="processes that tokenize; without it one per usable core"
     )
     cache: PathField = Field(default_factory=default_cache, description="where prepared shards and docstrings are kept")
-    shards: PathField | None = Field(None, description="folder that capt data prepare wrote; nothing else is read then")
+    shards: PathField | None = Field(
+        None, description="folder written by capt data prepare; no other text is read then"
+    )
     verify: Annotated[Literal["always", "once", "never"], BeforeValidator(_as_word)] = Field(
         "once",
         description="compare every shard's SHA-256 before use: in full at every start (always), not again while a file"
@@ -137,8 +145,13 @@ class CorruptionConfig(Section):
         description="mask_tokens, mask_spans, shuffle or replace; or several, applied in order: a list, or joined by +",
     )
     rate: float = Field(0.15, gt=0.0, lt=1.0, description="share of a sequence's tokens that each corruption chooses")
-    mask_fraction: float = Field(0.8, ge=0.0, le=1.0, description="of the chosen tokens, replaced by <mask>")
-    random_fraction: float = Field(0.1, ge=0.0, le=1.0, description="of the chosen, replaced at random; the rest stays")
+    mask_fraction: float = Field(0.8, ge=0.0, le=1.0, description="share of the chosen tokens that become <mask>")
+    random_fraction: float = Field(
+        0.1,
+        ge=0.0,
+        le=1.0,
+        description="share of the chosen tokens that become a random token; the rest stays as it is",
+    )
     span_p: float = Field(0.2, gt=0.0, lt=1.0, description="mask_spans: parameter of the geometric span length")
     span_max: PositiveInt = Field(10, le=2**20, description="mask_spans: longest span, in tokens")
     window: PositiveInt = Field(3, le=2**20, description="shuffle: how far a token may move (k of Lample et al. 2018)")

@@ -23,7 +23,7 @@ def run_of(path: Path) -> Path | None:
     return next((folder for folder in folders if (folder / "checkpoints").is_dir()), None)
 
 
-def keep(path: Path, name: str, result: Mapping[str, Any]) -> None:
+def save_artifact(path: Path, name: str, result: Mapping[str, Any]) -> None:
     """Write ``result`` as ``name`` into the run folder of ``path``, a run or one of its checkpoints.
 
     A checkpoint that lies in no run (it has been copied), or in one that cannot be written, keeps nothing.

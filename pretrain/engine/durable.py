@@ -1,9 +1,8 @@
-"""Files of tensors, made durable; and errors of a full disk that say so. Other files: ``pretrain.base.files``."""
+"""Writing files of tensors so that they are durable, with errors that say when a disk is full."""
 
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,22 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from pretrain.base.atomic import sync
 from pretrain.base.errors import CheckpointError
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a folder's entries durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_file(path: Path) -> None:
-    """Make a file's content durable."""
-    with path.open("rb") as f:
-        os.fsync(f.fileno())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -38,7 +23,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     """
     try:
         save_file(dict(tensors), path, metadata=dict(metadata))
-        sync_file(path)
+        sync(path)
     except (OSError, SafetensorError) as error:
         need = sum(t.numel() * t.element_size() for t in tensors.values())
         raise CheckpointError(describe_write_error(path, error, need)) from error

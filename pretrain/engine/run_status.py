@@ -14,9 +14,9 @@ from pretrain.base.files import open_for_append, write_text
 from pretrain.base.locks import file_lock
 from pretrain.config import flatten
 from pretrain.config.schema import Job
+from pretrain.config.writer import job_to_yaml
 from pretrain.engine import distributed, interruption
 from pretrain.engine.checkpoint import read_job_of_run
-from pretrain.engine.checkpoint.save import config_text
 from pretrain.engine.metrics_file import METRICS
 from pretrain.engine.run_folder import (
     BAD_INPUT,
@@ -62,7 +62,7 @@ class RunStatus:
         before = self._previous_status() if resume else None
         self._fresh = not (self.folder / CONFIG).exists()
         if self._fresh:
-            write_text(self.folder / CONFIG, config_text(job))
+            write_text(self.folder / CONFIG, job_to_yaml(job))
         self._write("starting", before.step if before else 0)
 
     def _previous_status(self) -> Status | None:
@@ -78,7 +78,7 @@ class RunStatus:
         if changed:
             changes = ", ".join(f"{key} {shown(old)} -> {shown(new)}" for key, (old, new) in changed.items())
             logger.warning("differs from the run's configuration so far: %s", changes)
-        write_text(self.folder / CONFIG, config_text(job))
+        write_text(self.folder / CONFIG, job_to_yaml(job))
 
     def start_training(self) -> None:
         """Write ``running``: all is prepared, and the first step is next."""

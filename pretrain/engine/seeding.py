@@ -6,17 +6,10 @@ drew, and no generator state has to be saved.
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
 
+from pretrain.base.randomness import derive
 from pretrain.engine import distributed
-
-
-def derive(seed: int, *names: int | str) -> int:
-    """A 63-bit seed that depends on all of ``names`` (stable across Python versions and machines)."""
-    text = "/".join(str(name) for name in (seed, *names))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def seed_step(seed: int, step: int) -> None:

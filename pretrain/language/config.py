@@ -25,19 +25,22 @@ class TokenizerSection(Section):
 
     path: Source | None = Field(
         None,
-        description="folder: ours, any Hugging Face tokenizer, vocab.json + merges.txt, vocab.txt; or USER/NAME[@REV]",
+        description="folder with a tokenizer (ours, any Hugging Face one, vocab.json + merges.txt, vocab.txt), or"
+        " USER/NAME[@REV] of the hub",
     )
-    type: Literal["unigram", "bpe"] = "unigram"
-    vocab_size: PositiveInt = Field(8192, le=2**24)
-    byte_fallback: bool = True
+    type: Literal["unigram", "bpe"] = Field("unigram", description="SentencePiece model to train")
+    vocab_size: PositiveInt = Field(8192, le=2**24, description="pieces of a trained tokenizer, special ones included")
+    byte_fallback: bool = Field(True, description="write unknown characters as bytes instead of <unk>")
     max_sentences: PositiveInt = Field(1_000_000, description="lines of the corpus to train on, sampled by seed")
 
 
 class LoaderSection(Section):
     """Background processes that assemble batches; their number never changes what is trained on."""
 
-    workers: NonNegativeInt = Field(1, le=1024)
-    prefetch: PositiveInt = Field(4, le=65_536)
+    workers: NonNegativeInt = Field(
+        1, le=1024, description="background processes per rank; 0 = in the training process"
+    )
+    prefetch: PositiveInt = Field(4, le=65_536, description="batches that each worker makes in advance")
     timeout_minutes: PositiveFloat = Field(
         10.0, description="how long a step's data may take before the run ends with an error that says so"
     )
@@ -47,11 +50,13 @@ class LanguageValidate(ValidateSection):
     """Validation on held-out text, the same samples, noise and temperature at every step and for every run."""
 
     samples: PositiveInt = Field(512, description="held-out sequences")
-    temperature: PositiveFloat = Field(0.05, description="fixed, so that runs and steps compare")
+    temperature: PositiveFloat = Field(
+        0.05, description="temperature of the validation loss, the same at every step so that runs compare"
+    )
 
 
 class LanguageJob(Job):
-    """A ``capt_language`` job."""
+    """The configuration of a RoBERTa encoder trained with masked language modelling and the CAPT loss."""
 
     pretrains: ClassVar[bool] = True
 
@@ -87,10 +92,12 @@ class LanguageJob(Job):
         return frozenset(names + (CONTRAST_METRICS if self.contrast.weight > 0 else ()))
 
     def check_inputs(self) -> list[str]:
-        """Corpus, tokenizer and ``model.init``; see `pretrain.language.inputs.describe_inputs`."""
+        """Describe the corpus, the tokenizer and ``model.init``; see `pretrain.language.inputs.describe_inputs`."""
         from pretrain.language.inputs import describe_inputs
 
-        return describe_inputs(self)
+        tokenizer = self.tokenizer
+        trained = f"{tokenizer.type} of {tokenizer.vocab_size} ids, trained on the corpus"
+        return describe_inputs(self.data, self.model.init, tokenizer.path, trained_tokenizer=trained)
 
 
 JOB = LanguageJob

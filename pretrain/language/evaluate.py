@@ -15,7 +15,7 @@ from pretrain.data.config import CorruptionConfig, DataConfig
 from pretrain.data.corruption import Corruptor
 from pretrain.data.packing import PackedDataset
 from pretrain.data.prepare import prepare
-from pretrain.engine.artifacts import EVALUATION, keep, write_result
+from pretrain.engine.artifacts import EVALUATION, save_artifact, write_result
 from pretrain.engine.distributed import device, rank, world_size
 from pretrain.engine.provenance import provenance
 from pretrain.language.accumulators import MaskedTokenAccumulator, PairAccumulator
@@ -131,7 +131,7 @@ def command(
         names = {section["name"] for section in result["sections"]}
         earlier = [section.model_dump() for section in sections_of(folder) if section.name not in names]
         sections = [*earlier, *result["sections"]]
-        keep(folder, EVALUATION.format(checkpoint=folder.name), {**result, "sections": sections})
+        save_artifact(folder, EVALUATION.format(checkpoint=folder.name), {**result, "sections": sections})
     return result
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import torch
 
 from pretrain.base.files import write_json
+from pretrain.base.randomness import derive
 from pretrain.config.load import job_from_mapping, load_mapping
+from pretrain.config.writer import job_to_yaml
 from pretrain.convert.about import IMPORTED
 from pretrain.convert.output import new_folder
 from pretrain.engine.checkpoint.layout import step_folder
 from pretrain.engine.checkpoint.manifest import CONFIG
-from pretrain.engine.checkpoint.save import config_text, partial_folder, write_weights_only
-from pretrain.engine.seeding import derive
+from pretrain.engine.checkpoint.save import partial_folder, write_weights_only
 from pretrain.language.config import LanguageJob
 from pretrain.language.module import LanguageModule
 from pretrain.models.config import RobertaConfig
@@ -65,5 +66,5 @@ def _write_run(run: Path, job: LanguageJob, module: LanguageModule, tokenizer: T
     for folder in (run / "tokenizer", partial_folder(target) / "tokenizer"):
         folder.mkdir(parents=True)
         tokenizer.save(folder, model_max_length=job.model.max_positions)
-    (run / CONFIG).write_text(config_text(job), encoding="utf-8")
+    (run / CONFIG).write_text(job_to_yaml(job), encoding="utf-8")
     write_weights_only(target, job, {"model": module}, {"tokenizer": tokenizer.fingerprint, "queue": 0})

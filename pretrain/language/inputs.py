@@ -10,38 +10,45 @@ from typing import TYPE_CHECKING
 
 from pretrain.base.errors import CheckpointError, ConfigError, DataError, counted
 from pretrain.data.config import NO_TEXT, DataConfig
-from pretrain.language.config import LanguageJob
 from pretrain.models.hub import hub_id
 
 if TYPE_CHECKING:
     from tokenizer.encode import TextTokenizer
 
 
-def describe_inputs(job: LanguageJob) -> list[str]:
+def describe_inputs(
+    data: DataConfig, init: Path | None, tokenizer: Path | None, *, trained_tokenizer: str
+) -> list[str]:
     """One line for each of the corpus, the held-out text, the tokenizer and ``model.init``. No text is read.
+
+    Args:
+        data: the job's ``data``.
+        init: the job's ``model.init``.
+        tokenizer: the job's ``tokenizer.path``.
+        trained_tokenizer: describes the tokenizer that the job trains where it is given neither of the two.
 
     Raises:
         ConfigError: no text is named.
         DataError: files, shards or the tokenizer are missing, or cannot be what they are said to be.
         CheckpointError: ``model.init`` is no Hugging Face folder.
     """
-    tokenizer_source = job.tokenizer.path or job.model.init
-    lines = _shards(job.data) if job.data.shards is not None else _text(job.data)
-    if job.model.init is not None and hub_id(job.model.init) is None:
-        check_hf_folder(job.model.init)
-    if tokenizer_source is None:
-        if job.data.shards is not None and not job.data.files and job.data.source == "files":
+    source = tokenizer or init
+    lines = _shards(data) if data.shards is not None else _text(data)
+    if init is not None and hub_id(init) is None:
+        check_hf_folder(init)
+    if source is None:
+        if data.shards is not None and not data.files and data.source == "files":
             raise DataError("tokenizer.path is missing: data.shards alone holds no text to train a tokenizer on")
-        lines.append(f"tokenizer: {job.tokenizer.type} of {job.tokenizer.vocab_size} ids, trained on the corpus")
-    elif hub_id(tokenizer_source) is not None:
-        lines.append(f"tokenizer: that of the hub's model {tokenizer_source}, fetched at the start")
+        lines.append(f"tokenizer: {trained_tokenizer}")
+    elif hub_id(source) is not None:
+        lines.append(f"tokenizer: that of the hub's model {source}, fetched at the start")
     else:
         from tokenizer.encode import load_tokenizer
 
-        tokenizer = load_tokenizer(tokenizer_source)
-        _check_shards_are_of(job.data, tokenizer)
-        lines.append(f"tokenizer: {tokenizer_source}, {tokenizer.vocab_size} ids")
-    return lines + ([f"model.init: {job.model.init}"] if job.model.init is not None else [])
+        loaded = load_tokenizer(source)
+        _check_shards_are_of(data, loaded)
+        lines.append(f"tokenizer: {source}, {loaded.vocab_size} ids")
+    return lines + ([f"model.init: {init}"] if init is not None else [])
 
 
 def check_hf_folder(folder: Path) -> None:

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pretrain.base.errors import CheckpointError, ConfigError
-from pretrain.base.randomness import EPOCHS
+from pretrain.base.randomness import EPOCHS, derive
 from pretrain.base.records import Count, Record, parse_record
 from pretrain.config.schema import Job
 from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
@@ -24,7 +24,6 @@ from pretrain.data.corruption import IGNORE
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, StepMetrics, is_logged
 from pretrain.engine.verification import all_ranks
 from pretrain.language.batches import Assembler, LanguageBatch

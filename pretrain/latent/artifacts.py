@@ -1,12 +1,12 @@
-"""What is measured of a run and kept in its folder, where reports find it."""
+"""Files that measurements of a run are kept in, inside its run folder, where reports find them."""
 
 from __future__ import annotations
 
 EVALUATION = "evaluation-{split}.json"
-"""Of ``capt evaluate``."""
+"""The result of ``capt evaluate`` on a split."""
 
 GENERATED_TEXT = "generated.json"
-"""Of ``capt latent perplexity``."""
+"""The perplexities of generated text, by ``capt latent perplexity``."""
 
 CODES = "codes"
-"""Folder of a run of clusters with the codes of each validation, ``step-00005000.npy`` of shape (K, 500, 2)."""
+"""The folder of a clusters run with the codes of each validation, ``step-00005000.npy`` of shape (K, 500, 2)."""

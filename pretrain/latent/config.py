@@ -7,66 +7,26 @@ Neural Text Generation, UAI 2022). A preset sets what makes a row of the paper's
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
+from pretrain.config.base import NonNegativeInt, PositiveInt, Section
 from pretrain.config.schema import BatchSection, EngineSection, Job, OptimizerSection, ScheduleSection, ValidateSection
-
-
-class DataSection(Section):
-    """Files with one sentence per line, words split at blanks; or the synthetic clusters."""
-
-    path: PathField | None = Field(
-        None,
-        description="folder with one file a split: its name holds train, valid (dev, val) or test, .txt or .txt.gz",
-    )
-    train: PathField | None = Field(None, description="a file, instead of the one in data.path")
-    validation: PathField | None = Field(None, description="a file, instead of the one in data.path")
-    test: PathField | None = Field(None, description="a file, instead of the one in data.path")
-    format: Literal["text", "labelled"] = Field("text", description="labelled: `label TAB text`, as Yelp's files")
-    max_words: PositiveInt = Field(200, description="longer sentences are left out, counted and said")
-    vocabulary: PositiveInt = Field(
-        70_000, le=2**24, description="the most frequent words of the training text, at most"
-    )
-    vocabulary_file: PathField | None = Field(
-        None, description="a word a line instead: such as vocabulary.txt of a run"
-    )
-    allow_change: bool = Field(False, description="a resumed run may go on with other text than it began with")
-    unknown: str = Field("<unk>", description="the ordinary word that stands for an unknown one: Yahoo's is _UNK")
-    clusters: PositiveInt | None = Field(
-        None, ge=2, le=65_536, description="K: instead of text, one-hot vectors of K classes (section 4.4)"
-    )
-    repeats: PositiveInt = Field(
-        64, le=65_536, description="of clusters: rows of each of the K drawn classes in a batch"
-    )
-
-    @model_validator(mode="after")
-    def _has_a_source(self) -> DataSection:
-        if self.clusters is None and self.path is None and (self.train is None or self.validation is None):
-            raise ValueError(
-                "data.path is missing: name the folder that holds the train, valid and test text (or data.train and "
-                "data.validation)"
-            )
-        return self
-
-    def read_from(self, folder: Path | None) -> DataSection:
-        """The same section with its texts in another folder; None leaves them where they are."""
-        moved = {"path": folder, "train": None, "validation": None, "test": None}
-        return self if folder is None else self.model_copy(update=moved)
+from pretrain.latent.text_files import DataSection, describe_files
 
 
 class ModelSection(Section):
     """One-layer LSTM encoder and decoder; for clusters, MLPs whose layers have the width ``hidden``."""
 
-    embedding: PositiveInt = Field(256, le=65_536, description="of words, encoder and decoder each")
-    hidden: PositiveInt = Field(256, le=65_536, description="of the LSTMs; of clusters: of the layers")
+    embedding: PositiveInt = Field(256, le=65_536, description="width of the word vectors, encoder and decoder each")
+    hidden: PositiveInt = Field(256, le=65_536, description="width of the LSTMs; on clusters of the layers")
     latent: PositiveInt = Field(32, le=65_536, description="dimensions of z")
     noise: PositiveInt = Field(32, le=65_536, description="dimensions of the noise of an implicit posterior")
-    encoder_dropout: NonNegativeFloat = Field(0.0, lt=1, description="of the encoder's word vectors")
-    dropout: NonNegativeFloat = Field(0.5, lt=1, description="of the decoder's word vectors and before its softmax")
+    encoder_dropout: NonNegativeFloat = Field(0.0, lt=1, description="dropout of the encoder's word vectors")
+    dropout: NonNegativeFloat = Field(
+        0.5, lt=1, description="dropout of the decoder's word vectors and before its softmax"
+    )
     init_range: PositiveFloat = Field(0.1, description="every weight starts uniform in plus or minus this")
     posterior: Literal["gaussian", "linear", "mlp", "point", "none"] = Field(
         "gaussian",
@@ -87,11 +47,11 @@ class CriticSection(Section):
         "none", description="L_SQ of Eq. 17 on g: over the prior's draws as well (all, as released) or not"
     )
     squared_in_encoder: bool = Field(False, description="L_SQ on g joins the encoder's loss (released, for MI)")
-    trained: Literal["both", "f"] = Field("both", description="both: g as well, also where it only reports")
+    trained: Literal["both", "f"] = Field("both", description="both: f and g, also where g only reports; f: f alone")
     layers: PositiveInt = Field(3, le=1000, description="hidden layers")
-    hidden: PositiveInt = Field(512, le=65_536)
-    updates: PositiveInt = Field(5, description="a step")
-    lr: PositiveFloat = 1e-5
+    hidden: PositiveInt = Field(512, le=65_536, description="width of the hidden layers")
+    updates: PositiveInt = Field(5, description="updates of the critics per step")
+    lr: PositiveFloat = Field(1e-5, description="learning rate of the critics")
     clamp: PositiveFloat = Field(20.0, description="values of f and g above this are cut before exp, and counted")
 
 
@@ -101,30 +61,30 @@ class ObjectiveSection(Section):
     regularizer: Literal["exact", "f", "g", "none"] = Field(
         "exact", description="exact KL; the dual with f; with g (the MI variants); none"
     )
-    views: Literal[1, 2] = Field(1, description="times a sentence is encoded and reconstructed in a step")
+    views: Literal[1, 2] = Field(1, description="how many times a step encodes and reconstructs a sentence")
     swap: NonNegativeFloat = Field(0.0, lt=1, description="probability of swapping adjacent words in the second view")
     beta: Literal["constant", "anneal", "cyclical"] = Field(
         "anneal", description="constant: beta_end; anneal: up to beta_end once; cyclical: again in each cycle"
     )
-    beta_start: NonNegativeFloat = 0.1
-    beta_end: NonNegativeFloat = 1.0
-    anneal_epochs: PositiveFloat = Field(10.0, description="beta grows by 1 / anneal_epochs an epoch")
-    cycle_epochs: PositiveFloat = 10.0
+    beta_start: NonNegativeFloat = Field(0.1, description="beta at the start of training, or of a cycle")
+    beta_end: NonNegativeFloat = Field(1.0, description="beta after annealing")
+    anneal_epochs: PositiveFloat = Field(10.0, description="beta grows by 1 / anneal_epochs per epoch")
+    cycle_epochs: PositiveFloat = Field(10.0, description="length of a cycle of beta: cyclical")
     svi_steps: NonNegativeInt = Field(0, description="semi-amortised: gradient steps on each posterior (SaVAE)")
-    svi_lr: PositiveFloat = 1.0
-    svi_momentum: NonNegativeFloat = Field(0.5, lt=1)
-    svi_clip: PositiveFloat = 5.0
+    svi_lr: PositiveFloat = Field(1.0, description="SaVAE: learning rate of those gradient steps")
+    svi_momentum: NonNegativeFloat = Field(0.5, lt=1, description="SaVAE: momentum of those gradient steps")
+    svi_clip: PositiveFloat = Field(5.0, description="SaVAE: largest gradient norm of those gradient steps")
     aggressive_updates: NonNegativeInt = Field(
-        0, description="LagVAE: at most so many updates of the encoder alone before each step, while MI still rises"
+        0, description="LagVAE: largest number of updates of the encoder alone before each step, while MI still rises"
     )
 
 
 class ContrastSection(Section):
     """InfoNCE between the two views of a sentence (Eq. 10); the negatives are the sentences of all ranks."""
 
-    weight: NonNegativeFloat = 0.0
+    weight: NonNegativeFloat = Field(0.0, description="factor of InfoNCE in the total loss; 0 = no contrast")
     over: Literal["z", "h"] = Field("z", description="the latent variable, or the encoder's output (Table 3)")
-    temperature: PositiveFloat = 0.05
+    temperature: PositiveFloat = Field(0.05, description="temperature of InfoNCE")
     mean_pair: bool = Field(False, description="the batch's mean z and mean z+ as one more pair (released)")
     prior_negatives: NonNegativeInt = Field(
         0, le=65_536, description="draws of the prior for each pair, as negatives (released: 3)"
@@ -140,7 +100,7 @@ class ContrastSection(Section):
 class LatentSchedule(ScheduleSection):
     """A schedule in epochs, which become steps once the data is known."""
 
-    max_steps: PositiveInt = Field(1_000_000_000, description="with epochs: at most so many")
+    max_steps: PositiveInt = Field(1_000_000_000, description="optimizer steps; with epochs an upper bound")
     type: Literal["linear", "cosine", "constant"] = Field("constant", description="decay after the warmup")
     epochs: PositiveFloat | None = Field(40.0, description="passes over the training data; null = max_steps alone")
 
@@ -148,7 +108,7 @@ class LatentSchedule(ScheduleSection):
 class LatentValidate(ValidateSection):
     """Validation once per epoch, on all sentences."""
 
-    per_epoch: PositiveInt | None = Field(1, description="validations an epoch; null = every validate.every steps")
+    per_epoch: PositiveInt | None = Field(1, description="validations per epoch; null = every validate.every steps")
     samples: PositiveInt = Field(1_000_000, description="held-out sentences, at most")
 
 
@@ -156,17 +116,17 @@ class LatentOptimizer(OptimizerSection):
     """Adam as released; ``clip`` bounds the gradient norms of the encoder and of the decoder, each."""
 
     lr: PositiveFloat = Field(1e-3, description="peak learning rate of encoder and decoder")
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 0.0
-    clip: NonNegativeFloat = 5.0
+    betas: tuple[float, float] = Field((0.9, 0.999), description="decay of Adam's two moments")
+    eps: PositiveFloat = Field(1e-8, description="added to the root of the squared gradients")
+    weight_decay: NonNegativeFloat = Field(0.0, description="decay of matrices; vectors do not decay")
+    clip: NonNegativeFloat = Field(5.0, description="largest gradient norm of encoder and of decoder; 0 = off")
 
 
 class LatentEngine(EngineSection):
     """Three small modules that are updated in turn; nothing is sharded."""
 
-    zero_stage: Literal[0] = 0
-    precision: Literal["fp32", "bf16"] = "fp32"
+    zero_stage: Literal[0] = Field(0, description="nothing is sharded")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="precision of the forward pass; weights stay fp32")
 
 
 class LatentJob(Job):
@@ -252,8 +212,6 @@ class LatentJob(Job):
         """Describe the files of the three splits; for clusters no file is read."""
         if self.data.clusters is not None:
             return [f"corpus: one-hot vectors of {self.data.clusters} classes"]
-        from pretrain.latent.data.corpus import describe_files  # numpy
-
         return describe_files(self.data)
 
     def _clusters_fit(self) -> None:

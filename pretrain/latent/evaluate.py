@@ -1,9 +1,10 @@
-"""The paper's columns and the valid ones, of a trained model on held-out text (or on its clusters)."""
+"""The verb ``capt evaluate`` of the latent task: bounds on held-out text, or how well synthetic clusters separate."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,20 @@ from typing import Any
 from pretrain.base.errors import ConfigError, DataError
 from pretrain.base.progress import ProgressCallback
 from pretrain.engine import distributed
-from pretrain.engine.artifacts import keep, write_result
+from pretrain.engine.artifacts import save_artifact, write_result
 from pretrain.latent.artifacts import EVALUATION
 from pretrain.latent.data.batches import Batch, Batches
 from pretrain.latent.data.corpus import load_sentences
-from pretrain.latent.evaluation.clusters import cluster_figures
-from pretrain.latent.evaluation.forward_reverse import Estimator
-from pretrain.latent.evaluation.generated import generated_perplexities, writes_text
-from pretrain.latent.evaluation.measure import measure
+from pretrain.latent.evaluation.clusters import cluster_metrics
+from pretrain.latent.evaluation.forward_reverse import Estimator, generated_perplexities
+from pretrain.latent.evaluation.text import DrawCounts, text_metrics
 from pretrain.latent.ngram.kenlm import find_programs
-from pretrain.latent.restore import Restored, load_model
+from pretrain.latent.restore import LoadedModel, load_model
 
-AGGREGATE = 10_000
-"""Sentences over which the aggregate posterior is taken."""
+AGGREGATE_SENTENCES = 10_000
+"""The sentences over which the aggregate posterior is taken."""
 
-ROWS = {
+MEANINGS = {
     "nelbo_dual": "-ELBO from the dual: the paper's column, a bound on no side",
     "ppl_dual": "PPL from the dual: the paper's column, a bound on no side",
     "nelbo_exact": "-ELBO with the exact KL: an upper bound on -log p(x)",
@@ -56,73 +56,7 @@ ROWS = {
     "silhouette": "of the classes in the space of codes",
     "probe": "accuracy of a linear classifier of codes",
 }
-
-
-def evaluate(
-    path: Path | Restored, *, split: str = "test", data: Path | None = None, samples: int = 128, weighted: int = 500,
-    limit: int | None = None, weighted_limit: int | None = None, generated: Estimator | None = None,
-    out: Path | None = None, progress: ProgressCallback | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Measure a checkpoint on a split of its data.
-
-    Args:
-        path: a checkpoint, a run (its best checkpoint, by validation, where it kept one), or a model that is loaded.
-        split: ``test``, ``validation`` or ``train``.
-        data: folder to read the split from; else where the job read it.
-        samples: draws of each posterior; the paper's 128. A Gaussian VAE of the paper's tables was given 1.
-        weighted: draws for the importance-weighted likelihood; 0 = none.
-        limit: sentences, at most, evenly over all lengths; None = all.
-        weighted_limit: the same for the importance-weighted likelihood alone, which decodes each sentence ``weighted``
-            times; ``iw_sentences`` says how many there were, and ``ppl_exact_there`` is the bound on these.
-        generated: the program whose 5-gram models give forward and reverse perplexity of generated text; None = none.
-        out: file to write the result to as well. Where a run's whole own text was measured, the run folder keeps it
-            too, for reports.
-        progress: told how many batches are done, and of how many.
-
-    Raises:
-        CheckpointError, DataError: no such checkpoint; no such text, or text without a known word.
-        ConfigError: no draws; or KenLM's programs are not found.
-    """
-    if samples < 1 or weighted < 0:
-        raise ConfigError(f"samples must be 1 or more and weighted 0 or more, got {samples} and {weighted}")
-    model = path if isinstance(path, Restored) else load_model(path)
-    device = distributed.device()
-    for module in model.modules.values():
-        module.to(device)
-    begin = time.monotonic()
-    result: dict[str, Any] = {"checkpoint": str(model.checkpoint)}
-    if model.vocabulary is None:
-        result |= cluster_figures(model.job, model.modules, device)
-    else:
-        if generated == "kenlm":
-            find_programs()  # rather than after all the measuring
-        section = model.job.data.read_from(data)
-        sentences = load_sentences(section, split, model.vocabulary)
-        if sentences is None:
-            raise DataError(f"{section.path}: no file whose name says {split}")
-        batches = Batches(sentences, model.job.batch.global_, 0)
-        chosen = list(batches.evaluation(limit or len(sentences), 0, 1))
-        few = [] if weighted_limit is None or not weighted else list(batches.evaluation(weighted_limit, 0, 1))
-        watched = _watched([*chosen, *few], progress)
-        figures = measure(
-            model.job, model.text[0], islice(watched, len(chosen)), samples, 0 if few else weighted, AGGREGATE, device
-        )
-        if few:
-            part = measure(model.job, model.text[0], watched, min(samples, weighted), weighted, 0, device)
-            if found := {name: value for name, value in part.items() if "_iw" in name}:
-                figures |= found | {"iw_sentences": part["sentences"]}
-                figures |= {f"{name}_there": part[name] for name in ("nelbo_exact", "ppl_exact") if name in part}
-        if progress is not None:
-            progress(len(chosen) + len(few), len(chosen) + len(few))
-        result |= {"split": split, "samples": samples} | figures
-        if generated is not None:
-            result |= generated_perplexities(model.checkpoint, by=generated, data=data, model=model)
-    result["seconds"] = round(time.monotonic() - begin, 1)
-    if model.vocabulary is not None and data is None and limit is None:
-        keep(model.checkpoint, EVALUATION.format(split=split), result)
-    if out is not None:
-        write_result(out, result)
-    return result
+"""What each metric means, and what it bounds."""
 
 
 def command(
@@ -130,14 +64,14 @@ def command(
     weighted_sentences: int | None = None, generated: str | None = None, out: Path | None = None,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """`evaluate` as ``capt evaluate`` calls it: its options, and the test text generated from unless told otherwise."""
+    """Run :func:`evaluate` with the options of ``capt evaluate``; text is generated by default for the test split."""
     split = {"valid": "validation", "dev": "validation"}.get(split, split)
     if split not in ("train", "validation", "test"):
         raise ConfigError(f"--split {split!r}: choose train, validation or test")
     if generated not in (None, "builtin", "kenlm", "none"):
         raise ConfigError(f"--generated {generated!r}: choose builtin, kenlm or none")
     model = load_model(checkpoint)
-    if generated is None and data is None and split == "test" and writes_text(model.job):
+    if generated is None and data is None and split == "test" and model.draws_text:
         generated = "builtin"
     return evaluate(
         model, split=split, data=data, samples=draws, weighted=weighted, weighted_limit=weighted_sentences,
@@ -145,19 +79,102 @@ def command(
     )  # fmt: skip
 
 
-def _watched(batches: list[tuple[int, Batch]], progress: ProgressCallback | None) -> Iterator[tuple[int, Batch]]:
+def evaluate(
+    model: LoadedModel, *, split: str = "test", data: Path | None = None, samples: int = 128, weighted: int = 500,
+    limit: int | None = None, weighted_limit: int | None = None, generated: Estimator | None = None,
+    out: Path | None = None, progress: ProgressCallback | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Measure a trained model on a split of its data.
+
+    Where a run's whole own text was measured, the run folder keeps the result as well, for reports.
+
+    Args:
+        model: the trained model.
+        split: ``test``, ``validation`` or ``train``.
+        data: the folder to read the split from; None reads it where the job did.
+        samples: draws of each posterior; the paper's 128. A Gaussian VAE of the paper's tables was given 1.
+        weighted: draws for the importance-weighted likelihood; 0 leaves it out.
+        limit: the number of sentences, at most, evenly over all lengths; None takes all.
+        weighted_limit: the same for the importance-weighted likelihood alone, which decodes each sentence ``weighted``
+            times; ``iw_sentences`` is then their number, and ``ppl_exact_there`` the bound on these.
+        generated: the estimator of the 5-gram models for forward and reverse perplexity of generated text, if any.
+        out: a file to write the result to.
+        progress: called with the number of batches that are done, and of all.
+
+    Raises:
+        DataError: there is no such text, or it holds no known word.
+        ConfigError: ``samples`` or ``weighted`` is out of range, or KenLM's programs are missing.
+    """
+    if samples < 1 or weighted < 0:
+        raise ConfigError(f"samples must be 1 or more and weighted 0 or more, got {samples} and {weighted}")
+    device = distributed.device()
+    for module in model.modules.values():
+        module.to(device)
+    start = time.monotonic()
+    result: dict[str, Any] = {"checkpoint": str(model.checkpoint)}
+    if model.vocabulary is None:
+        result |= cluster_metrics(model.job, model.modules, device)
+    else:
+        if generated == "kenlm":
+            find_programs()  # fail before everything else is measured
+        counts = DrawCounts(samples, weighted, AGGREGATE_SENTENCES)
+        result |= {"split": split, "samples": samples}
+        result |= _split_metrics(model, split, data, counts, limit, weighted_limit, progress)
+        if generated is not None:
+            result |= generated_perplexities(model, by=generated, data=data)
+    result["seconds"] = round(time.monotonic() - start, 1)
+    if model.vocabulary is not None and data is None and limit is None:
+        save_artifact(model.checkpoint, EVALUATION.format(split=split), result)
+    if out is not None:
+        write_result(out, result)
+    return result
+
+
+def _split_metrics(
+    model: LoadedModel, split: str, data: Path | None, counts: DrawCounts, limit: int | None,
+    weighted_limit: int | None, progress: ProgressCallback | None,
+) -> dict[str, float]:  # fmt: skip
+    """Measure the sentences of a split, with the importance-weighted likelihood on fewer of them if so asked."""
+    text_model, vocabulary = model.text
+    section = model.job.data.read_from(data)
+    sentences = load_sentences(section, split, vocabulary)
+    if sentences is None:
+        raise DataError(f"{section.path}: no file whose name says {split}")
+    batches = Batches(sentences, model.job.batch.global_, 0)
+    batches_of_all = list(batches.evaluation(limit or len(sentences), 0, 1))
+    batches_to_weight: list[tuple[int, Batch]] = []
+    if weighted_limit is not None and counts.weighted:
+        batches_to_weight = list(batches.evaluation(weighted_limit, 0, 1))
+    watched = _report_progress([*batches_of_all, *batches_to_weight], progress)
+    if not batches_to_weight:
+        return text_metrics(model.job, text_model, watched, counts)
+    metrics = text_metrics(model.job, text_model, islice(watched, len(batches_of_all)), replace(counts, weighted=0))
+    fewer = DrawCounts(min(counts.samples, counts.weighted), counts.weighted)
+    part = text_metrics(model.job, text_model, watched, fewer)
+    likelihood = {name: value for name, value in part.items() if "_iw" in name}
+    if likelihood:
+        metrics |= likelihood | {"iw_sentences": part["sentences"]}
+        metrics |= {f"{name}_there": part[name] for name in ("nelbo_exact", "ppl_exact") if name in part}
+    return metrics
+
+
+def _report_progress(
+    batches: list[tuple[int, Batch]], progress: ProgressCallback | None
+) -> Iterator[tuple[int, Batch]]:
     for done, batch in enumerate(batches):
         if progress is not None:
             progress(done, len(batches))
         yield batch
+    if progress is not None:
+        progress(len(batches), len(batches))
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """A line a figure, saying what bounds what."""
+    """Write one line per metric, with what it bounds."""
     lines = [f"{result['checkpoint']}"]
     for name, value in result.items():
         if isinstance(value, float):
-            meaning = ROWS.get(name, ROWS.get(name.rstrip("0123456789"), ""))
+            meaning = MEANINGS.get(name, MEANINGS.get(name.rstrip("0123456789"), ""))
             if name.endswith("_with_ends"):
                 meaning = "the same with the ends of sentences scored"
             lines.append(f"  {name:<27} {value:>12.4f}   {meaning}".rstrip())

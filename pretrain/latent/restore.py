@@ -1,4 +1,4 @@
-"""A trained model back from a checkpoint, for evaluation and for its uses."""
+"""Loading a trained model from a checkpoint, to evaluate it or to write sentences with it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from torch import nn
 from pretrain.base.errors import CheckpointError
 from pretrain.engine.checkpoint import find_best, open_checkpoint, restored
 from pretrain.latent.config import LatentJob
-from pretrain.latent.data.vocabulary import Vocabulary
-from pretrain.latent.evaluation.measure import Modules
-from pretrain.latent.models.build import build
-from pretrain.latent.task import VOCABULARY
+from pretrain.latent.data.vocabulary import VOCABULARY, Vocabulary
+from pretrain.latent.models.build import TextModel, build
 
 
 @dataclass(frozen=True)
-class Restored:
-    """A checkpoint's modules in evaluation mode, its words (none for clusters) and its job."""
+class LoadedModel:
+    """The modules of a checkpoint in evaluation mode, its vocabulary (None for clusters) and its job."""
 
     checkpoint: Path
     modules: dict[str, nn.Module]
@@ -27,22 +25,27 @@ class Restored:
     job: LatentJob
 
     @property
-    def text(self) -> tuple[Modules, Vocabulary]:
-        """The modules and words of a model of text.
+    def text(self) -> tuple[TextModel, Vocabulary]:
+        """The modules and the vocabulary of a model of text.
 
         Raises:
-            CheckpointError: it is one of clusters.
+            CheckpointError: it is a model of clusters.
         """
         if self.vocabulary is None:
             raise CheckpointError(f"{self.checkpoint}: a model of synthetic clusters, not of text")
-        return Modules.of(self.modules), self.vocabulary
+        return TextModel.of(self.modules), self.vocabulary
+
+    @property
+    def draws_text(self) -> bool:
+        """Whether the model draws sentences from a prior: it is neither one of clusters nor a language model."""
+        return self.vocabulary is not None and self.job.model.posterior != "none"
 
 
-def load_model(path: Path) -> Restored:
+def load_model(path: Path) -> LoadedModel:
     """Load a checkpoint, or a run's best one (its newest where none is kept), after verifying every file.
 
     Raises:
-        CheckpointError: nothing there, damaged, or the checkpoint of another kind of job.
+        CheckpointError: there is no checkpoint, it is damaged, or it is that of another kind of job.
     """
     checkpoint = find_best(path)
     job = open_checkpoint(checkpoint, LatentJob, "latent")
@@ -53,4 +56,4 @@ def load_model(path: Path) -> Restored:
     modules = {name: restored(checkpoint, name, lambda name=name: build(job, words)[name]) for name in names}  # type: ignore[misc]
     for module in modules.values():
         module.eval()
-    return Restored(checkpoint, modules, vocabulary, job)
+    return LoadedModel(checkpoint, modules, vocabulary, job)

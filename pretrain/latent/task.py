@@ -16,13 +16,13 @@ from pydantic import Field, FiniteFloat
 from torch import nn
 
 from pretrain.base.errors import CheckpointError, ConfigError, DataError
+from pretrain.base.randomness import derive
 from pretrain.base.records import Count, Record, parse_record
 from pretrain.config.schema import Job
 from pretrain.contrast import ShardedQueue
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.seeding import derive
 from pretrain.engine.task import Progress, StepMetrics, to_float
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.batches import Batch, Batches
@@ -30,16 +30,15 @@ from pretrain.latent.data.clusters import cluster_batches
 from pretrain.latent.data.corpus import Sentences, build_vocabulary, load_sentences
 from pretrain.latent.data.noise import StepNoise
 from pretrain.latent.data.sampled_batch import SampledBatch, sample_batch
-from pretrain.latent.data.vocabulary import Vocabulary
-from pretrain.latent.evaluation.clusters import cluster_figures, save_codes
-from pretrain.latent.evaluation.measure import Modules, measure
-from pretrain.latent.models.build import build, optimizers
+from pretrain.latent.data.vocabulary import VOCABULARY, Vocabulary
+from pretrain.latent.evaluation.clusters import cluster_metrics, save_codes
+from pretrain.latent.evaluation.text import DrawCounts, text_metrics
+from pretrain.latent.models.build import TextModel, build, optimizers
 from pretrain.latent.training.aggressive import train_encoder_aggressively
 from pretrain.latent.training.schedule import beta_at
 from pretrain.latent.training.steps import train_step
 
 logger = logging.getLogger(__name__)
-VOCABULARY = "vocabulary.txt"
 
 
 def _other_vocabulary(folder: Path, words: Path) -> CheckpointError:
@@ -175,9 +174,9 @@ class LatentTask:
         if self._validation is None:
             if distributed.rank() == 0:
                 save_codes(self._folder, progress.step, self.job, modules["encoder"], distributed.device())
-            return dict(cluster_figures(self.job, modules, distributed.device()))
+            return dict(cluster_metrics(self.job, modules, distributed.device()))
         batches = self._validation.evaluation(self.job.validate_.samples, distributed.rank(), distributed.world_size())
-        figures = measure(self.job, Modules.of(modules), batches, 1, 0, 0, distributed.device())
+        figures = text_metrics(self.job, TextModel.of(modules), batches, DrawCounts(samples=1))
         self._watch(figures)
         for name in ("nelbo_exact", "nelbo_dual", "rec"):
             if name in figures:

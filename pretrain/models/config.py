@@ -51,15 +51,19 @@ class RobertaConfig(Section):
     ``size``. Lengths are in tokens.
     """
 
-    size: Literal["tiny", "small", "base", "large", "custom"] = "small"
-    layers: PositiveInt = Field(PRESETS["small"]["layers"], le=1000)
-    hidden: PositiveInt = Field(PRESETS["small"]["hidden"], le=65_536)
-    heads: PositiveInt = Field(PRESETS["small"]["heads"], le=65_536)
+    size: Literal["tiny", "small", "base", "large", "custom"] = Field(
+        "small", description="preset of layers, hidden, heads and ffn; custom = all four are given"
+    )
+    layers: PositiveInt = Field(PRESETS["small"]["layers"], le=1000, description="Transformer layers")
+    hidden: PositiveInt = Field(PRESETS["small"]["hidden"], le=65_536, description="width of the encoder")
+    heads: PositiveInt = Field(PRESETS["small"]["heads"], le=65_536, description="attention heads per layer")
     ffn: PositiveInt = Field(
-        PRESETS["small"]["ffn"], le=2**20, description="also the inner size of the aggregation head"
+        PRESETS["small"]["ffn"],
+        le=2**20,
+        description="inner width of the feed-forward layers and of the aggregation head",
     )
     vocab_size: PositiveInt | None = Field(
-        None, le=2**24, description="rows of the vocabulary; unset = as the tokenizer has"
+        None, le=2**24, description="rows of the embedding; if unset the size of the tokenizer"
     )
     pad_vocab_to: PositiveInt = Field(
         1,
@@ -67,11 +71,11 @@ class RobertaConfig(Section):
         description="fill the rows of the embedding up to a multiple of this, with zeros that are never predicted",
     )
     max_positions: PositiveInt = Field(512, le=2**20, description="longest sequence, special tokens included")
-    pad_id: NonNegativeInt = Field(1, le=2**24)
-    dropout: NonNegativeFloat = Field(0.1, lt=1)
-    attention_dropout: NonNegativeFloat = Field(0.1, lt=1)
-    layer_norm_eps: PositiveFloat = Field(1e-5, ge=1e-37)
-    initializer_range: PositiveFloat = 0.02
+    pad_id: NonNegativeInt = Field(1, le=2**24, description="token id of padding")
+    dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of embeddings and layer outputs")
+    attention_dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of the attention weights")
+    layer_norm_eps: PositiveFloat = Field(1e-5, ge=1e-37, description="added to the variance in LayerNorm")
+    initializer_range: PositiveFloat = Field(0.02, description="standard deviation of the initial weights")
     pooling: Literal["cls", "mean"] = Field("cls", description="input of the aggregation head: <s>, or the token mean")
     activation_checkpointing: Literal["none", "full", "offload"] = Field(
         "none", description="recompute layers in the backward pass; offload also moves their inputs to host memory"

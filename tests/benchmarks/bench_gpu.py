@@ -85,7 +85,7 @@ def products(d: int, anchors: tuple[int, ...], queues: tuple[int, ...], turns: i
             ) -> None:  # fmt: skip
                 of = Products(kind)
                 k = of.split(keys, torch.float32)
-                with of.on(q.device):
+                with of.applied_on(q.device):
                     multiply(logits, of.split(q, torch.float32), tuple(term.T for term in k), add=False)
                     multiply(sums, of.split(weights, torch.float32), k, add=False)
 

@@ -41,7 +41,7 @@ def sample(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def ours(pipe: Connection, precision: str, zero_stage: int) -> None:
-    """One step of CAPT-small under DeepSpeed each time the parent asks."""
+    """One step of CAPT-small through our engine each time the parent asks."""
     torch.set_num_threads(THREADS)
     from pretrain.engine import distributed
     from pretrain.engine.allocator import keep_freed_memory
@@ -52,7 +52,7 @@ def ours(pipe: Connection, precision: str, zero_stage: int) -> None:
     distributed.initialize(timeout_minutes=10)
     from pretrain.config.schema import Job
     from pretrain.contrast import capt_loss
-    from pretrain.engine.engines.base import Engine
+    from pretrain.engine.engines.build import build_engines
     from pretrain.models.capt import CaptModel
     from pretrain.models.config import RobertaConfig
 
@@ -64,7 +64,8 @@ def ours(pipe: Connection, precision: str, zero_stage: int) -> None:
             "engine": {"precision": precision, "zero_stage": zero_stage},
         }
     )
-    engine = Engine("model", CaptModel(RobertaConfig(size="small", vocab_size=VOCABULARY)), job)
+    model = CaptModel(RobertaConfig(size="small", vocab_size=VOCABULARY))
+    engine = build_engines({"model": model}, job)["model"]
 
     def step(turn: int) -> None:
         rows = [sample(turn * BATCH + i) for i in range(BATCH)]

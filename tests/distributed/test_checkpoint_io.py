@@ -90,16 +90,16 @@ def test_what_a_killed_job_left_is_swept_by_the_next(finished: Path, tmp_path: P
 
 def _hashing(mapping: dict[str, Any]) -> tuple[Any, dict[str, list[str]]]:
     """Which thread of this rank hashed which file, and that a training step passes meanwhile."""
-    from pretrain.engine.checkpoint import save
+    from pretrain.engine.checkpoint import pending
 
     threads: dict[str, list[str]] = {}
-    real = save.sha256
+    real = pending.sha256
 
     def noted(path: Path) -> str:
         threads.setdefault(threading.current_thread().name, []).append(path.name)
         return real(path)
 
-    save.sha256 = noted
+    pending.sha256 = noted
     return _run(mapping), threads
 
 
@@ -119,12 +119,12 @@ def test_every_rank_hashes_what_it_wrote_in_its_writer(tmp_path: Path) -> None:
 def _writing_for_long(mapping: dict[str, Any]) -> tuple[Any, list[int]]:
     """The save of step 5 is under way on rank 1 until step 7. In which steps the ranks gathered objects."""
     from pretrain.engine import distributed
-    from pretrain.engine.checkpoint import save
+    from pretrain.engine.checkpoint import pending
     from tests.toy.task import ToyTask
 
     gathered: list[int] = []
     now, go_on = 0, threading.Event()
-    write, gather, step = save.write_tensors, distributed.gather_objects, ToyTask.step
+    write, gather, step = pending.write_tensors, distributed.gather_objects, ToyTask.step
 
     def slow(path: Path, *rest: Any) -> None:
         if distributed.rank() == 1 and "step-00000005" in str(path):
@@ -145,7 +145,7 @@ def _writing_for_long(mapping: dict[str, Any]) -> tuple[Any, list[int]]:
                     thread.join()
         return step(self, engines, batch, progress)
 
-    save.write_tensors, distributed.gather_objects = slow, noted_gather
+    pending.write_tensors, distributed.gather_objects = slow, noted_gather
     ToyTask.step = noted_step  # type: ignore[method-assign]
     return _run(mapping), gathered
 
@@ -165,24 +165,24 @@ def _run_where_a_call_fails(mapping: dict[str, Any], call: str) -> Any:
     import errno
 
     from pretrain.engine import distributed
-    from pretrain.engine.checkpoint import save
+    from pretrain.engine.checkpoint import pending, save
 
     class Folder(type(Path())):  # type: ignore[misc]
         def mkdir(self, *args: Any, **options: Any) -> None:
             raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
-    sync, own = save.sync_file, save._own_folder
+    sync, own = pending.sync, save._own_folder
 
     def failing_sync(path: Path) -> None:
         if call == "fsync" and "step-00000004" in str(path) and distributed.rank() == 1:
             raise OSError(errno.EDQUOT, "Disk quota exceeded")
         sync(path)
 
-    def failing_folder(pending: Any) -> Path:
-        path = own(pending)
+    def failing_folder(unfinished: Any) -> Path:
+        path = own(unfinished)
         return Folder(path) if "step-00000004" in str(path) and call == "mkdir" and distributed.rank() == 1 else path
 
-    save.sync_file, save._own_folder = failing_sync, failing_folder
+    pending.sync, save._own_folder = failing_sync, failing_folder
     return _run(mapping)
 
 

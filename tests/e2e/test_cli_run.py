@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import run_capt
+
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(300)
 
@@ -37,17 +39,19 @@ class Folder:
         line = "the river ran over stones and under a bridge while birds sang in the blue light of early morning"
         (path / "text.txt").write_text("\n\n".join(f"{line[i % 40 :]} {line[: i % 50]}." for i in range(300)))
 
-    def capt(self, *arguments: str, code: int = 0) -> tuple[str, str]:
-        """Run ``capt``, which must end with ``code``, and return its stdout and stderr."""
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "launcher.cli", *arguments],
-            cwd=self.path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
+    def capt(self, *arguments: str, code: int = 0, forked: bool = False) -> tuple[str, str]:
+        """Run ``capt``, which must end with ``code``, and return its stdout and stderr.
+
+        Each verb is started once as a user starts it; ``forked`` saves the start of the others.
+        """
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+        if forked:
+            done = run_capt(*arguments, cwd=self.path, env=env)
+        else:
+            command = [sys.executable, "-P", "-m", "launcher.cli", *arguments]
+            done = subprocess.run(
+                command, cwd=self.path, env=env, capture_output=True, text=True, timeout=240, check=False
+            )
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout, done.stderr
 
@@ -65,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     _, log = folder.capt("pretrain", *job, "schedule.stop_after=5", "--nproc", "2", code=75)
     assert "continue with: capt resume r" in log
     assert folder.steps() == [1, 2, 3, 4, 5]
-    assert "already holds a run" in folder.capt("pretrain", *job, code=2)[1]
+    assert "already holds a run" in folder.capt("pretrain", *job, code=2, forked=True)[1]
     folder.capt("resume", "r", "schedule.stop_after=null", "--nproc", "1")
     assert folder.steps() == [1, 2, 3, 4, 5, 6, 7, 8]
     return folder
@@ -86,8 +90,8 @@ def test_convert_and_look(folder: Folder) -> None:
     folder.capt("convert", "r", "hf", "--to", "hf")
     assert json.loads((folder.path / "hf" / "config.json").read_text())["vocab_size"] == 370  # trained with 384 rows
     assert (folder.path / "hf" / "model.safetensors").is_file()
-    folder.capt("convert", "hf", "back", "--from", "hf")
-    folder.capt("convert", "r", "st", "--to", "sentence-transformers")
+    folder.capt("convert", "hf", "back", "--from", "hf", forked=True)
+    folder.capt("convert", "r", "st", "--to", "sentence-transformers", forked=True)
     said, _ = folder.capt("neighbors", "st", "the river ran", "birds sang", "--run", "r", "--top", "2")
     lines = said.splitlines()
     assert [lines[0], lines[3], len(lines)] == ["the river ran", "birds sang", 6]
@@ -104,7 +108,8 @@ def test_a_refused_job_says_so_once_and_leaves_nothing(folder: Folder, data: str
     (folder.path / "empty.txt").touch()
     (folder.path / "binary.txt").write_bytes(bytes(range(256)) * 8)
     before = sorted(folder.path.iterdir())
-    _, log = folder.capt("pretrain", "capt_tiny", f"data.files={data}", "run.dir=new/x", "--nproc", "2", *JOB, code=2)
+    job = ("capt_tiny", f"data.files={data}", "run.dir=new/x", *JOB)
+    _, log = folder.capt("pretrain", *job, "--nproc", "2", code=2, forked=True)
     assert log.count("error: ") == 1
     assert log.count(data) == 1
     assert sorted(folder.path.iterdir()) == before

@@ -14,8 +14,8 @@ from huggingface_hub import constants
 from finetune.backbone import load_backbone
 from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.config.load import job_from_mapping
+from pretrain.config.writer import job_to_yaml
 from pretrain.convert.dispatch import convert
-from pretrain.engine.checkpoint.save import config_text
 from pretrain.language.config import LanguageJob
 from pretrain.language.task import LanguageTask
 from tests.language import language_mapping
@@ -75,7 +75,7 @@ def test_a_hub_id_brings_sizes_and_tokenizer(start: Any, tmp_path: Path, monkeyp
     assert isinstance(task.job, LanguageJob)
     model = task.job.model
     assert (model.layers, model.hidden, model.heads, model.ffn, model.max_positions) == (2, 32, 2, 48, 32)
-    assert job_from_mapping(yaml.safe_load(config_text(task.job)), "run").model == model
+    assert job_from_mapping(yaml.safe_load(job_to_yaml(task.job)), "run").model == model
     assert load_backbone(Path("them/roberta")).encoder.hidden_size == 32
     run = convert(Path("them/roberta"), tmp_path / "imported", from_="hf")
     assert json.loads((run / "imported.json").read_text()) == {"source": f"them/roberta@{COMMIT}"}

@@ -87,7 +87,7 @@ def test_reports_of_runs(tmp_path: Path) -> None:
         outcome = library(lambda run=run: read_run(run))
         check(outcome, f"report:{number}")
         if outcome.code == 0 and rng.random() < 0.2:
-            report([run], tmp_path / "out")  # drawing takes its second, whatever is render
+            report([run], tmp_path / "out")  # drawing takes its second, whatever is drawn
         assert snapshot(run) == before
         for page in tmp_path.glob("out/report.*"):
             assert b"<script" not in page.read_bytes()

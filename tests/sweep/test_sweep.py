@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from launcher.cli import main
+from pretrain.registry import TASKS
 from tests.sweep.support import Folder, wait_for
 
 pytestmark = pytest.mark.timeout(240)
@@ -59,7 +61,7 @@ def places_of(canary: bytes, folder: Folder, since: float) -> list[str]:
 def test_a_driver_that_is_killed_and_one_that_is_asked_to_stop(folder: Folder) -> None:
     canary, began = secrets.token_hex(12), time.time()
     folder.env |= dict.fromkeys(SECRETS, canary)
-    folder.sweep()
+    folder.sweep(trial={"gpus": 0, "concurrent": 2})
     driver = folder.start("pace=0.4")
     wait_for(lambda: len(folder.lines()) >= 2 and in_the_middle(folder), 120)
     assert places_of(canary.encode(), folder, began) == []
@@ -69,6 +71,8 @@ def test_a_driver_that_is_killed_and_one_that_is_asked_to_stop(folder: Folder) -
     over = {line["run"] for line in folder.lines()}
     pids = [start["pid"] for starts in folder.starts().values() for start in starts]
     wait_for(lambda: not any(map(alive, pids)), 20)
+    killed = saved(folder)
+    assert killed
     assert "already holds a sweep; continue it with --resume" in folder.run("pace=0.4", code=2)
     # as if the driver had died between the end of a trial and its record, in the middle of a line
     text = (folder.out / "trials.jsonl").read_text()
@@ -81,6 +85,7 @@ def test_a_driver_that_is_killed_and_one_that_is_asked_to_stop(folder: Folder) -
     said = driver.communicate(timeout=60)[1]
     assert driver.returncode == 75, said
     assert "continue with: capt sweep" in said
+    stopped = saved(folder)
     assert "4 trials, 0 failed" in folder.run("pace=0.4", "--resume")
 
     whole = [line for line in (folder.out / "trials.jsonl").read_text().splitlines() if line.endswith("}")]
@@ -93,7 +98,9 @@ def test_a_driver_that_is_killed_and_one_that_is_asked_to_stop(folder: Folder) -
     assert [len(starts[Path(run).name]) for run in over] == [1] * len(over), "what was over ran again"
     again = [start for found in starts.values() for start in found[1:]]
     assert len(again) >= 2
-    assert all(start["resume"][:1] == ["--resume"] for start in again)
+    continued = [start for known in (killed, stopped) for name, n in known.items() for start in starts[name][n:]]
+    assert len(continued) >= 2
+    assert all(start["resume"][:1] == ["--resume"] for start in continued)
     kept = [run for run in lines if list((folder.out / run / "checkpoints").glob("step-*"))]
     assert [lines[run]["score"] for run in kept] == [max(scores.values())], "only the best keeps its checkpoints"
     assert yaml.safe_load((folder.out / "sweep.yaml").read_text())["overrides"] == {"pace": 0.4}
@@ -104,6 +111,16 @@ def in_the_middle(folder: Folder) -> bool:
     return any(
         [path.name for path in f.glob("step-*")] == ["step-00000005"] for f in folder.out.glob("*/*/*/checkpoints")
     )
+
+
+def saved(folder: Folder) -> dict[str, int]:
+    """The trials that have a whole checkpoint, and how often each was started up to now.
+
+    On a busy machine a trial may be killed before its first checkpoint: that one begins anew.
+    """
+    manifests = folder.out.glob("trials/*/*/checkpoints/step-*/manifest.json")
+    starts = folder.starts()
+    return {name: len(starts[name]) for name in {path.parents[2].name for path in manifests}}
 
 
 def test_real_jobs_run_through_the_engine(folder: Folder) -> None:
@@ -146,10 +163,30 @@ def test_real_jobs_run_through_the_engine(folder: Folder) -> None:
         ({"scheduler": {"type": "hyper"}}, [], "'none', 'asha', 'pbt'"),
     ],
 )
-def test_refused_within_five_seconds(folder: Folder, parts: dict[str, object], arguments: list[str], said: str) -> None:
+def test_refused_within_five_seconds(
+    folder: Folder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    parts: dict[str, object],
+    arguments: list[str],
+    said: str,
+) -> None:
     folder.sweep(**parts)
+    monkeypatch.chdir(folder.path)
+    monkeypatch.setitem(TASKS, "sweep_toy", "tests.sweep.toy")
+    begin = time.process_time()
+    with pytest.raises(SystemExit) as end:
+        main(["sweep", "sweep.yaml", *arguments])
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+    assert time.process_time() - begin < 5
+    assert not folder.out.exists()
+
+
+def test_a_process_of_its_own_refuses_within_five_seconds(folder: Folder) -> None:
+    folder.sweep(trial={"cpus": 4_000, "gpus": 0})
     begin = os.times()
-    assert said in folder.run(*arguments, code=2)
+    assert "1 rank of 4000 cores each do not fit this machine" in folder.run(code=2)
     end = os.times()
     used = end.children_user + end.children_system - begin.children_user - begin.children_system
     assert used < 5

@@ -17,7 +17,7 @@ from launcher.plan import Options
 from launcher.start import begin
 from launcher.sweep.config import load_sweep
 from launcher.sweep.run import run_sweep
-from launcher.sweep.trials import points
+from launcher.sweep.trials import trial_specs
 from pretrain.base.errors import ConfigError, UserError
 from pretrain.config.load import job_from_mapping, load_job, load_mapping, resolve_path
 from pretrain.engine.engines.deepspeed_config import deepspeed_config
@@ -106,7 +106,7 @@ def test_sweep_loads_and_its_jobs_are_valid(path: Path, tmp_path: Path, here: Pa
     shown: list[str] = []
     assert run_sweep(path.stem, needs, show=shown.append) == 0
     sweep = load_sweep(path.stem, needs)
-    trials = sum(len(points(sweep, study)) for study in sweep.studies)
+    trials = sum(len(trial_specs(sweep, study)) for study in sweep.studies)
     assert f"# {trials} trials of" in shown[0]
     assert path.stem != "glue" or trials == 8 * 6 * 5
     assert not (tmp_path / "out").exists()

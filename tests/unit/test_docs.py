@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -23,60 +22,16 @@ from pretrain.__main__ import parse
 from pretrain.base.errors import UserError
 from pretrain.config.load import load_mapping, resolve_path
 from pretrain.registry import TASKS, job_class
+from tests.documented import BLOCK, OURS, PAGES, ROOT, SHELL, blocks, capt_commands, commands
 
-ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-# Pages that a tool or a study writes show commands of their time, which need not be those of today.
-OURS = [page for page in PAGES if page.name != "CHANGELOG.md" and page.parent.name not in ("benchmarks", "results")]
-
-_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
-_SHELL = ("sh", "bash", "console", "shell")
 _OVERRIDE = re.compile(r"(?<![\w./-])([a-z_]+(?:\.[a-z_]+)+)=")
 pages = pytest.mark.parametrize("page", OURS, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-def blocks(page: Path, *languages: str) -> Iterator[str]:
-    yield from (body for language, body in _BLOCK.findall(page.read_text()) if language in languages)
-
-
-def commands(page: Path) -> Iterator[list[str]]:
-    """The words of every simple command in a page's shell blocks, without variables that are set before it."""
-    for body in blocks(page, *_SHELL):
-        for line in body.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            for command in _split(words, ("|", "&&", "||", ";")):
-                while command and re.fullmatch(r"[A-Z_]+=.*", command[0]):
-                    command = command[1:]
-                if ">" in command:
-                    command = command[: command.index(">")]
-                if command:
-                    yield command
-
-
-def _split(words: list[str], separators: tuple[str, ...]) -> Iterator[list[str]]:
-    part: list[str] = []
-    for word in words:
-        if word in separators:
-            yield part
-            part = []
-        else:
-            part.append(word)
-    yield part
-
-
-def capt_commands(page: Path) -> Iterator[list[str]]:
-    """What follows ``capt`` in a page's shell blocks, alone or at the end of a ``docker`` command line."""
-    for command in commands(page):
-        if command[0] == "capt":
-            yield command[1:]
-        elif command[0] == "docker" and "capt" in command:
-            yield command[command.index("capt") + 1 :]
-
-
 def capt_mentions(page: Path) -> Iterator[list[str]]:
     """What follows ``capt`` in running text, where it may be a form (``capt resume RUN``) or a part."""
-    for inline in re.findall(r"(?<!`)`capt ([^`]+)`", _BLOCK.sub("", page.read_text())):
+    for inline in re.findall(r"(?<!`)`capt ([^`]+)`", BLOCK.sub("", page.read_text())):
         yield shlex.split(re.sub(r"\[.*?\]|\.\.\.", "", inline.partition(">")[0]))
 
 
@@ -207,7 +162,7 @@ def test_every_key_exists(page: Path) -> None:
 @pages
 def test_every_override_has_a_section(page: Path) -> None:
     sections = {key.split(".")[0] for key in KEYS}
-    for key in _OVERRIDE.findall("\n".join(blocks(page, *_SHELL))):
+    for key in _OVERRIDE.findall("\n".join(blocks(page, *SHELL))):
         assert key.split(".")[0] in sections | {"a"}, f"{page.relative_to(ROOT)}: {key}"
 
 
@@ -267,39 +222,6 @@ def test_readme_names_one_test_command() -> None:
     text = (ROOT / "README.md").read_text()
     assert re.search(r"```sh\nmake test\n```\n\nis the test command", text)
     assert "make test\n" in (ROOT / ".ci" / "run").read_text()
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built pages."""
-    out = tmp_path_factory.mktemp("site")
-    command = [str(BIN / "mkdocs"), "build", "--strict", "--site-dir", str(out)]
-    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return out
-
-
-def test_site_has_every_key_and_every_verb(site: Path) -> None:
-    tables = "".join(page.read_text() for page in (site / "reference").glob("keys*/index.html"))
-    leaves = {key for key in OWN if not any(other.startswith(f"{key}.") for other in OWN)} - {"schema_version"}
-    assert {key for key in leaves if f"<code>{key}</code>" not in tables} == set()
-    verbs = (site / "reference" / "cli" / "index.html").read_text()
-    assert 'id="capt-pretrain"' in verbs
-    assert 'id="capt-tokenizer-train"' in verbs
-    assert "--hostfile" in verbs
-
-
-def test_site_documents_the_public_functions(site: Path) -> None:
-    text = (site / "reference" / "api" / "contrast" / "index.html").read_text()
-    for name in ("capt_loss", "info_nce.info_nce", "ShardedQueue.enqueue", "inverted_triangle"):
-        assert f'id="pretrain.contrast.{name}"' in text, name
-    assert ".. math::" not in text
-    assert ":func:" not in text
-
-
-def test_site_loads_no_fonts(site: Path) -> None:
-    assert "fonts.g" not in (site / "index.html").read_text()
 
 
 def test_pre_commit_hooks_run_what_is_installed() -> None:

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,31 +14,83 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("tokenizer", "configs", "pretrain", "finetune", "launcher")
 
-# A room may import itself and what stands here; "a.b" allows that subpackage alone.
+# A room is a folder or a module. It may import itself and what stands here; a name allows what lies in it as well.
 BASE = ("pretrain.base",)
 TASK = ("tokenizer", *(f"pretrain.{p}" for p in ("base", "config", "data", "models", "contrast", "engine", "registry")))
+LATENT = (*BASE, "pretrain.engine", "pretrain.latent.config", "pretrain.latent.text_files", "pretrain.latent.data")
+
+
+def _in(package: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{package}.{name}" for name in names)
+
+
 ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.base": (),
     "tokenizer": BASE,
     "configs": (),
     "pretrain.registry": BASE,
     "pretrain.config": (*BASE, "pretrain.registry"),
-    "pretrain.engine": (*BASE, "pretrain.config", "pretrain.registry"),
-    "pretrain.contrast": (*BASE, "pretrain.config.base", "pretrain.config.contrast", "pretrain.engine.distributed"),
+    # ---- engine: optimizers, then engines, then checkpoints of both, then callbacks; the loop and the run use them all
+    "pretrain.engine.optim": (*BASE, "pretrain.config", "pretrain.engine.schedule"),
+    "pretrain.engine.engines": (*BASE, "pretrain.config", *_in("pretrain.engine", "distributed", "optim")),
+    "pretrain.engine.checkpoint": (
+        *(*BASE, "pretrain.config"),
+        *_in("pretrain.engine", "distributed", "durable", "engines", "optim", "provenance", "task", "verification"),
+    ),
+    "pretrain.engine.callbacks": (
+        *(*BASE, "pretrain.config", "pretrain.registry"),
+        *_in("pretrain.engine", "checkpoint", "distributed", "durable", "flags", "interruption", "loop"),
+        *_in("pretrain.engine", "metrics_file", "run_folder", "task"),
+    ),
+    "pretrain.engine": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
+    # ---- what tasks are built of
+    "pretrain.contrast.kernels": BASE,
+    "pretrain.contrast": (
+        *(*BASE, "pretrain.config.base", "pretrain.config.contrast"),
+        *("pretrain.engine.distributed", "pretrain.contrast.kernels"),
+    ),
     "pretrain.data": (*BASE, "tokenizer", "pretrain.config.base"),
     "pretrain.models": (*BASE, "tokenizer", "pretrain.config.base"),
+    "pretrain.models.foreign": (*BASE, "tokenizer", "pretrain.models"),
     "pretrain.report": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
-    "pretrain.language": (*TASK, "pretrain.convert"),
-    "pretrain.latent": TASK,
-    "pretrain.latent.report": (*TASK, "pretrain.report", "pretrain.latent"),
     "pretrain.verbs": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
     "pretrain.convert": (
         *(room for room in TASK if room not in ("pretrain.data", "pretrain.contrast")),
         "pretrain.verbs",
     ),
     "pretrain.__main__": (*BASE, "pretrain.config", "pretrain.engine"),
-    "finetune": ("pretrain", "tokenizer"),
-    "launcher": ("finetune", "pretrain", "tokenizer", "configs"),
+    # ---- tasks
+    "pretrain.language": (*TASK, "pretrain.convert"),
+    "pretrain.latent.text_files": (*BASE, "pretrain.config"),
+    "pretrain.latent.config": (*BASE, "pretrain.config", "pretrain.latent.text_files"),
+    "pretrain.latent.data": LATENT,
+    "pretrain.latent.models": (*LATENT, "pretrain.models"),
+    "pretrain.latent.objectives": (*LATENT, "pretrain.contrast", "pretrain.latent.models"),
+    "pretrain.latent.training": (*LATENT, "pretrain.contrast", *_in("pretrain.latent", "models", "objectives")),
+    "pretrain.latent.ngram": BASE,
+    "pretrain.latent.restore": (*LATENT, "pretrain.latent.models"),
+    "pretrain.latent.evaluation": (
+        *(*LATENT, "pretrain.contrast"),
+        *_in("pretrain.latent", "artifacts", "models", "objectives", "training", "ngram", "restore"),
+    ),
+    "pretrain.latent.report": (*BASE, "pretrain.config", "pretrain.report", "pretrain.latent.artifacts"),
+    "pretrain.latent": (*TASK, "pretrain.latent"),
+    "finetune": ("tokenizer", *_in("pretrain", "base", "config", "engine", "models", "language")),
+    "finetune.glue": (
+        *("finetune", "tokenizer"),
+        *_in("pretrain", "base", "config", "engine", "models", "language", "convert", "report"),
+    ),
+    # ---- launcher
+    "launcher.backends": (
+        *(*BASE, "pretrain.engine"),
+        *_in("launcher", "cluster", "environment", "hostfile", "plan", "raycluster", "watch"),
+    ),
+    "launcher.sweep": (
+        *_in("pretrain", "base", "config", "engine", "report"),
+        *_in("launcher", "backends", "raycluster"),
+    ),
+    "launcher.commands": ("finetune", "pretrain", "tokenizer", "configs", "launcher"),
+    "launcher": (*_in("pretrain", "base", "config", "engine", "registry"), "launcher"),
 }
 
 
@@ -59,22 +112,71 @@ def _room(module: str) -> str:
     return max(rooms, key=len, default="")
 
 
+def _name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
 def _sources() -> list[Path]:
     return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 
 @pytest.mark.parametrize("path", _sources(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_arrows_point_down(path: Path) -> None:
-    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    module = _name(path)
     room = _room(module)
     if not room:
         assert module in PACKAGES or module == "pretrain", f"{module} belongs to no room; add it to ALLOWED"
         return
     for line, imported in _imports(path):
-        if imported.split(".")[0] not in PACKAGES or imported == room or imported.startswith(room + "."):
+        if imported.split(".")[0] not in PACKAGES or _room(imported) == room:
             continue
         allowed = any(imported == name or imported.startswith(name + ".") for name in ALLOWED[room])
         assert allowed, f"{path.relative_to(ROOT)}:{line}: {room} must not import {imported}"
+
+
+def _graph() -> dict[str, set[str]]:
+    """What each module imports of ours, at its top, in its functions and for type checkers alone."""
+    modules = {_name(path): path for path in _sources()}
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        graph[module] = {imported for _, imported in _imports(path) if imported in modules} - {module}
+    return graph
+
+
+def _assert_no_circle(graph: dict[str, set[str]]) -> None:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' <- '.join(error.args[1])}")
+
+
+def test_no_circle_of_modules() -> None:
+    graph = _graph()
+    assert len(graph) > 300
+    assert "pretrain.engine.engines.deepspeed" in graph["pretrain.engine.engines.build"]  # imported in a function
+    _assert_no_circle(graph)
+
+
+def test_no_circle_of_rooms() -> None:
+    """In each folder: its subfolders, each as one, and its modules."""
+    graph = _graph()
+    folders = ["", *(name for name, path in ((_name(p), p) for p in _sources()) if path.name == "__init__.py")]
+    folders += sorted({_name(path.parent) for path in _sources()} - set(folders))
+    assert {"", "pretrain.engine", "pretrain.latent", "finetune", "launcher"} <= set(folders)
+    for folder in folders:
+        depth = len(folder.split(".")) if folder else 0
+
+        def child(module: str, folder: str = folder, depth: int = depth) -> str | None:
+            if not folder and module.startswith("pretrain.base"):  # the floor of the house, below the tokenizer as well
+                return "pretrain.base"
+            inside = not folder or module == folder or module.startswith(folder + ".")
+            return ".".join(module.split(".")[: depth + 1]) if inside else None
+
+        rooms: dict[str, set[str]] = {}
+        for module, imported in graph.items():
+            if (room := child(module)) is not None:
+                rooms.setdefault(room, set()).update(other for name in imported if (other := child(name)) is not None)
+        _assert_no_circle({room: others - {room} for room, others in rooms.items()})
 
 
 def test_nothing_imports_the_launcher() -> None:

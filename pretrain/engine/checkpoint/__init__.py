@@ -18,7 +18,8 @@ from pretrain.engine.checkpoint.load import (
     restored,
 )
 from pretrain.engine.checkpoint.manifest import read_manifest, read_metadata
-from pretrain.engine.checkpoint.save import PendingSave, begin_save, write_weights_only
+from pretrain.engine.checkpoint.pending import PendingSave
+from pretrain.engine.checkpoint.save import begin_save, write_weights_only
 
 __all__ = [
     "PendingSave",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from pretrain.engine.durable import sync_folder
+from pretrain.base.atomic import sync
 
 
 def point(name: str, target: Path) -> None:
@@ -14,7 +14,7 @@ def point(name: str, target: Path) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(target.name)
     link.replace(target.with_name(name))
-    sync_folder(target.parent)
+    sync(target.parent)
 
 
 def remove_checkpoint(path: Path) -> None:

@@ -1,16 +1,9 @@
-"""Writing a checkpoint that is either complete or not there.
-
-Every rank writes its fragments into a temporary folder, makes them durable and hashes them, with ``checkpoint.async``
-all in a thread of its own; at the commit rank 0 gathers the hashes, writes the manifest last and renames the folder
-into place. A failure on any rank (a full disk) fails the save on all ranks, removes what was written, and leaves the
-previous checkpoint as it was.
-"""
+"""What a checkpoint holds: the fragments of every rank, the state of the task, and a manifest that describes both."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -18,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
 from pretrain.base.errors import CheckpointError
-from pretrain.base.files import public_mode, write_json, write_text
-from pretrain.base.hashing import sha256
+from pretrain.base.files import write_text
 from pretrain.config.schema import Job
+from pretrain.config.writer import job_to_yaml
 from pretrain.engine import distributed
-from pretrain.engine.checkpoint.folders import point
 from pretrain.engine.checkpoint.fragments import (
     WEIGHT,
     fragments,
@@ -36,107 +27,12 @@ from pretrain.engine.checkpoint.fragments import (
     trainable,
 )
 from pretrain.engine.checkpoint.layout import step_folder
-from pretrain.engine.checkpoint.manifest import CONFIG, FORMAT_VERSION, MANIFEST, STATE
-from pretrain.engine.durable import describe_write_error, sync_file, sync_folder, write_tensors
+from pretrain.engine.checkpoint.manifest import CONFIG, FORMAT_VERSION
+from pretrain.engine.checkpoint.pending import PendingSave, TensorFiles
+from pretrain.engine.durable import describe_write_error
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.provenance import provenance
 from pretrain.engine.task import Progress, Task
-
-_Tensors = dict[str, dict[str, Tensor]]
-
-
-class PendingSave:
-    """A checkpoint being written by this rank; ``commit`` (collective) makes it real.
-
-    Args:
-        target: the checkpoint's folder.
-        files: tensors that this rank writes, by file name.
-        metadata: ``state.json``.
-        manifest: ``manifest.json`` but for its list of files.
-    """
-
-    def __init__(self, target: Path, files: _Tensors, metadata: dict[str, Any], manifest: dict[str, Any]) -> None:
-        self.target = target
-        self.temporary = target.with_name(f".{target.name}.partial")
-        self.ready: list[str] = []
-        """Names of further files of this rank that are written already."""
-        self._files = files
-        self._metadata = metadata
-        self._manifest = manifest
-        self._hashed: dict[str, dict[str, Any]] = {}
-        self._mode = public_mode()
-        self._error: Exception | None = None
-        self._thread: threading.Thread | None = None
-
-    def write(self, *, asynchronous: bool) -> None:
-        """Write and hash this rank's files, in a background thread when ``asynchronous`` (the tensors are copies)."""
-        if asynchronous:
-            self._thread = threading.Thread(target=self._write, name="checkpoint", daemon=True)
-            self._thread.start()
-        else:
-            self._write()
-
-    def _write(self) -> None:
-        try:
-            for name in self.ready:
-                self._seal(name)
-            while self._files:
-                name, tensors = self._files.popitem()
-                write_tensors(self.temporary / name, tensors, {"format": "pt"})
-                del tensors
-                self._seal(name)
-        except OSError as error:  # a network file system says that it is full when a file is made durable
-            self._error = CheckpointError(describe_write_error(self.temporary, error))
-            self._files = {}
-        except Exception as error:
-            self._error = error
-            self._files = {}
-
-    def _seal(self, name: str) -> None:
-        path = self.temporary / name
-        path.chmod(self._mode)  # safetensors writes for the owner alone
-        sync_file(path)
-        self._hashed[name] = {"size": path.stat().st_size, "sha256": sha256(path)}
-
-    def done(self) -> bool:
-        """True when this rank has nothing left to write."""
-        return self._thread is None or not self._thread.is_alive()
-
-    def commit(self) -> Path:
-        """Wait for all ranks' files, write the manifest, rename. Collective.
-
-        Raises:
-            CheckpointError: a rank could not write; nothing of this checkpoint is left.
-        """
-        if self._thread is not None:
-            self._thread.join()
-        try:
-            with distributed.synchronize_errors(patient=True):  # a rank may write for longer than a collective may wait
-                if self._error is not None:
-                    raise self._error
-            hashed = distributed.gather_objects(self._hashed)
-            with distributed.synchronize_errors():
-                if distributed.rank() == 0:
-                    self._finish({name: record for each in hashed for name, record in each.items()})
-        except Exception:
-            if distributed.rank() == 0:
-                shutil.rmtree(self.temporary, ignore_errors=True)
-            raise
-        return self.target
-
-    def _finish(self, files: dict[str, dict[str, Any]]) -> None:
-        folder = self.temporary
-        try:
-            write_json(folder / STATE, self._metadata)
-            self._seal(STATE)
-            write_json(folder / MANIFEST, {**self._manifest, "files": files | {STATE: self._hashed[STATE]}})
-            sync_folder(folder)
-            if self.target.exists():  # a damaged or older checkpoint of the same step
-                shutil.rmtree(self.target)
-            folder.rename(self.target)
-            point("latest", self.target)
-        except OSError as error:
-            raise CheckpointError(describe_write_error(folder, error)) from error
 
 
 def _describe(module: nn.Module) -> dict[str, Any]:
@@ -156,7 +52,7 @@ def begin_save(
     target = step_folder(run_dir, progress.step)
     modules = {name: engine.module for name, engine in engines.items()}
     manifest = _manifest(job, modules, progress.to_json())
-    files: _Tensors = {}
+    files: TensorFiles = {}
     suffix = f"{distributed.rank():05d}-of-{distributed.world_size():05d}.safetensors"
     engine_state: dict[str, Any] = {}
     for name, engine in engines.items():
@@ -180,7 +76,7 @@ def begin_save(
         with distributed.synchronize_errors():  # before the task writes, which may hold collectives
             _make_own_folder(save)
         with distributed.synchronize_errors():
-            save._metadata["task"] = _save_task(task, save)
+            save.metadata["task"] = _save_task(task, save)
     except Exception:
         if distributed.rank() == 0:
             shutil.rmtree(save.temporary, ignore_errors=True)
@@ -232,7 +128,7 @@ def _prepare_folder(folder: Path, job: Job, task: Task) -> list[str]:
     try:
         _clear(folder)
         folder.mkdir(parents=True)
-        write_text(folder / CONFIG, config_text(job))
+        write_text(folder / CONFIG, job_to_yaml(job))
         for name, source in task.export_files().items():
             if source.is_dir():
                 shutil.copytree(source, folder / name, copy_function=shutil.copyfile)
@@ -255,11 +151,6 @@ def _names_in(folder: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
-def config_text(job: Job) -> str:
-    """The resolved configuration as YAML, readable by ``load_job``."""
-    return yaml.safe_dump(job.model_dump(mode="json", by_alias=True), sort_keys=False)
-
-
 def write_weights_only(target: Path, job: Job, modules: Mapping[str, nn.Module], task_state: dict[str, Any]) -> Path:
     """A checkpoint at step 0 from bare modules (an imported Hugging Face model): weights, no moments. One process.
 
@@ -278,7 +169,7 @@ def write_weights_only(target: Path, job: Job, modules: Mapping[str, nn.Module],
     metadata = {"progress": progress, "engines": engines, "task": task_state}
     save = PendingSave(target, files, metadata, _manifest(job, modules, progress))
     save.temporary.mkdir(parents=True, exist_ok=True)
-    write_text(save.temporary / CONFIG, config_text(job))
+    write_text(save.temporary / CONFIG, job_to_yaml(job))
     save.ready += _names_in(save.temporary)
     save.write(asynchronous=False)
     return save.commit()

@@ -10,6 +10,7 @@ from typing import Any
 
 from pretrain.base.errors import ConfigError, did_you_mean, shown
 from pretrain.config.schema import EngineSection, Job, OptimizerSection
+from pretrain.engine.optim.settings import offloads_optimizer
 
 _EXTRA_KEYS = {
     "activation_checkpointing",
@@ -62,13 +63,6 @@ WIRE_TYPES = ("fp32", "bf16", "fp16")
 _BUCKET = 25_000_000
 """Elements of a gradient bucket (100 MB in fp32; DeepSpeed holds two). Its default, 500 million, is more than a large
 encoder has: one bucket, reduced when the backward pass is over, with nothing left to overlap with."""
-
-
-def offloads_optimizer(engine: EngineSection) -> bool:
-    """Whether the optimizer's state lies in host memory."""
-    extra = engine.deepspeed_extra.get("zero_optimization", {})
-    # the second is DeepSpeed's older name, which it still takes
-    return engine.offload_optimizer or "offload_optimizer" in extra or bool(extra.get("cpu_offload"))
 
 
 def clips_here(engine: EngineSection) -> bool:

@@ -10,11 +10,11 @@ from torch import nn
 
 from pretrain.base.errors import ConfigError
 from pretrain.config.schema import EngineSection, OptimizerSection
-from pretrain.engine.engines.deepspeed_config import offloads_optimizer
 from pretrain.engine.optim.adagrad import Adagrad
 from pretrain.engine.optim.fused import apex_available, apex_optimizer, deepspeed_optimizer
 from pretrain.engine.optim.lamb import Lamb
 from pretrain.engine.optim.muon import MuonWithAdamW, muon_groups
+from pretrain.engine.optim.settings import offloads_optimizer
 
 logger = logging.getLogger(__name__)
 

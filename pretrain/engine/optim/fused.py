@@ -13,7 +13,7 @@ import torch
 
 from pretrain.base.errors import ConfigError
 from pretrain.config.schema import EngineSection, OptimizerSection
-from pretrain.engine.engines.deepspeed_config import offloads_optimizer
+from pretrain.engine.optim.settings import offloads_optimizer
 
 Groups = list[dict[str, Any]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pretrain.config.schema import OptimizerSection, ScheduleSection
+from pretrain.config.schema import EngineSection, OptimizerSection, ScheduleSection
 from pretrain.engine.schedule import learning_rate
 
 
@@ -23,3 +23,10 @@ class ModuleOptimizer:
     def learning_rate(self, step: int, schedule: ScheduleSection) -> float:
         """Learning rate of update ``step`` (0-based)."""
         return learning_rate(step, schedule, self.section) if self.schedule else self.section.lr
+
+
+def offloads_optimizer(engine: EngineSection) -> bool:
+    """Whether the optimizer's state lies in host memory."""
+    extra = engine.deepspeed_extra.get("zero_optimization", {})
+    # the second is DeepSpeed's older name, which it still takes
+    return engine.offload_optimizer or "offload_optimizer" in extra or bool(extra.get("cpu_offload"))

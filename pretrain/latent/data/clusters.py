@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from pretrain.engine.seeding import derive
+from pretrain.base.randomness import derive
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.batches import Batch
 

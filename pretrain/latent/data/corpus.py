@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import logging
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +12,10 @@ import numpy as np
 from jaxtyping import Int64
 
 from pretrain.base.errors import DataError
-from pretrain.latent.config import DataSection
 from pretrain.latent.data.vocabulary import END, START, Vocabulary
+from pretrain.latent.text_files import DataSection, file_of
 
 logger = logging.getLogger(__name__)
-
-_SPLITS = {"train": r"train", "validation": r"validation|valid|dev|val", "test": r"test"}
 
 
 @dataclass(frozen=True)
@@ -57,46 +54,6 @@ class Sentences:
         framed = [np.concatenate(([START], words, [END])) for words in encoded]
         offsets = np.concatenate(([0], np.cumsum([len(row) for row in framed]))).astype(np.int64)
         return cls(np.concatenate(framed).astype(np.int64), offsets)
-
-
-def file_of(data: DataSection, split: str) -> Path | None:
-    """The file of a split (``train``, ``validation`` or ``test``); None where the job names none and none is found.
-
-    Raises:
-        DataError: a file named in the job is missing, or several fit.
-    """
-    named: Path | None = getattr(data, split)
-    if named is not None:
-        if not named.is_file():
-            raise DataError(f"data.{split}: no file {named}")
-        return named
-    if data.path is None:
-        return None
-    if not data.path.is_dir():
-        raise DataError(f"data.path: no folder {data.path}")
-    fits = re.compile(rf"(?:^|[^a-z])(?:{_SPLITS[split]})(?:[^a-z]|$)")
-    files = sorted(p for p in data.path.iterdir() if p.name.endswith((".txt", ".txt.gz")) and fits.search(p.name))
-    if len(files) > 1:
-        raise DataError(f"data.path {data.path}: {files[0].name} and {files[1].name} both fit; set data.{split}")
-    return files[0] if files else None
-
-
-def describe_files(data: DataSection) -> list[str]:
-    """Describe the file of each split in one line.
-
-    Raises:
-        DataError: training or validation text, or the vocabulary file, is missing.
-    """
-    lines = []
-    for split in _SPLITS:
-        path = file_of(data, split)
-        if path is None and split != "test":
-            raise DataError(f"data.path {data.path}: no .txt file whose name says {split}; set data.{split}")
-        if path is not None:
-            lines.append(f"{split}: {path}, {path.stat().st_size:,} bytes")
-    if data.vocabulary_file is not None and not data.vocabulary_file.is_file():
-        raise DataError(f"data.vocabulary_file: no file {data.vocabulary_file}")
-    return lines
 
 
 def read(path: Path, format: str) -> Iterator[list[str]]:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pretrain.engine.seeding import derive
+from pretrain.base.randomness import derive
 
 
 class StepNoise:

@@ -14,6 +14,9 @@ from jaxtyping import Int64
 from pretrain.base.errors import DataError
 from pretrain.base.files import write_text
 
+VOCABULARY = "vocabulary.txt"
+"""The file of the words in a run and in its checkpoints."""
+
 PAD, UNK, START, END = range(4)
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
 

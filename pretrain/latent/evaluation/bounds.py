@@ -1,31 +1,44 @@
-r"""Divergences and likelihood bounds of latent-variable models: which number bounds what, and how.
+r"""Divergences and likelihood bounds of latent-variable models: one function for each, with what it bounds.
 
-With :math:`q = q(z|x)`, prior :math:`p = N(0, I)`:
+With :math:`q = q(z|x)`, prior :math:`p = N(0, I)` and :math:`\mathrm{rec} = -E_q \log p(x|z)`:
 
-* exact KL of a Gaussian :math:`q`; then :math:`-\mathrm{ELBO} = \mathrm{rec} + \mathrm{KL} \ge -\log p(x)`;
-* the Fenchel dual :math:`E_q f - E_p e^f + 1 \le \mathrm{KL}` for *any* f, with equality at :math:`f = \log q/p`
-  (the conjugate of :math:`u \log u - u + 1`). So :math:`\mathrm{rec} + \mathrm{dual} \le -\mathrm{ELBO}`: it bounds
-  :math:`-\log p(x)` on no side;
-* importance weighting: :math:`-\log \frac1k \sum_j p(x|z_j) p(z_j) / q(z_j)` is above :math:`-\log p(x)` on average for
-  any proposal q, and falls to it as k grows (Burda et al. 2016).
+* the exact KL of a Gaussian :math:`q` (:meth:`Normal.kl <pretrain.latent.models.normal.Normal.kl>`); then
+  :math:`-\mathrm{ELBO} = \mathrm{rec} + \mathrm{KL} \ge -\log p(x)`;
+* :func:`dual_kl`: a lower bound on the KL, so that :math:`\mathrm{rec} + \mathrm{dual}` bounds :math:`-\log p(x)` on
+  no side;
+* :func:`importance_weighted_nll`: an upper bound on :math:`-\log p(x)`, on average, for any proposal.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pretrain.latent.models.normal import Normal
+from pretrain.latent.models.normal import Normal, standard_log_prob
 
-_BLOCK = 1 << 22
-"""Numbers in one block of the pairwise densities."""
+_BLOCK_ELEMENTS = 1 << 22
+"""The number of elements in one block of the pairwise densities."""
 
 
-def dual(f_q: Float[Tensor, "s n"], f_p: Float[Tensor, "t n"]) -> Float[Tensor, " n"]:
-    r"""The Fenchel dual :math:`\bar f(z_q) - \overline{\exp f(z_p)} + 1` of each column; in float64.
+@runtime_checkable
+class Proposal(Protocol):
+    """One density over z for each of ``n`` sentences, such as :class:`~pretrain.latent.models.normal.Normal`."""
+
+    def sample(self, number: int, generator: torch.Generator | None = None) -> Float[Tensor, "s n d"]:
+        """Draw ``number`` times from each density."""
+
+    def log_prob(self, z: Float[Tensor, "s n d"]) -> Float[Tensor, "s n"]:
+        """Compute the log density of each draw under the density of its sentence."""
+
+
+def dual_kl(f_q: Float[Tensor, "s n"], f_p: Float[Tensor, "t n"]) -> Float[Tensor, " n"]:
+    r"""Estimate the Fenchel dual :math:`E_q f - E_p e^f + 1 \le \mathrm{KL}(q \| p)` of each column in float64.
+
+    It holds for *any* f, with equality at :math:`f = \log q/p` (the conjugate of :math:`u \log u - u + 1`).
 
     Args:
         f_q: values of f at draws of each posterior.
@@ -35,44 +48,52 @@ def dual(f_q: Float[Tensor, "s n"], f_p: Float[Tensor, "t n"]) -> Float[Tensor, 
 
 
 def importance_weighted_nll(
-    log_likelihood: Float[Tensor, "k n"], log_prior: Float[Tensor, "k n"], log_q: Float[Tensor, "k n"]
+    z: Float[Tensor, "k n d"], log_likelihood: Float[Tensor, "k n"], proposal: Proposal
 ) -> Float[Tensor, " n"]:
-    r""":math:`-\log \frac1k \sum_j p(x|z_j) p(z_j) / q(z_j)` of each column, for draws :math:`z_j` of any density q."""
-    weights = (log_likelihood + log_prior - log_q).double()
-    return math.log(len(weights)) - torch.logsumexp(weights, 0)
+    r"""Estimate :math:`-\log \frac1k \sum_j p(x|z_j) p(z_j) / q(z_j)` of each sentence in float64.
+
+    It is above :math:`-\log p(x)` on average for any proposal q, and falls to it as k grows (Burda et al. 2016).
+
+    Args:
+        z: draws of the proposal.
+        log_likelihood: :math:`\log p(x|z)` of each draw.
+        proposal: the density that ``z`` was drawn from.
+    """
+    log_weights = (log_likelihood + standard_log_prob(z) - proposal.log_prob(z)).double()
+    return math.log(len(z)) - torch.logsumexp(log_weights, 0)
 
 
 def fitted_normal(z: Float[Tensor, "s n d"], inflate: float = 1.2) -> Normal:
-    """A Gaussian proposal for each posterior that has no density: the draws' mean and inflated variance.
+    """Fit a Gaussian proposal to draws of each posterior: their mean and ``inflate`` times their variance.
 
-    Any proposal makes :func:`importance_weighted_nll` a valid bound; a wider one keeps its weights bounded.
+    A posterior without a density needs one; a wider proposal keeps the importance weights bounded.
     """
     variance, mean = torch.var_mean(z, 0)
     return Normal(mean, log_variance=(variance * inflate).clamp_min(1e-8).log())
 
 
-def perplexity(nll_a_sentence: float, scored_a_sentence: float) -> float:
-    """``exp`` of the nats a scored token (words and one ``</s>`` a sentence, as the tables count)."""
-    return math.exp(nll_a_sentence / scored_a_sentence)
+def perplexity(nll_per_sentence: float, scored_per_sentence: float) -> float:
+    """Compute ``exp`` of the nats per scored token (words and one ``</s>`` per sentence, as the tables count)."""
+    return math.exp(nll_per_sentence / scored_per_sentence)
 
 
-def aggregate_information(z: Float[Tensor, "n d"], posteriors: Normal, log_q: Float[Tensor, " n"]) -> float:
-    r"""The mutual information :math:`E_{x, z \sim q(z|x)}[\log q(z|x) - \log \frac1m \sum_j q(z|x_j)]` in nats.
+def aggregate_information(z: Float[Tensor, "n d"], posteriors: Normal) -> float:
+    r"""Estimate :math:`E_{x, z \sim q(z|x)}[\log q(z|x) - \log \frac1n \sum_j q(z|x_j)]`, the mutual information.
 
-    ``z[i]`` is a draw of the i-th of the ``m`` posteriors. At most :math:`\log m`, whatever the true value.
+    ``z[i]`` is a draw of the i-th of the ``n`` posteriors. The result, in nats, is at most :math:`\log n`.
     """
+    n = len(posteriors.mean)
+    log_q = posteriors.log_prob(z).double()
+    block = max(1, _BLOCK_ELEMENTS // (n * z.shape[1]))
     total = 0.0
-    m = len(posteriors.mean)
-    block = max(1, _BLOCK // (m * z.shape[1]))
-    for first in range(0, len(z), block):
-        rows = z[first : first + block]
-        log_mixture = torch.logsumexp(posteriors.log_prob(rows[:, None].expand(-1, m, -1)).double(), 1) - math.log(m)
-        total += float((log_q[first : first + block].double() - log_mixture).sum())
-    return total / len(z)
+    for rows, log_q_rows in zip(z.split(block), log_q.split(block), strict=True):
+        pairwise = posteriors.log_prob(rows[:, None].expand(-1, n, -1)).double()
+        total += float((log_q_rows - torch.logsumexp(pairwise, 1) + math.log(n)).sum())
+    return total / n
 
 
 def active_units(first: Float[Tensor, " d"], second: Float[Tensor, " d"], threshold: float = 0.01) -> int:
-    """Dimensions whose posterior mean varies over x by more than ``threshold`` (variance; Burda et al. 2016).
+    """Count the dimensions whose posterior mean has a variance over x above ``threshold`` (Burda et al. 2016).
 
     Args:
         first: averages over x of the posterior means.

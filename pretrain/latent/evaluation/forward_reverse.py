@@ -3,9 +3,10 @@
 Forward: a 5-gram model of the real training text scores the generated sentences; low means fluent. Reverse: a 5-gram
 model of the generated sentences scores real text; low means diverse as well (Zhao et al. 2018; Table 4 of the clVAE
 paper, UAI 2022). The rules are those of the code released with that paper: :data:`SAMPLES` sentences, decoded greedily
-from the prior; at most :data:`LONGEST` words each; every word of the vocabulary once more as a sentence of its own in
-the text that the reverse model learns from; modified Kneser-Ney with the fallback discounts; ``<unk>`` in a training
-text is white space, in a scored text an unknown word that counts; ``</s>`` does not count.
+from the prior; at most :data:`~pretrain.latent.evaluation.generate.MAX_WORDS` words each; every word of the vocabulary
+once more as a sentence of its own in the text that the reverse model learns from; modified Kneser-Ney with the fallback
+discounts; ``<unk>`` in a training text is white space, in a scored text an unknown word that counts; ``</s>`` does not
+count.
 """
 
 from __future__ import annotations
@@ -18,18 +19,22 @@ from pathlib import Path
 from typing import Literal, assert_never
 
 from pretrain.base.errors import DataError
-from pretrain.latent.evaluation.word_scores import LanguageModel, Text
+from pretrain.engine.artifacts import save_artifact
+from pretrain.latent.artifacts import GENERATED_TEXT
+from pretrain.latent.data.corpus import read
+from pretrain.latent.evaluation.generate import MAX_WORDS, sample
 from pretrain.latent.ngram import kenlm, kneser_ney
+from pretrain.latent.ngram.word_scores import LanguageModel, Text
+from pretrain.latent.restore import LoadedModel
+from pretrain.latent.text_files import file_of
 
 logger = logging.getLogger(__name__)
 
 SAMPLES = 1280
-"""Generated sentences of the paper: 10 batches of 128."""
-
-LONGEST = 78
-"""Words of a generated sentence: decoding stops at 80 with ``<s>``; then the first and the last are cut off."""
+"""The number of generated sentences in the paper: 10 batches of 128."""
 
 ORDER = 5
+"""The longest n-grams of both models."""
 
 Estimator = Literal["kenlm", "builtin"]
 """``kenlm``: its own programs. ``builtin``: :mod:`pretrain.latent.ngram.kneser_ney`, the same model in numpy."""
@@ -37,10 +42,13 @@ Estimator = Literal["kenlm", "builtin"]
 
 @dataclass(frozen=True)
 class TextPerplexity:
-    """Perplexity of one text under one n-gram model.
+    """The perplexity of one text under one n-gram model.
 
-    ``released`` counts as the paper's code does (no ``</s>``), ``with_ends`` as KenLM's ``query`` (``</s>`` is a word).
-    ``words`` and ``unknown`` count the text's words, and those that the model does not know.
+    Attributes:
+        released: without ``</s>``, as the paper's code counts.
+        with_ends: with ``</s>`` as a word, as KenLM's ``query`` counts.
+        words: the number of words of the text.
+        unknown: how many of them the model does not know.
     """
 
     released: float
@@ -50,24 +58,24 @@ class TextPerplexity:
 
 
 def estimator(name: Estimator, folder: Path, programs: Path | None = None) -> Callable[[Text], LanguageModel]:
-    """What turns a text into a 5-gram model by the paper's rules.
+    """Choose the function that estimates a 5-gram model of a text by the paper's rules.
 
     Args:
-        name: nothing replaces the one that was asked for.
-        folder: where ``lmplz`` puts its models, each under a name of its own and for the caller to remove (PTB: 90 MB).
+        name: the estimator; no other one replaces it.
+        folder: where ``lmplz`` writes its models, each in a file of its own that the caller removes (PTB: 90 MB).
         programs: the folder of ``lmplz`` and ``query``, see :func:`pretrain.latent.ngram.kenlm.find_programs`.
 
     Raises:
-        ConfigError: ``kenlm``, and its programs are not found.
+        ConfigError: the programs of ``kenlm`` are missing.
     """
     match name:
         case "kenlm":
-            found = kenlm.find_programs(programs)
+            executables = kenlm.find_programs(programs)
 
             def estimate(text: Text) -> LanguageModel:
                 with tempfile.NamedTemporaryFile(dir=folder, suffix=".arpa", delete=False) as file:
                     arpa = Path(file.name)
-                return kenlm.estimate(text, arpa, found, ORDER, kneser_ney.FALLBACK)
+                return kenlm.estimate(text, arpa, executables, ORDER, kneser_ney.FALLBACK)
 
             return estimate
         case "builtin":
@@ -77,42 +85,42 @@ def estimator(name: Estimator, folder: Path, programs: Path | None = None) -> Ca
 
 
 def as_scored(samples: Text) -> list[list[str]]:
-    """Generated sentences as the paper scores them: the words before ``</s>``, at most :data:`LONGEST`."""
+    """Cut generated sentences as the paper does: the words before ``</s>``, at most ``MAX_WORDS`` of them."""
     sentences = [list(words[: words.index("</s>")] if "</s>" in words else words) for words in samples]
-    long = sum(len(words) > LONGEST for words in sentences)
-    if long:
-        logger.info("%d of %d generated sentences are cut to %d words", long, len(sentences), LONGEST)
-    return [words[:LONGEST] for words in sentences]
+    too_long = sum(len(words) > MAX_WORDS for words in sentences)
+    if too_long:
+        logger.info("%d of %d generated sentences are cut to %d words", too_long, len(sentences), MAX_WORDS)
+    return [words[:MAX_WORDS] for words in sentences]
 
 
 def forward_perplexity(samples: Text, train: Text, estimate: Callable[[Text], LanguageModel]) -> TextPerplexity:
-    """Perplexity of the generated ``samples`` under a model of the real ``train`` text.
+    """Compute the perplexity of the generated ``samples`` under a model of the real ``train`` text.
 
     Raises:
         DataError: a text holds no word, or no model can be estimated from it.
     """
-    _warn_of_number(samples)
+    _check_number(samples)
     return _perplexity(estimate(train), as_scored(samples))
 
 
 def reverse_perplexity(
     samples: Text, vocabulary: Sequence[str], real: Mapping[str, Text], estimate: Callable[[Text], LanguageModel]
 ) -> dict[str, TextPerplexity]:
-    """Perplexity of each text in ``real`` under a model of the generated ``samples``.
+    """Compute the perplexity of each text in ``real`` under a model of the generated ``samples``.
 
-    The paper says that it scores the test set; its code scores the training set: give both.
+    The paper says that it scores the test set, and its code scores the training set: give both.
 
     Args:
         samples: generated sentences.
         vocabulary: all words of the generating model, the special ones included (``<s>``, ``</s>`` and ``<unk>`` are
             white space in a training text: they add empty sentences, as in the paper's code).
         real: texts by name.
-        estimate: see :func:`estimator`.
+        estimate: the function that :func:`estimator` chooses.
 
     Raises:
         DataError: a text holds no word, or no model can be estimated from it.
     """
-    _warn_of_number(samples)
+    _check_number(samples)
     model = estimate([[word] for word in vocabulary] + as_scored(samples))
     return {name: _perplexity(model, text) for name, text in real.items()}
 
@@ -127,7 +135,7 @@ def _perplexity(model: LanguageModel, text: Text) -> TextPerplexity:
     )
 
 
-def _warn_of_number(samples: Text) -> None:
+def _check_number(samples: Text) -> None:
     if not samples:
         raise DataError("forward and reverse perplexity: no generated sentence")
     if len(samples) != SAMPLES:
@@ -137,3 +145,51 @@ def _warn_of_number(samples: Text) -> None:
             len(samples),
             SAMPLES,
         )
+
+
+def generated_perplexities(
+    model: LoadedModel, *, by: Estimator = "builtin", data: Path | None = None, programs: Path | None = None,
+    number: int = SAMPLES, seed: int = 1,
+) -> dict[str, float]:  # fmt: skip
+    """Compute the 5-gram perplexities of what a trained model writes, with and without ``</s>`` counted (Table 4).
+
+    ``forward`` is that of the sentences under a model of the training text; ``reverse_train`` (the released rule) and
+    ``reverse_test`` (the paper's words) are those of the real texts under a model of the sentences.
+
+    Args:
+        model: the trained model.
+        by: the estimator of the 5-gram models; no other one replaces it.
+        data: the folder with the texts; None reads them where the job did, and keeps the result in the run folder.
+        programs: the folder of KenLM's programs.
+        number: how many sentences are decoded greedily from the prior.
+        seed: the seed of the draws.
+
+    Raises:
+        DataError: a text is missing, or holds no word of the vocabulary.
+        ConfigError: KenLM's programs are missing, or the model has no z.
+    """
+    if by == "kenlm":
+        kenlm.find_programs(programs)  # fail before a minute of writing
+    _, vocabulary = model.text
+    section = model.job.data.read_from(data)
+    texts = {}
+    for split in ("train", "test"):
+        file = file_of(section, split)
+        if file is None:
+            raise DataError(f"{section.path}: no file whose name says {split}")
+        texts[split] = list(read(file, section.format))
+        if not vocabulary.knows_any(texts[split]):
+            raise DataError(f"{file}: holds no known word; the vocabulary of {len(vocabulary)} words is of other text")
+    sentences = [text.split() for text in sample(model, number, seed)]
+    with tempfile.TemporaryDirectory() as folder:
+        estimate = estimator(by, Path(folder), programs)
+        perplexities = {"forward": forward_perplexity(sentences, texts["train"], estimate)}
+        for split, reverse in reverse_perplexity(sentences, vocabulary.words, texts, estimate).items():
+            perplexities[f"reverse_{split}"] = reverse
+    metrics: dict[str, float] = {}
+    for name, value in perplexities.items():
+        metrics |= {f"{name}_ppl": value.released, f"{name}_ppl_with_ends": value.with_ends}
+    if data is None:
+        settings = {"checkpoint": str(model.checkpoint), "by": by, "number": number, "seed": seed}
+        save_artifact(model.checkpoint, GENERATED_TEXT, settings | metrics)
+    return metrics

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from pretrain.engine.optim.settings import ModuleOptimizer
@@ -31,6 +33,29 @@ def build(job: LatentJob, words: int) -> dict[str, nn.Module]:
     if job.has_critics:
         modules["critics"] = Critics(model.latent, model.hidden if classes is None else classes, job.critic)
     return modules
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """The modules of a model of sentences; a language model has no encoder, only an implicit posterior has critics."""
+
+    encoder: TextEncoder | None
+    decoder: TextDecoder
+    critics: Critics | None
+
+    @classmethod
+    def of(cls, modules: Mapping[str, nn.Module]) -> TextModel:
+        """Make the model from a job's modules by name."""
+        encoder, decoder, critics = (modules.get(name) for name in ("encoder", "decoder", "critics"))
+        assert encoder is None or isinstance(encoder, TextEncoder)
+        assert isinstance(decoder, TextDecoder)
+        assert critics is None or isinstance(critics, Critics)
+        return cls(encoder, decoder, critics)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the parameters are on."""
+        return next(self.decoder.parameters()).device
 
 
 def optimizers(job: LatentJob) -> Mapping[str, ModuleOptimizer]:

@@ -1,7 +1,7 @@
 """KenLM's own programs: ``lmplz`` estimates an n-gram model, ``query`` scores a text.
 
-They are no Python packages: ``make kenlm`` builds both and puts them beside the interpreter. They are looked for in the
-folder that the job names, else beside the interpreter, else on ``PATH``.
+They are no Python packages: ``make kenlm`` builds both and puts them beside the interpreter. They are taken from the
+folder that the caller names, else from beside the interpreter, else from ``PATH``.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.base.errors import ConfigError, DataError
-from pretrain.latent.evaluation.word_scores import Text, WordScores, check_words
 from pretrain.latent.ngram.kneser_ney import check_estimate
+from pretrain.latent.ngram.word_scores import Text, WordScores, check_words
 
 logger = logging.getLogger(__name__)
 
-_MEMORY = "20%"
-"""Of the machine's, for sorting: without a word, ``lmplz`` takes 80 % and fails where it gets less."""
+_SORT_MEMORY = "20%"
+"""The share of the machine's memory for sorting: by default ``lmplz`` takes 80 % and fails where it gets less."""
 
 
 @dataclass(frozen=True)
 class Programs:
-    """Where KenLM's programs are."""
+    """The paths of KenLM's programs."""
 
     lmplz: Path
     query: Path
@@ -44,13 +44,13 @@ def find_programs(folder: Path | None = None) -> Programs:
 
 def _find(name: str, folder: Path | None) -> Path:
     beside = Path(sys.executable).parent
-    found = shutil.which(name, path=str(folder or beside)) or (shutil.which(name) if folder is None else None)
-    if found is None:
+    path = shutil.which(name, path=str(folder or beside)) or (shutil.which(name) if folder is None else None)
+    if path is None:
         raise ConfigError(
             f"KenLM's {name} is not in {folder or f'{beside} or on PATH'}: run 'make kenlm', or name its folder "
             "(--programs), or choose the built-in estimator, the same model in numpy (--by builtin)"
         )
-    return Path(found)
+    return Path(path)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class KenLM:
     programs: Programs
 
     def score(self, text: Text) -> WordScores:
-        """The log10 probability of each word and of each end of a sentence.
+        """Compute the log10 probability of each word and of each end of a sentence.
 
         Raises:
             DataError: ``query`` cannot read the model, or a word holds white space.
@@ -70,7 +70,7 @@ class KenLM:
         log10: list[float] = []
         unknown: list[bool] = []
         ends: list[bool] = []
-        for line in _run(command, _lines(text)).split("\n")[:-1]:
+        for line in _run_program(command, _as_lines(text)).split("\n")[:-1]:
             # word=number <space> length of the n-gram <space> log10 p <tab> ... Total: ... OOV: ...
             scored = [cell.rsplit(" ", 2) for cell in line.split("\t")[:-1]]
             log10.extend(float(p) for _, _, p in scored)
@@ -93,23 +93,23 @@ def estimate(
         DataError: ``lmplz`` refuses the text, or a word holds white space.
     """
     check_estimate(text, order, fallback)
-    command = [str(programs.lmplz), "-o", str(order), "-S", _MEMORY, "-T", str(arpa.parent), "--skip_symbols"]
+    command = [str(programs.lmplz), "-o", str(order), "-S", _SORT_MEMORY, "-T", str(arpa.parent), "--skip_symbols"]
     command += ["--arpa", str(arpa)]
     if fallback is not None:
         command += ["--discount_fallback", *(f"{d:g}" for d in fallback)]
-    _run(command, _lines(text))
+    _run_program(command, _as_lines(text))
     return KenLM(arpa, programs)
 
 
-def _lines(text: Text) -> str:
+def _as_lines(text: Text) -> str:
     check_words({word for sentence in text for word in sentence})
     return "".join(" ".join(sentence) + "\n" for sentence in text)
 
 
-def _run(command: list[str], text: str) -> str:
+def _run_program(command: list[str], text: str) -> str:
     logger.debug("%s", " ".join(command))
     done = subprocess.run(command, input=text.encode(), capture_output=True, check=False)
     if done.returncode != 0:
-        said = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-        raise DataError(f"{' '.join(command)}: exit code {done.returncode}: {' '.join(said[-2:]) or 'no message'}")
+        message = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+        raise DataError(f"{' '.join(command)}: exit code {done.returncode}: {' '.join(message[-2:]) or 'no message'}")
     return done.stdout.decode()

@@ -15,13 +15,13 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from pretrain.base.errors import ConfigError, DataError
-from pretrain.latent.evaluation.word_scores import Text, check_words
 from pretrain.latent.ngram.model import END, SPECIAL, START, Level, NGramModel
+from pretrain.latent.ngram.word_scores import Text, check_words
 
 logger = logging.getLogger(__name__)
 
 FALLBACK = (0.5, 1.0, 1.5)
-"""What ``lmplz --discount_fallback`` subtracts from counts 1, 2 and 3 or more where the estimate fails."""
+"""The discounts of counts 1, 2 and 3 or more that ``lmplz --discount_fallback`` takes where the estimate fails."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def estimate(text: Text, order: int = 5, fallback: tuple[float, float, float] | 
 
 
 def check_estimate(text: Text, order: int, fallback: tuple[float, float, float] | None) -> None:
-    """What every estimator refuses.
+    """Check the arguments of an estimator.
 
     Raises:
         ConfigError: ``order`` is below 2, or a fallback discount is not in 0..1, 0..2, 0..3.
@@ -99,7 +99,7 @@ def check_estimate(text: Text, order: int, fallback: tuple[float, float, float] 
 
 
 def discounts(adjusted: Int64[np.ndarray, " m"]) -> Float64[np.ndarray, " 4"] | None:
-    """D(0) = 0, D1, D2 and D3+ of the n-grams of one order (Chen and Goodman 1998, Eq. 26); None if not defined.
+    """Estimate D(0) = 0, D1, D2 and D3+ of the n-grams of one order (Chen and Goodman 1998, Eq. 26), None if undefined.
 
     With n_k the number of n-grams whose adjusted count is k and Y = n_1 / (n_1 + 2 n_2):
     D_k = k - (k + 1) Y n_{k+1} / n_k. Not defined, as in ``lmplz``: n_1, n_2 or n_3 is 0, or a discount is negative.
@@ -132,7 +132,7 @@ def _discounts_of(
 
 
 def _numbered(text: Text) -> tuple[list[str], Int64[np.ndarray, " t"]]:
-    """The words in order of appearance, and the text as ``<s> .. </s> <s> .. </s>`` in their numbers."""
+    """Number the words in order of appearance; returns them, and the text ``<s> .. </s> <s> .. </s>`` in numbers."""
     numbers = {word: number for number, word in enumerate(SPECIAL)}
     tokens: list[int] = []
     for sentence in text:
@@ -144,7 +144,7 @@ def _numbered(text: Text) -> tuple[list[str], Int64[np.ndarray, " t"]]:
 
 
 def _count(tokens: Int64[np.ndarray, " t"], order: int, vocabulary: int) -> list[_Counts]:
-    """Count the n-grams of every order; those that reach over a ``<s>`` are none."""
+    """Count the n-grams of every order; none reaches over a ``<s>``."""
     ids = np.arange(vocabulary)
     nothing = np.zeros(vocabulary, dtype=np.int64)
     count = np.bincount(tokens, minlength=vocabulary)
@@ -167,7 +167,7 @@ def _count(tokens: Int64[np.ndarray, " t"], order: int, vocabulary: int) -> list
 
 
 def _last_place(tokens: Int64[np.ndarray, " t"], order: int) -> int:
-    """Where the n-gram ends that sorts last, by its last word, then the one before it, and so on back to ``<s>``."""
+    """Find the end of the n-gram that sorts last, by its last word, then the one before it, and so on to ``<s>``."""
     places = np.arange(len(tokens))
     for back in range(order):
         words = tokens[places - back]
@@ -178,7 +178,7 @@ def _last_place(tokens: Int64[np.ndarray, " t"], order: int) -> int:
 
 
 def _adjusted(grams: _Counts, above: _Counts | None) -> Int64[np.ndarray, " m"]:
-    """Counts at the highest order (no ``above``) and after ``<s>``; elsewhere the number of different left words."""
+    """Return counts at the highest order (no ``above``) and after ``<s>``, else numbers of different left words."""
     if above is None:
         return grams.count
     different = np.bincount(above.suffix, minlength=len(grams.keys))

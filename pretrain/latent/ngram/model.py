@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from pretrain.latent.evaluation.word_scores import Text, WordScores
+from pretrain.latent.ngram.word_scores import Text, WordScores
 
 UNKNOWN, START, END = range(3)
 SPECIAL = ("<unk>", "<s>", "</s>")
@@ -28,22 +28,22 @@ class Level:
     backoff: Float64[np.ndarray, " m"]
 
     def find(self, keys: Int64[np.ndarray, " t"]) -> Int64[np.ndarray, " t"]:
-        """The rows of ``keys``; -1 for those that are not there."""
+        """Return the rows of ``keys``, and -1 for each key that is not there."""
         if not len(self.keys):
             return np.full(len(keys), -1)
         rows = np.searchsorted(self.keys, keys)
-        found = self.keys[np.minimum(rows, len(self.keys) - 1)] == keys
-        return np.where(found, rows, -1)
+        present = self.keys[np.minimum(rows, len(self.keys) - 1)] == keys
+        return np.where(present, rows, -1)
 
 
 class NGramModel:
-    """p(w | context) = p of the longest n-gram that is stored, times the back-off weights of the contexts it lacks.
+    """The model p(w | context) = p(longest stored n-gram) x the back-off weights of the longer contexts.
 
     This is the lookup of ARPA files (and of KenLM): every prefix and suffix of a stored n-gram is stored as well.
 
     Args:
-        words: their numbers are their places; ``<unk> <s> </s>`` are 0, 1 and 2.
-        levels: unigrams first.
+        words: all words, numbered by their places; ``<unk> <s> </s>`` are 0, 1 and 2.
+        levels: the n-grams of each order, unigrams first.
     """
 
     def __init__(self, words: Sequence[str], levels: Sequence[Level]) -> None:
@@ -59,7 +59,7 @@ class NGramModel:
         return len(self.levels)
 
     def score(self, text: Text) -> WordScores:
-        """The log10 probability of each word and of each end of a sentence."""
+        """Compute the log10 probability of each word and of each end of a sentence."""
         tokens = self._framed(text)
         starts = np.concatenate(([0], np.cumsum([len(sentence) + 2 for sentence in text])[:-1])).astype(np.int64)
         rows, log10 = tokens, self.levels[0].log10[tokens]
@@ -68,9 +68,9 @@ class NGramModel:
             known = contexts >= 0
             rows = np.where(known, level.find(contexts * len(self.words) + tokens), -1)
             rows[starts] = -1  # nothing reaches over the start of a sentence
-            found = rows >= 0
+            listed = rows >= 0
             log10[known] += below.backoff[contexts[known]]
-            log10[found] = level.log10[rows[found]]
+            log10[listed] = level.log10[rows[listed]]
         scored = np.ones(len(tokens), dtype=bool)
         scored[starts] = False
         ends = np.zeros(len(tokens), dtype=bool)
@@ -78,7 +78,7 @@ class NGramModel:
         return WordScores(log10[scored], tokens[scored] == UNKNOWN, ends[scored])
 
     def _framed(self, text: Text) -> Int64[np.ndarray, " t"]:
-        """All sentences in a row, ``<s>`` and ``</s>`` around each."""
+        """Join all sentences, with ``<s>`` and ``</s>`` around each."""
         tokens: list[int] = []
         for sentence in text:
             tokens.append(START)

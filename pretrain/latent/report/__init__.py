@@ -1,7 +1,7 @@
-"""What the latent family adds to ``capt report``: Tables 1 to 5 and 7 and Figures 3 and 4 of its paper, ours beside.
+"""The part of ``capt report`` for latent runs: Tables 1 to 5 and 7, Figures 3 and 4 of the paper beside our results.
 
-Runs of text become rows by their configuration. Their figures are those that ``capt evaluate RUN`` left in the run
-folder (test text), else those of the best validation; the report says which.
+The configuration of a run of text decides which row of the tables it is. Its metrics are those that ``capt evaluate
+RUN`` left in the run folder (test text), else those of the best validation; the report says which.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ from pretrain.config.load import flatten, load_job
 from pretrain.latent.artifacts import EVALUATION
 from pretrain.latent.report.plots import bounds_figure, dropout_figure, scatter_figures, shown_steps, training_figure
 from pretrain.latent.report.rows import cluster_label, is_clusters, is_latent, text_rows
-from pretrain.latent.report.tables import BOUNDS, CODES, code_table, generated_table, likelihood_table
+from pretrain.latent.report.tables import BOUND_REMARK, CODE_REMARK, code_table, generated_table, likelihood_table
 from pretrain.report.document import ReportSection, Table
 from pretrain.report.runs import RunRecord, read_run
 from pretrain.report.sweeps import Configuration, SweepRecord
 
-_CLUSTER_FIGURES = ("purity", "purity_cosine", "silhouette", "probe", "accuracy", "loss")
+_CLUSTER_METRICS = ("purity", "purity_cosine", "silhouette", "probe", "accuracy", "loss")
 
 
 def run_sections(runs: Sequence[RunRecord]) -> list[ReportSection]:
-    """Sections of latent runs; none without one."""
+    """Write the sections of the latent runs among ``runs``."""
     sections = []
-    runs = [_checked(run) for run in runs if is_latent(run)]
+    runs = [_with_whole_config(run) for run in runs if is_latent(run)]
     rows = text_rows(runs)
     if rows:
         tables = [likelihood_table(rows), code_table(rows)]
         figures = [*bounds_figure(rows), *training_figure(rows), *dropout_figure(rows)]
-        data = {str(row.run.folder): {**row.figures, **row.generated} for row in rows}
-        sections.append(
-            ReportSection("Latent-variable models (Tables 1 to 3 and 7)", tables=tables, remarks=[BOUNDS, CODES],
-                    figures=figures, data=data)
-        )  # fmt: skip
+        data = {str(row.run.folder): {**row.metrics, **row.generated} for row in rows}
+        name = "Latent-variable models (Tables 1 to 3 and 7)"
+        remarks = [BOUND_REMARK, CODE_REMARK]
+        sections.append(ReportSection(name, tables=tables, remarks=remarks, figures=figures, data=data))
         generated = generated_table(rows)
         if generated.rows:
             sections.append(ReportSection("Generated text (Table 4): 5-gram perplexity", tables=[generated]))
@@ -49,7 +48,7 @@ def run_sections(runs: Sequence[RunRecord]) -> list[ReportSection]:
 
 
 def sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
-    """The same of each study's best configuration: the seeds that were evaluated, else the first one that is done."""
+    """Write the sections of each study's best setting: the seeds that were evaluated, else the first that is done."""
     runs = []
     for sweep in sweeps:
         for study in sweep.studies:
@@ -69,28 +68,20 @@ def _runs_of(best: Configuration) -> list[RunRecord]:
     return [run for run in runs if (run.folder / EVALUATION.format(split="test")).is_file()] or runs[:1]
 
 
-def _checked(run: RunRecord) -> RunRecord:
-    """The run with the whole configuration of its job. Raises ``ConfigError``, if it is none of a latent job."""
+def _with_whole_config(run: RunRecord) -> RunRecord:
+    """Complete the configuration with its defaults. Raises ``ConfigError`` where it is not that of a latent job."""
     job = load_job(str(run.folder / "config.yaml"), resolved=True)
     return replace(run, config=flatten(job.model_dump(mode="json", by_alias=True)))
 
 
 def _cluster_table(runs: Sequence[RunRecord]) -> Table:
-    header = [
-        "model",
-        "K",
-        "step",
-        "k-means purity",
-        "purity, cosine",
-        "silhouette",
-        "linear probe",
-        "reconstructed",
-        "loss, nats",
-    ]
+    header = ["model", "K", "step", "k-means purity", "purity, cosine", "silhouette", "linear probe", "reconstructed",
+              "loss, nats"]  # fmt: skip
     rows = []
     for run in runs:
-        kept = {row.step: row.figures for row in run.validation}
-        for step in shown_steps(kept):
-            figures = [f"{kept[step][name]:.3f}" if name in kept[step] else "" for name in _CLUSTER_FIGURES]
-            rows.append([cluster_label(run.config), str(run.config["data.clusters"]), f"{step:,}", *figures])
+        validations = {row.step: row.figures for row in run.validation}
+        for step in shown_steps(validations):
+            metrics = validations[step]
+            cells = [f"{metrics[name]:.3f}" if name in metrics else "" for name in _CLUSTER_METRICS]
+            rows.append([cluster_label(run.config), str(run.config["data.clusters"]), f"{step:,}", *cells])
     return Table(header, rows)

@@ -1,4 +1,4 @@
-"""Figures: which perplexity bounds what; KL and MI over training (Figure 3); dropout (Figure 4); codes (Table 5)."""
+"""Plots: perplexity by each bound, KL and MI over training (Figure 3), dropout (Figure 4), and codes (Table 5)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from pretrain.latent.artifacts import CODES
-from pretrain.latent.report.rows import Row, cluster_label
+from pretrain.latent.report.rows import ModelRow, cluster_label
 from pretrain.report.document import ReportFigure
 from pretrain.report.plots import Theme, colour, count_steps, new_figure, style_axis, to_png
 from pretrain.report.runs import RunRecord
 
-STEPS = (5_000, 15_000, 30_000, 80_000)
-"""Of the paper's scatter plots."""
+SCATTER_STEPS = (5_000, 15_000, 30_000, 80_000)
+"""The steps of the paper's scatter plots."""
 
 
-def shown_steps(kept: Iterable[int]) -> list[int]:
-    """Of the steps that were kept, the nearest to each of :data:`STEPS`."""
-    steps = sorted(kept)
-    return sorted({min(steps, key=partial(_distance, wanted)) for wanted in STEPS}) if steps else []
+def shown_steps(available: Iterable[int]) -> list[int]:
+    """Choose, of the steps that have codes, the nearest to each of :data:`SCATTER_STEPS`."""
+    steps = sorted(available)
+    return sorted({min(steps, key=partial(_distance, wanted)) for wanted in SCATTER_STEPS}) if steps else []
 
 
 def _distance(a: int, b: int) -> int:
@@ -34,27 +34,27 @@ _SOLID, _DASHED = (0, (1, 0)), (0, (4, 2))
 _PERPLEXITIES = (("ppl_dual", "dual: no bound", "x"), ("ppl_exact", "exact KL: upper bound, by the encoder", "o"))
 
 
-def bounds_figure(rows: Sequence[Row]) -> list[ReportFigure]:
-    """For each row the perplexity by the dual, by the exact KL and by importance weighting, on one logarithmic axis."""
+def bounds_figure(rows: Sequence[ModelRow]) -> list[ReportFigure]:
+    """Plot each row's perplexity by the dual, by the exact KL and by importance weighting, on one logarithmic axis."""
     shown = [row for row in rows if row.get("ppl_exact") or row.get("ppl_dual")]
     if not shown:
         return []
-    return [_figure("latent-bounds", lambda theme: _bounds(shown, rows, theme))]
+    return [_light_and_dark("latent-bounds", lambda theme: _paint_bounds(shown, rows, theme))]
 
 
-def _bounds(rows: Sequence[Row], everyone: Sequence[Row], theme: Theme) -> bytes:
+def _paint_bounds(rows: Sequence[ModelRow], all_rows: Sequence[ModelRow], theme: Theme) -> bytes:
     handles = [Line2D([], [], color=colour(i, theme), marker=mark, linestyle="", label=label)
                for i, (_, label, mark) in enumerate(_PERPLEXITIES)]  # fmt: skip
     weighted = "weighted, encoder proposes: upper bound (hollow: of fewer sentences)"
     handles.append(Line2D([], [], color=colour(2, theme), marker="D", linestyle="", label=weighted))
-    language_model = [row for row in everyone if row.name == "LSTM language model" and row.get("ppl_rec")]
+    language_model = [row for row in all_rows if row.name == "LSTM language model" and row.get("ppl_rec")]
     if language_model:
         handles.append(Line2D([], [], color=colour(3, theme), label="LSTM language model of the same size: exact"))
     figure, (axis,) = new_figure(1, len(handles) + len(rows) // 2, theme)
     places = np.arange(len(rows))[::-1]
     for i, (name, _, mark) in enumerate(_PERPLEXITIES):
-        found = [(value, place) for row, place in zip(rows, places, strict=True) if (value := row.get(name))]
-        axis.plot([v for v, _ in found], [p for _, p in found], mark, color=colour(i, theme), linestyle="")
+        values = [row.get(name) or np.nan for row in rows]
+        axis.plot(values, places, mark, color=colour(i, theme), linestyle="")
     for row, place in zip(rows, places, strict=True):
         if row.weighted is not None:
             face = "none" if row.get("iw_sentences") else colour(2, theme)
@@ -68,8 +68,8 @@ def _bounds(rows: Sequence[Row], everyone: Sequence[Row], theme: Theme) -> bytes
     return to_png(figure, handles, theme)
 
 
-def training_figure(rows: Sequence[Row]) -> list[ReportFigure]:
-    """Figure 3: dual KL, exact KL and MI of each validation."""
+def training_figure(rows: Sequence[ModelRow]) -> list[ReportFigure]:
+    """Plot dual KL, exact KL and MI of each validation (Figure 3)."""
     panels = [("kl_dual", "KL, dual"), ("kl_exact", "KL, exact"), ("mi_dual", "MI, dual"), ("mi_batch", "MI, batch")]
     panels = [(key, name) for key, name in panels if any(row.run.series(key, validation=True)[0] for row in rows)]
     if not panels:
@@ -88,15 +88,15 @@ def training_figure(rows: Sequence[Row]) -> list[ReportFigure]:
             count_steps(axis, max(row.run.last_step for row in rows))
         return to_png(figure, handles, theme)
 
-    return [_figure("latent-kl-mi", paint)]
+    return [_light_and_dark("latent-kl-mi", paint)]
 
 
-def dropout_figure(rows: Sequence[Row]) -> list[ReportFigure]:
-    """Figure 4: perplexity against the dropout of the encoder, a line for each model and text."""
-    by_name: dict[str, list[Row]] = {}
+def dropout_figure(rows: Sequence[ModelRow]) -> list[ReportFigure]:
+    """Plot perplexity against the dropout of the encoder, with a line for each model and text (Figure 4)."""
+    by_name: dict[str, list[ModelRow]] = {}
     for row in rows:
         by_name.setdefault(row.label, []).append(row)
-    series = {name: found for name, found in by_name.items() if len({_dropout(row) for row in found}) > 1}
+    series = {name: group for name, group in by_name.items() if len({_dropout(row) for row in group}) > 1}
     if not series:
         return []
 
@@ -104,48 +104,48 @@ def dropout_figure(rows: Sequence[Row]) -> list[ReportFigure]:
         handles = [Line2D([], [], color=colour(i, theme), linewidth=2, label=name) for i, name in enumerate(series)]
         figure, axes = new_figure(2, len(handles), theme)
         for axis, (key, title) in zip(axes, (("ppl_dual", "PPL, dual"), ("ppl_exact", "PPL, exact")), strict=True):
-            for i, found in enumerate(series.values()):
-                points = sorted((_dropout(row), value) for row in found if (value := row.get(key)) is not None)
+            for i, group in enumerate(series.values()):
+                points = sorted((_dropout(row), value) for row in group if (value := row.get(key)) is not None)
                 axis.plot([d for d, _ in points], [v for _, v in points], color=colour(i, theme), marker="o")
             style_axis(axis, title, "dropout of the encoder's word vectors", "perplexity", theme)
         return to_png(figure, handles, theme)
 
-    return [_figure("latent-dropout", paint)]
+    return [_light_and_dark("latent-dropout", paint)]
 
 
-def _dropout(row: Row) -> float:
+def _dropout(row: ModelRow) -> float:
     return float(row.run.config["model.encoder_dropout"])
 
 
 def scatter_figures(runs: Sequence[RunRecord]) -> list[ReportFigure]:
-    """Table 5: the codes of every class after 5K, 15K, 30K and 80K steps (the nearest that was kept), a row a run."""
+    """Plot the codes of every class nearest to 5K, 15K, 30K and 80K steps (Table 5), one picture per run."""
     figures = []
     for run in runs:
-        kept = {int(path.stem.removeprefix("step-")): path for path in sorted((run.folder / CODES).glob("step-*.npy"))}
-        if not kept:
+        files = {int(path.stem.removeprefix("step-")): path for path in sorted((run.folder / CODES).glob("step-*.npy"))}
+        if not files:
             continue
-        paths = {step: kept[step] for step in shown_steps(kept)}
+        paths = {step: files[step] for step in shown_steps(files)}
         name = f"codes-{run.folder.resolve().name}"
-        figures.append(_figure(name, lambda theme, run=run, paths=paths: _scatter(run, paths, theme)))
+        figures.append(_light_and_dark(name, lambda theme, run=run, paths=paths: _paint_codes(run, paths, theme)))
     return figures
 
 
-def _scatter(run: RunRecord, paths: dict[int, Path], theme: Theme) -> bytes:
+def _paint_codes(run: RunRecord, paths: dict[int, Path], theme: Theme) -> bytes:
     figure, axes = new_figure(len(paths), 1, theme)
     for axis, (step, path) in zip(axes, paths.items(), strict=True):
         for number, points in enumerate(np.load(path)):
-            axis.scatter(points[:, 0], points[:, 1], s=2, color=_hue(number), linewidths=0)
+            axis.scatter(points[:, 0], points[:, 1], s=2, color=_class_colour(number), linewidths=0)
         style_axis(axis, f"{step:,} steps", "z1", "z2", theme)
         axis.set_aspect("equal", "datalim")
     name = f"{cluster_label(run.config)}, K = {run.config['data.clusters']}"
     return to_png(figure, [Line2D([], [], linestyle="", label=name)], theme)
 
 
-def _hue(number: int) -> Any:
+def _class_colour(number: int) -> Any:
     from matplotlib import colormaps
 
     return colormaps["tab20"](number * 2 % 20 + number // 10 % 2)  # the ten dark hues first, then their light ones
 
 
-def _figure(name: str, paint: Any) -> ReportFigure:
+def _light_and_dark(name: str, paint: Any) -> ReportFigure:
     return ReportFigure(name, paint("light"), paint("dark"))

@@ -43,7 +43,7 @@ PUBLISHED: dict[str, dict[str, tuple[float, float, float, float, int]]] = {
 }
 
 SENTENCES: dict[str, tuple[int, ...]] = {"ptb": (3_761, 3_370), "yahoo": (10_000,), "yelp": (10_000,)}
-"""Of the test and the validation text. A text of another size is not the paper's, whatever its name."""
+"""The sentences of the test and of the validation text. A text of another size is not the paper's."""
 
 GENERATED: dict[str, tuple[int, int]] = {  # Table 4, PTB: forward and reverse perplexity
     "VAE": (18_494, 10_149),

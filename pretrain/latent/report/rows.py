@@ -1,4 +1,4 @@
-"""A run as a row of the paper's tables: which row it is, and what was measured of it."""
+"""Runs of text as rows of the paper's tables: the name of the row, and the metrics of the run."""
 
 from __future__ import annotations
 
@@ -17,58 +17,65 @@ from pretrain.report.runs import RunRecord
 
 
 @dataclass(frozen=True)
-class Row:
-    """A run of text. ``figures`` are those of ``capt evaluate`` on the test text, else of the best validation.
+class ModelRow:
+    """A run of text as a row of the tables.
 
-    ``name`` is what the paper calls it, ``variant`` what sets it apart from the released code.
+    Attributes:
+        name: what the paper calls the model.
+        variant: how it differs from the released code.
+        dataset: ``ptb``, ``yahoo``, ``yelp`` or nothing, by the names of its files.
+        run: the run.
+        metrics: those of ``capt evaluate`` on the test text, else those of the best validation.
+        measured: where the metrics come from.
+        generated: the perplexities of generated text, empty where they were not measured.
     """
 
     name: str
     variant: str
     dataset: str
     run: RunRecord
-    figures: Mapping[str, float]
+    metrics: Mapping[str, float]
     measured: str
     generated: Mapping[str, float]
 
     @property
     def label(self) -> str:
-        """``clVAE+ (mlp, mean_inside; ptb)``."""
-        return _titled(self.name, self.variant, self.dataset)
+        """The name with variant and dataset, such as ``clVAE+ (mlp, mean_inside; ptb)``."""
+        return _with_details(self.name, self.variant, self.dataset)
 
     @property
     def text(self) -> str:
-        """The paper's text that was measured: ``ptb``, ``yahoo``, ``yelp``; nothing where it has another size."""
+        """The paper's text that was measured, ``ptb``, ``yahoo`` or ``yelp``; nothing where it has another size."""
         return self.dataset if self.get("sentences") in SENTENCES.get(self.dataset, ()) else ""
 
     @property
     def published(self) -> tuple[float, float, float, float, int] | None:
-        """-ELBO, PPL, KL, MI, AU of the paper, where it has this row on this text."""
+        """The paper's -ELBO, PPL, KL, MI and AU, where it has this row on this text."""
         return PUBLISHED.get(self.text, {}).get(self.name)
 
     def get(self, name: str) -> float | None:
-        """A figure; None where it was not measured."""
-        return self.figures.get(name)
+        """Return a metric; None where it was not measured."""
+        return self.metrics.get(name)
 
     @property
     def weighted(self) -> tuple[float, int] | None:
         """Perplexity by importance weighting, and the number of draws."""
-        found = ((key, value) for key, value in self.figures.items() if key.startswith("ppl_iw"))
-        return next(((value, int(key.removeprefix("ppl_iw"))) for key, value in found), None)
+        weighted = [name for name in self.metrics if name.startswith("ppl_iw")]
+        return (self.metrics[weighted[0]], int(weighted[0].removeprefix("ppl_iw"))) if weighted else None
 
 
 def is_latent(run: RunRecord) -> bool:
-    """Whether the run is one of this family."""
+    """Tell whether the run is that of a latent job."""
     return run.config.get("task.type") == "latent"
 
 
 def is_clusters(run: RunRecord) -> bool:
-    """Whether it is one of synthetic clusters."""
+    """Tell whether the run is one of synthetic clusters."""
     return run.config.get("data.clusters") is not None
 
 
 def row_name(config: Mapping[str, Any]) -> str:
-    """What the paper calls a model of this (flat) configuration."""
+    """Return what the paper calls a model of this (flat) configuration."""
     posterior, views = config["model.posterior"], config["objective.views"]
     if posterior in ("none", "point"):
         return {"none": "LSTM language model", "point": "AE"}[posterior]
@@ -95,7 +102,7 @@ def row_name(config: Mapping[str, Any]) -> str:
 
 
 def variant_of(config: Mapping[str, Any]) -> str:
-    """In what a row differs from the released code: posterior, form of the circle loss, negatives, learning rate."""
+    """List how a row differs from the released code: posterior, form of the circle loss, negatives, learning rate."""
     parts = []
     if config["model.posterior"] == "mlp" and config["data.clusters"] is None:  # of clusters it is the released one
         parts.append("mlp")
@@ -109,41 +116,41 @@ def variant_of(config: Mapping[str, Any]) -> str:
 
 
 def cluster_label(config: Mapping[str, Any]) -> str:
-    """``clVAE+ (duplicates masked, linear decay)``."""
-    return _titled(row_name(config), variant_of(config))
+    """Name a run of clusters, such as ``clVAE+ (duplicates masked, linear decay)``."""
+    return _with_details(row_name(config), variant_of(config))
 
 
-def _titled(name: str, *inside: str) -> str:
-    named = "; ".join(part for part in inside if part)
-    return f"{name} ({named})" if named else name
+def _with_details(name: str, *details: str) -> str:
+    joined = "; ".join(part for part in details if part)
+    return f"{name} ({joined})" if joined else name
 
 
 def dataset_of(config: Mapping[str, Any]) -> str:
-    """``ptb``, ``yahoo`` or ``yelp`` where ``data.path`` or ``data.train`` has it in its name; else nothing."""
+    """Return ``ptb``, ``yahoo`` or ``yelp`` where ``data.path`` or ``data.train`` has it in its name, else nothing."""
     paths = " ".join(str(config.get(f"data.{key}") or "").lower() for key in ("path", "train"))
     return next((name for name in SENTENCES if re.search(rf"(?<![a-z]){name}(?![a-z])", paths)), "")
 
 
-def text_rows(runs: Sequence[RunRecord]) -> list[Row]:
-    """The runs of text, as rows."""
-    return [_row(run) for run in runs if is_latent(run) and not is_clusters(run)]
+def text_rows(runs: Sequence[RunRecord]) -> list[ModelRow]:
+    """Make the rows of the runs of text."""
+    return [_model_row(run) for run in runs if is_latent(run) and not is_clusters(run)]
 
 
-def _row(run: RunRecord) -> Row:
-    evaluation = _json(run.folder / EVALUATION.format(split="test"))
+def _model_row(run: RunRecord) -> ModelRow:
+    evaluation = _read_object(run.folder / EVALUATION.format(split="test"))
     if evaluation is None:
-        figures, measured = _best_validation(run)
+        metrics, measured = _best_validation(run)
     else:
-        figures = {key: float(value) for key, value in evaluation.items() if _is_figure(value)}
-        draws = f", {evaluation.get('samples')} draws" if "kl_exact" in figures or "kl_dual" in figures else ""
+        metrics = {key: float(value) for key, value in evaluation.items() if _is_metric(value)}
+        draws = f", {evaluation.get('samples')} draws" if "kl_exact" in metrics or "kl_dual" in metrics else ""
         measured = f"test{draws}, {_step_of(str(evaluation.get('checkpoint')))}"
-    generated = _json(run.folder / GENERATED_TEXT) or {}
+    generated = _read_object(run.folder / GENERATED_TEXT) or {}
     config = run.config
     measured = f"{measured}, seed {config.get('run.seed', '?')}"
-    return Row(row_name(config), variant_of(config), dataset_of(config), run, figures, measured, generated)
+    return ModelRow(row_name(config), variant_of(config), dataset_of(config), run, metrics, measured, generated)
 
 
-def _is_figure(value: Any) -> bool:
+def _is_metric(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
 
 
@@ -153,7 +160,7 @@ def _step_of(checkpoint: str) -> str:
 
 
 def _best_validation(run: RunRecord) -> tuple[dict[str, float], str]:
-    """The validation whose checkpoint the run keeps as its best (``checkpoint.best``), else that of the lowest loss."""
+    """Choose the validation of the run's best checkpoint (``checkpoint.best``), else that of the lowest loss."""
     key = run.config.get("checkpoint.best") or "loss"
     sign = -1 if run.config.get("checkpoint.best") and run.config.get("checkpoint.best_mode") == "max" else 1
     rows = [row for row in run.validation if math.isfinite(row.figures.get(key, math.nan))]
@@ -163,7 +170,7 @@ def _best_validation(run: RunRecord) -> tuple[dict[str, float], str]:
     return best.figures, f"validation, 1 draw, step {best.step:,}"
 
 
-def _json(path: Path) -> dict[str, Any] | None:
+def _read_object(path: Path) -> dict[str, Any] | None:
     try:
         value = read_json(path)
     except (DataError, FileNotFoundError):

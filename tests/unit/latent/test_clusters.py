@@ -15,7 +15,7 @@ from pretrain.engine.task import Progress
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.clusters import cluster_batches
 from pretrain.latent.data.sampled_batch import SampledBatch
-from pretrain.latent.evaluation.clusters import POINTS, cluster_figures, codes, purity, separation
+from pretrain.latent.evaluation.clusters import POINTS, cluster_metrics, purity, sample_codes, separation
 from pretrain.latent.models.build import build
 from pretrain.latent.models.clusters import ClusterDecoder, ClusterEncoder
 from pretrain.latent.task import LatentTask
@@ -118,9 +118,9 @@ def test_figures_of_a_model() -> None:
     modules = build(job, 0)
     encoder = modules["encoder"]
     assert isinstance(encoder, ClusterEncoder)
-    z, classes = codes(job, encoder, torch.device("cpu"))
+    z, classes = sample_codes(job, encoder, torch.device("cpu"))
     assert z.shape == (4 * POINTS, 2)
     assert classes[:, 0].bincount().tolist() == [POINTS] * 4
-    figures = cluster_figures(job, modules, torch.device("cpu"))
+    figures = cluster_metrics(job, modules, torch.device("cpu"))
     assert set(figures) == {"loss", "accuracy", "purity", "purity_cosine", "silhouette", "probe"}
-    assert figures == cluster_figures(job, modules, torch.device("cpu"))
+    assert figures == cluster_metrics(job, modules, torch.device("cpu"))

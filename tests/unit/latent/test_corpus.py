@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from pretrain.base.errors import DataError
-from pretrain.latent.config import DataSection
-from pretrain.latent.data.corpus import Sentences, build_vocabulary, file_of, load_sentences
+from pretrain.latent.data.corpus import Sentences, build_vocabulary, load_sentences
 from pretrain.latent.data.vocabulary import END, START, UNK, Vocabulary
 from pretrain.latent.evaluation.bounds import perplexity
+from pretrain.latent.text_files import DataSection, file_of
 
 
 def _data(folder: Path, **more: object) -> DataSection:

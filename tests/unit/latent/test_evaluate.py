@@ -15,8 +15,8 @@ from pretrain.base.errors import CheckpointError, ConfigError, DataError
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.latent.evaluate import as_text, evaluate
+from pretrain.latent.evaluation.forward_reverse import generated_perplexities
 from pretrain.latent.evaluation.generate import interpolate, reconstruct, sample
-from pretrain.latent.evaluation.generated import generated_perplexities
 from pretrain.latent.restore import load_model
 from pretrain.report import report
 from tests.latent import small_job, write_text
@@ -40,7 +40,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_evaluation_reports_both_conventions(finished: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     result = evaluate(
-        finished, samples=4, weighted=6, out=tmp_path / "e.json", progress=lambda done, of: seen.append((done, of))
+        load_model(finished),
+        samples=4,
+        weighted=6,
+        out=tmp_path / "e.json",
+        progress=lambda done, of: seen.append((done, of)),
     )
     assert {"nelbo_dual", "ppl_dual", "nelbo_exact", "ppl_exact", "nll_iw6", "ppl_iw6", "kl_dual", "kl_dual_clamped",
             "kl_exact", "mi_dual", "mi_batch", "mi_aggregate", "au", "au_sampled"} <= result.keys()  # fmt: skip
@@ -52,13 +56,13 @@ def test_evaluation_reports_both_conventions(finished: Path, tmp_path: Path) -> 
     assert "bound on no side" in as_text(result)
     checkpoint = Path(result["checkpoint"])
     (finished / "evaluation-test.json").unlink()
-    again = evaluate(checkpoint, samples=4, weighted=6)
+    again = evaluate(load_model(checkpoint), samples=4, weighted=6)
     assert json.loads((finished / "evaluation-test.json").read_text()) == again, "kept for a run's checkpoint as well"
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in result.items() if k != "seconds"}
 
 
 def test_the_report_shows_the_papers_column_and_the_bounds(finished: Path, tmp_path: Path) -> None:
-    result = evaluate(finished, samples=4, weighted=6, weighted_limit=9)
+    result = evaluate(load_model(finished), samples=4, weighted=6, weighted_limit=9)
     assert result["iw_sentences"] < result["sentences"]
     assert json.loads((finished / "evaluation-test.json").read_text()) == result
     page = report([finished], tmp_path)
@@ -74,7 +78,7 @@ def test_the_report_shows_the_papers_column_and_the_bounds(finished: Path, tmp_p
 
 
 def test_training_made_the_text_more_probable(finished: Path) -> None:
-    result = evaluate(finished, split="validation", samples=1, weighted=0)
+    result = evaluate(load_model(finished), split="validation", samples=1, weighted=0)
     best = json.loads((finished / "best.json").read_text())
     assert result["rec"] < 0.9 * math.log(18) * result["scored_a_sentence"], "better than 18 words at random"
     assert best["metric"] == "loss"
@@ -83,13 +87,13 @@ def test_training_made_the_text_more_probable(finished: Path) -> None:
 
 def test_other_data_and_fewer_sentences(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "other.test.txt").write_text("the cat sees a dog\n" * 30)
-    result = evaluate(finished, data=tmp_path, samples=1, weighted=0, limit=8)
+    result = evaluate(load_model(finished), data=tmp_path, samples=1, weighted=0, limit=8)
     assert result["sentences"] == 8
     with pytest.raises(DataError, match="no file whose name says validation"):
-        evaluate(finished, data=tmp_path, split="validation")
+        evaluate(load_model(finished), data=tmp_path, split="validation")
     (tmp_path / "other.test.txt").write_text("qqq zzz\n")
     with pytest.raises(DataError, match="holds no known word"):
-        evaluate(finished, data=tmp_path)
+        evaluate(load_model(finished), data=tmp_path)
 
 
 def test_sentences_from_a_model(finished: Path) -> None:
@@ -107,7 +111,7 @@ def test_sentences_from_a_model(finished: Path) -> None:
 
 
 def test_generated_text_is_scored_by_n_grams(finished: Path) -> None:
-    figures = generated_perplexities(finished, number=40)
+    figures = generated_perplexities(load_model(finished), number=40)
     assert set(figures) == {
         f"{name}_ppl{ends}" for name in ("forward", "reverse_train", "reverse_test") for ends in ("", "_with_ends")
     }
@@ -137,7 +141,7 @@ def test_the_command_measures_generated_text_as_well_unless_told_otherwise(finis
         found: dict[str, float] = json.loads(result.stdout)
         return found
 
-    assert figures()["forward_ppl"] == generated_perplexities(finished)["forward_ppl"]
+    assert figures()["forward_ppl"] == generated_perplexities(load_model(finished))["forward_ppl"]
     assert "forward_ppl" not in figures("--generated", "none")
     assert "forward_ppl" not in figures("--split", "validation")
     refused = CliRunner().invoke(capt, ["evaluate", str(finished), "--generated", "srilm"])
@@ -149,16 +153,16 @@ def test_missing_kenlm_is_said_before_anything_is_measured(finished: Path, monke
     monkeypatch.setenv("PATH", "")
     nowhere = finished / "no such text"
     with pytest.raises(ConfigError, match="make kenlm"):  # and not that the text is missing
-        evaluate(finished, generated="kenlm", data=nowhere)
+        evaluate(load_model(finished), generated="kenlm", data=nowhere)
     with pytest.raises(ConfigError, match="make kenlm"):
-        generated_perplexities(finished, by="kenlm", data=nowhere)
+        generated_perplexities(load_model(finished), by="kenlm", data=nowhere)
 
 
 def test_what_is_no_latent_model_is_refused(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         load_model(tmp_path)
     with pytest.raises(ConfigError, match="samples must be 1 or more"):
-        evaluate(finished, samples=0)
+        evaluate(load_model(finished), samples=0)
 
 
 def test_another_vocabulary_is_refused_on_resuming(finished: Path, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from pretrain.base.errors import ConfigError, DataError
 from pretrain.latent.evaluation.forward_reverse import (
-    LONGEST,
     SAMPLES,
     Estimator,
     as_scored,
@@ -18,9 +17,10 @@ from pretrain.latent.evaluation.forward_reverse import (
     forward_perplexity,
     reverse_perplexity,
 )
-from pretrain.latent.evaluation.word_scores import Text, WordScores
+from pretrain.latent.evaluation.generate import MAX_WORDS
 from pretrain.latent.ngram.kenlm import find_programs
 from pretrain.latent.ngram.kneser_ney import FALLBACK, estimate
+from pretrain.latent.ngram.word_scores import Text, WordScores
 
 TRAIN = [line.split() for line in (Path(__file__).parent / "lmplz" / "text.txt").read_text().splitlines()]
 
@@ -44,7 +44,7 @@ class Recorder:
 
 
 def test_samples_are_cut_as_the_paper_cuts_them() -> None:
-    assert LONGEST == 80 - 2
+    assert MAX_WORDS == 80 - 2
     endless = ["w"] * 100
     assert as_scored([["a", "b", "</s>", "c"], ["</s>", "a"], [], endless, ["v"] * 78]) == [
         ["a", "b"],

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from pretrain.base.errors import ConfigError, DataError
-from pretrain.latent.evaluation.word_scores import Text
 from pretrain.latent.ngram import kenlm, kneser_ney
-from pretrain.latent.ngram.arpa import read_arpa
 from pretrain.latent.ngram.kenlm import KenLM, Programs, find_programs
 from pretrain.latent.ngram.kneser_ney import FALLBACK
 from pretrain.latent.ngram.model import NGramModel
+from pretrain.latent.ngram.word_scores import Text
+from tests.unit.latent.arpa import read_arpa
 
 LMPLZ = Path(__file__).parent / "lmplz"
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from pretrain.base.errors import ConfigError, DataError
-from pretrain.latent.ngram.arpa import read_arpa
 from pretrain.latent.ngram.kneser_ney import FALLBACK, discounts, estimate
 from pretrain.latent.ngram.model import END, SPECIAL, START, NGramModel
+from tests.unit.latent.arpa import read_arpa
 
 LMPLZ = Path(__file__).parent / "lmplz"
 TINY = [["a", "b"], ["a", "c"]]

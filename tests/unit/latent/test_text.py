@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from pretrain.latent.config import ModelSection
 from pretrain.latent.data.vocabulary import END, PAD, START
-from pretrain.latent.evaluation.measure import log_likelihoods
+from pretrain.latent.evaluation.model import log_likelihoods
 from pretrain.latent.models import text
 from pretrain.latent.models.gradients import frozen
 from pretrain.latent.models.text import TextDecoder, TextEncoder

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from launcher.cli import main
 from pretrain import registry
 from pretrain.config.load import job_from_mapping
-from pretrain.engine.checkpoint.save import config_text, write_weights_only
+from pretrain.config.writer import job_to_yaml
+from pretrain.engine.checkpoint.save import write_weights_only
 from pretrain.registry import TASKS, task_class, task_module
 from tests.toy.task import ToyModel
 
@@ -141,8 +142,8 @@ def test_an_installed_package_brings_a_task_with_all_its_verbs(
         text = path.read_text().replace("tests.toy", "installed_toy").replace('"toy"', '"their_toy"')
         (source / "installed_toy" / path.name).write_text(text)
     (source / "installed_toy" / "report.py").write_text(
-        "from pretrain.report.document import Section\n"
-        "def run_sections(runs):\n    return [Section('Toys', [f'{len(runs)} toy run'])]\n"
+        "from pretrain.report.document import ReportSection\n"
+        "def run_sections(runs):\n    return [ReportSection('Toys', [f'{len(runs)} toy run'])]\n"
     )
     (source / "pyproject.toml").write_text(
         '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
@@ -158,7 +159,7 @@ def test_an_installed_package_brings_a_task_with_all_its_verbs(
         assert task_class("their_toy").__module__ == "installed_toy.task"
         job = job_from_mapping({"task": {"type": "their_toy"}, "run": {"dir": str(run)}}, "test")
         (run / "config.yaml").parent.mkdir()
-        (run / "config.yaml").write_text(config_text(job))
+        (run / "config.yaml").write_text(job_to_yaml(job))
         (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
         write_weights_only(run / "checkpoints" / "step-00000000", job, {"model": ToyModel(13)}, {})
         assert capt("evaluate", str(run), "-o", "scale=0.0")[:2] == (0, "loss 0.000000\n")

@@ -69,14 +69,16 @@ def test_a_common_end_is_the_jobs(count: int, code: int) -> None:
 @pytest.mark.parametrize(("code", "expected"), [(1, 1), (2, 2), (3, 1), (139, 1)])
 def test_the_first_failing_rank_decides_and_the_others_are_stopped(tmp_path: Path, code: int, expected: int) -> None:
     script = (
-        f"pathlib.Path({str(tmp_path)!r}, str(rank)).write_text(str(os.getpid()));"
-        f"rank == 1 and (time.sleep(.2), os._exit({code}));"
+        f"folder = pathlib.Path({str(tmp_path)!r}); (folder / f'{{rank}}.new').write_text(str(os.getpid()));"
+        "(folder / f'{rank}.new').rename(folder / str(rank));"
+        "all_run = lambda: len(list(folder.glob('[012]'))) == 3;"
+        f"rank == 1 and any(all_run() or time.sleep(.02) for _ in range(1000)) and os._exit({code});"
         "time.sleep(60)"
     )
-    begin = time.monotonic()
     assert run_ranks(ranks(script, 3)).code == expected
-    assert time.monotonic() - begin < 4
-    assert all(is_gone(int((tmp_path / str(rank)).read_text())) for rank in range(3))
+    pids = [tmp_path / str(rank) for rank in range(3)]
+    assert time.time() - max(path.stat().st_mtime for path in pids) < 4
+    assert all(is_gone(int(path.read_text())) for path in pids)
 
 
 def test_a_rank_killed_by_a_signal_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:

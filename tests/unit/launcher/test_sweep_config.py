@@ -153,14 +153,14 @@ def test_drawn_settings_are_few_different_and_the_same_again(tmp_path: Path) -> 
         "optimizer.weight_decay": {"uniform": [0.0, 0.1]},
     }
 
-    def render(samples: int) -> list[Any]:
+    def drawn(samples: int) -> list[Any]:
         search = {"type": "random", "samples": samples}
         return [
             p.params
             for p in trial_specs(load_sweep(write(tmp_path, space=space, search=search), ["sweep.seeds=[1]"]), "capt")
         ]
 
-    few, many = render(5), render(40)
+    few, many = drawn(5), drawn(40)
     assert many[:5] == few
     assert len({str(params) for params in many}) == 40
     assert {params["batch.global"] for params in many} == {32, 64}
@@ -168,7 +168,7 @@ def test_drawn_settings_are_few_different_and_the_same_again(tmp_path: Path) -> 
     assert all(1e-5 <= params["optimizer.lr"] <= 1e-2 for params in many)
     assert sum(params["optimizer.lr"] < 10**-3.5 for params in many) in range(10, 31), "even in the logarithm"
     space = {"batch.global": {"choice": [32, 64]}}
-    assert len(render(40)) == 2, "there are no more"
+    assert len(drawn(40)) == 2, "there are no more"
 
 
 @given(st.dictionaries(st.sampled_from("abc"), st.dictionaries(st.sampled_from("xyz"), st.integers(), min_size=1)))

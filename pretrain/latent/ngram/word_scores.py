@@ -1,4 +1,4 @@
-"""What an n-gram language model says about a text, word by word, and its perplexity as KenLM counts it."""
+"""Log probabilities of the words of a text under a language model, and its perplexity as KenLM counts it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SEPARATOR = re.compile("[\0\t\n\v\f\r ]")
 
 @dataclass(frozen=True)
 class WordScores:
-    """The words of a text in order, each sentence followed by its ``</s>``; ``<s>`` is context only.
+    """The scores of the words of a text in order, each sentence followed by its ``</s>``; ``<s>`` is context only.
 
     ``log10`` is log10 p(word | the words before it in its sentence). ``is_unknown`` marks words that the model was not
     trained on: they are scored as ``<unk>``. ``is_end`` marks each ``</s>``.
@@ -31,7 +31,7 @@ class WordScores:
     is_end: Bool[np.ndarray, " t"]
 
     def perplexity(self, *, ends: bool, unknown: bool = True) -> float:
-        """``10 ** -(mean log10 p)``.
+        """Compute ``10 ** -(mean log10 p)``.
 
         Args:
             ends: count ``</s>`` as a word, as KenLM's ``query`` does. The code released with the paper does not.
@@ -40,22 +40,22 @@ class WordScores:
         Raises:
             DataError: nothing is left to count.
         """
-        counted = (ends | ~self.is_end) & (unknown | ~self.is_unknown)
-        if not counted.any():
+        included = (ends | ~self.is_end) & (unknown | ~self.is_unknown)
+        if not included.any():
             raise DataError("perplexity: the text has no word to score; a perplexity needs one or more")
-        return float(10.0 ** -self.log10[counted].mean())
+        return float(10.0 ** -self.log10[included].mean())
 
 
 @runtime_checkable
 class LanguageModel(Protocol):
-    """What scores a text: ``ngram.model.NGramModel`` and ``ngram.kenlm.KenLM``."""
+    """A model that scores a text, such as ``ngram.model.NGramModel`` and ``ngram.kenlm.KenLM``."""
 
     def score(self, text: Text) -> WordScores:
-        """The log10 probability of each word and of each end of a sentence."""
+        """Compute the log10 probability of each word and of each end of a sentence."""
 
 
 def check_words(words: Iterable[str]) -> None:
-    """Words go into text and ARPA files, which separate them by white space.
+    """Check that each word can stand in text and ARPA files, which separate words by white space.
 
     Raises:
         DataError: a word is empty or holds white space or NUL.

@@ -12,9 +12,9 @@ from pretrain.latent.config import LatentJob
 from pretrain.latent.data.batches import Batch, Batches
 from pretrain.latent.data.corpus import Sentences, build_vocabulary, load_sentences
 from pretrain.latent.data.noise import StepNoise
-from pretrain.latent.evaluation import measure as module
-from pretrain.latent.evaluation.measure import Modules, measure
-from pretrain.latent.models.build import build
+from pretrain.latent.evaluation import model as evaluation_model
+from pretrain.latent.evaluation.text import DrawCounts, text_metrics
+from pretrain.latent.models.build import TextModel, build
 from pretrain.latent.models.normal import standard_log_prob
 from tests.latent import small_job, write_text
 
@@ -22,7 +22,7 @@ S, K = 4, 6
 CPU = torch.device("cpu")
 
 
-def _setup(preset: str, folder: Path, *more: str) -> tuple[LatentJob, Modules, Batches, Sentences]:
+def _setup(preset: str, folder: Path, *more: str) -> tuple[LatentJob, TextModel, Batches, Sentences]:
     job = small_job(preset, write_text(folder, 30), folder / "run", "model.init_range=0.6", *more, batch=5, micro=5)
     vocabulary = build_vocabulary(job.data)
     sentences = load_sentences(job.data, "test", vocabulary)
@@ -31,18 +31,18 @@ def _setup(preset: str, folder: Path, *more: str) -> tuple[LatentJob, Modules, B
     modules = build(job, len(vocabulary))
     for part in modules.values():
         part.eval()
-    return job, Modules.of(modules), Batches(sentences, 5, 0), sentences
+    return job, TextModel.of(modules), Batches(sentences, 5, 0), sentences
 
 
-def _measured(job: LatentJob, modules: Modules, batches: Batches, weighted: int = K) -> dict[str, float]:
-    return measure(job, modules, batches.evaluation(1000, 0, 1), S, weighted, 1000, CPU)
+def _measured(job: LatentJob, modules: TextModel, batches: Batches, weighted: int = K) -> dict[str, float]:
+    return text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(S, weighted, 1000))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("preset", ["vae", "ivae_mi", "clvae_plus_mi_paper", "ae", "lstm_lm"])
 def test_the_configuration_knows_what_validation_reports(preset: str, tmp_path: Path) -> None:
     job, modules, batches, _ = _setup(preset, tmp_path)
-    figures = {"loss", *measure(job, modules, batches.evaluation(1000, 0, 1), 1, 0, 0, CPU)}
+    figures = {"loss", *text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(1))}
     assert figures == job.metric_names() - ({"mi_aggregate"} - figures)
 
 
@@ -98,7 +98,7 @@ def test_figures_are_those_of_a_loop_over_draws(preset: str, tmp_path: Path) -> 
 def test_passes_of_the_decoder_do_not_matter(at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, modules, batches, _ = _setup("vae", tmp_path)
     whole = _measured(job, modules, batches)
-    monkeypatch.setattr(module, "ROWS_AT_ONCE", at_once)
+    monkeypatch.setattr(evaluation_model, "ROWS_PER_PASS", at_once)
     assert _measured(job, modules, batches) == pytest.approx(whole, rel=1e-6)
 
 
@@ -108,7 +108,7 @@ def test_a_posterior_without_a_density_has_a_valid_bound_of_its_own(tmp_path: Pa
     assert "nelbo_exact" not in figures
     assert "mi_aggregate" not in figures
     assert figures["nll_iw40"] > 0
-    one_draw = measure(job, modules, batches.evaluation(1000, 0, 1), 1, 40, 0, CPU)
+    one_draw = text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(1, 40))
     assert one_draw["nll_iw40"] == pytest.approx(figures["nll_iw40"], rel=0.05)
     assert figures["ppl_iw40"] == pytest.approx(math.exp(figures["nll_iw40"] / figures["scored_a_sentence"]))
 

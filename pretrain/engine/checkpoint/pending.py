@@ -1,0 +1,121 @@
+"""A checkpoint that is being written: it is either complete, or it is not there.
+
+Every rank writes its files into a temporary folder, makes them durable and hashes them, with ``checkpoint.async`` in a
+thread of its own. At the commit rank 0 gathers the hashes, writes the manifest last and renames the folder into place.
+A failure on any rank (a full disk) fails the save on all ranks, removes what was written, and leaves the previous
+checkpoint as it was.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pretrain.base.atomic import sync
+from pretrain.base.errors import CheckpointError
+from pretrain.base.files import public_mode, write_json
+from pretrain.base.hashing import sha256
+from pretrain.engine import distributed
+from pretrain.engine.checkpoint.folders import point
+from pretrain.engine.checkpoint.manifest import MANIFEST, STATE
+from pretrain.engine.durable import describe_write_error, write_tensors
+
+TensorFiles = dict[str, dict[str, Tensor]]
+
+
+class PendingSave:
+    """A checkpoint being written by this rank; ``commit`` (collective) makes it real.
+
+    Args:
+        target: the checkpoint's folder.
+        files: tensors that this rank writes, by file name.
+        metadata: ``state.json``.
+        manifest: ``manifest.json`` but for its list of files.
+    """
+
+    def __init__(self, target: Path, files: TensorFiles, metadata: dict[str, Any], manifest: dict[str, Any]) -> None:
+        self.target = target
+        self.temporary = target.with_name(f".{target.name}.partial")
+        self.ready: list[str] = []
+        """Names of further files of this rank that are written already."""
+        self._files = files
+        self.metadata = metadata
+        self._manifest = manifest
+        self._hashed: dict[str, dict[str, Any]] = {}
+        self._mode = public_mode()
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def write(self, *, asynchronous: bool) -> None:
+        """Write and hash this rank's files, in a background thread when ``asynchronous`` (the tensors are copies)."""
+        if asynchronous:
+            self._thread = threading.Thread(target=self._write, name="checkpoint", daemon=True)
+            self._thread.start()
+        else:
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            for name in self.ready:
+                self._seal(name)
+            while self._files:
+                name, tensors = self._files.popitem()
+                write_tensors(self.temporary / name, tensors, {"format": "pt"})
+                del tensors
+                self._seal(name)
+        except OSError as error:  # a network file system says that it is full when a file is made durable
+            self._error = CheckpointError(describe_write_error(self.temporary, error))
+            self._files = {}
+        except Exception as error:
+            self._error = error
+            self._files = {}
+
+    def _seal(self, name: str) -> None:
+        path = self.temporary / name
+        path.chmod(self._mode)  # safetensors writes for the owner alone
+        sync(path)
+        self._hashed[name] = {"size": path.stat().st_size, "sha256": sha256(path)}
+
+    def done(self) -> bool:
+        """True when this rank has nothing left to write."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def commit(self) -> Path:
+        """Wait for all ranks' files, write the manifest, rename. Collective.
+
+        Raises:
+            CheckpointError: a rank could not write; nothing of this checkpoint is left.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        try:
+            with distributed.synchronize_errors(patient=True):  # a rank may write for longer than a collective may wait
+                if self._error is not None:
+                    raise self._error
+            hashed = distributed.gather_objects(self._hashed)
+            with distributed.synchronize_errors():
+                if distributed.rank() == 0:
+                    self._finish({name: record for each in hashed for name, record in each.items()})
+        except Exception:
+            if distributed.rank() == 0:
+                shutil.rmtree(self.temporary, ignore_errors=True)
+            raise
+        return self.target
+
+    def _finish(self, files: dict[str, dict[str, Any]]) -> None:
+        folder = self.temporary
+        try:
+            write_json(folder / STATE, self.metadata)
+            self._seal(STATE)
+            write_json(folder / MANIFEST, {**self._manifest, "files": files | {STATE: self._hashed[STATE]}})
+            sync(folder)
+            if self.target.exists():  # a damaged or older checkpoint of the same step
+                shutil.rmtree(self.target)
+            folder.rename(self.target)
+            point("latest", self.target)
+        except OSError as error:
+            raise CheckpointError(describe_write_error(folder, error)) from error

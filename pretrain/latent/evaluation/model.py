@@ -1,0 +1,65 @@
+"""A trained model of sentences as the evaluation uses it: draws of its posterior and likelihoods, without gradients."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pretrain.latent.config import LatentJob
+from pretrain.latent.data.batches import Batch
+from pretrain.latent.data.noise import StepNoise
+from pretrain.latent.data.sampled_batch import sample_batch
+from pretrain.latent.models.build import TextModel
+from pretrain.latent.models.normal import Normal
+from pretrain.latent.models.text import TextDecoder
+from pretrain.latent.training.semi_amortized import refined_density
+
+ROWS_PER_PASS = 512
+"""The number of sequences in one pass of the decoder."""
+
+
+class PosteriorSamples(NamedTuple):
+    """``s`` draws of the posterior of each of ``n`` sentences.
+
+    Attributes:
+        h: the representations of the sentences.
+        z: the draws.
+        density: the posteriors' densities, where they are known.
+    """
+
+    h: Float[Tensor, "n k"]
+    z: Float[Tensor, "s n d"]
+    density: Normal | None
+
+
+@torch.no_grad()
+def sample_posterior(job: LatentJob, model: TextModel, batch: Batch, noise: StepNoise, number: int) -> PosteriorSamples:
+    """Draw ``number`` times from each posterior; semi-amortised posteriors (SaVAE) are refined first."""
+    assert model.encoder is not None
+    head = model.encoder.head
+    h = model.encoder.represent(batch.tokens)
+    eps = noise.normal(number, head.noise)
+    if not job.objective.svi_steps:
+        z = head(h.repeat(number, 1), eps).z
+        return PosteriorSamples(h, z.view(number, batch.total, -1), head(h, eps[: len(h)]).density)
+    section = job.model.model_copy(update={"dropout": 0.0, "encoder_dropout": 0.0})
+    sampled = sample_batch(job.model_copy(update={"model": section}), batch, noise)
+    density = refined_density(model.decoder, head(h, sampled.eps), sampled, job.objective.beta_end, job.objective)
+    assert density.log_variance is not None
+    z = density.mean + (0.5 * density.log_variance).exp() * eps.view(number, batch.total, -1)
+    return PosteriorSamples(h, z, density)
+
+
+def log_likelihoods(
+    decoder: TextDecoder, z: Float[Tensor, "s n d"], tokens: Int[Tensor, "n length"]
+) -> Float[Tensor, "s n"]:
+    r"""Compute :math:`\log p(x_i | z_{si})`, many draws in one pass of the decoder."""
+    draws_per_pass = max(1, ROWS_PER_PASS // len(tokens))
+    parts = [
+        decoder.log_likelihood(part.flatten(0, 1), tokens.repeat(len(part), 1)).view(len(part), -1)
+        for part in z.split(draws_per_pass)
+    ]
+    return torch.cat(parts)

@@ -1,0 +1,197 @@
+"""Every command that the documentation shows is run in small, started dry, or stands below with the reason why not."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.cli import main
+from pretrain.config.load import job_from_mapping
+from pretrain.engine.run import run_job
+from tests.documented import OURS, ROOT, commands
+from tests.finetune import glue_mapping, write_encoder, write_task
+from tests.language import language_mapping, write_corpus
+from tests.latent import small_job, write_text
+from tests.support import run_ranks
+
+pytestmark = pytest.mark.timeout(600)
+
+STARTS = ("pretrain", "resume", "finetune", "sweep")  # by --dry-run: it merges, checks and plans the whole job
+SMALLER = {"50265": "370", "step-00000200": "step-00000002", "/shared/runs/large": "runs/large", "128": "16"}
+"""Words of the commands that are made smaller, or moved, for the small world of this test."""
+
+TOKENIZER = ["tokenizer", "train", "my.txt", "--out", "tok", "--vocab-size", "370", "--type", "bpe"]
+SHARDS = ["data", "prepare", "capt_small", "data.files=my.txt", "tokenizer.path=tok", "--out", "shards"]
+EXPORT = ["convert", "runs/first", "exported-st", "--to", "sentence-transformers"]
+MADE_BY = {
+    "tok": ("tok", TOKENIZER),
+    "tokenizer.path=tok": ("tok", TOKENIZER),
+    "shards/train": ("shards", SHARDS),
+    "data.shards=shards": ("shards", SHARDS),
+    "exported-st": ("exported-st", EXPORT),
+    "runs/first/export/st": ("runs/first/export/st", [*EXPORT[:2], "runs/first/export/st", *EXPORT[3:]]),
+}
+"""A word of a command -> the folder that it needs, and the command that makes it."""
+
+NOT_RUN = {
+    "capt bench": "takes minutes, and is for an idle machine; tests/unit/launcher/test_bench.py",
+    "capt convert FacebookAI": "needs the hub; tests/unit/models/test_hub.py",
+    "capt convert runs/first exported-onnx": "takes most of a minute; tests/parity/test_export_onnx.py",
+    "capt evaluate runs/clvae": "the same as of runs/ptb_vae, which is run",
+    "capt latent sample runs/clvae": "the same as of runs/ptb_vae, which is run",
+    "capt pretrain my_job.yaml --launcher ray": "needs a core for every rank; tests/sweep/test_cluster.py",
+    "capt report runs/capt-1": "the same as of runs/first, which is run; tests/unit/report",
+    "capt report runs/first runs/second": "the same as of runs/first, which is run; tests/unit/report",
+    "capt tokenizer export my.model": "tests/unit/tokenizer",
+    "capt convert imported": "needs the run imported from the hub; the same as of runs/first",
+    "capt convert runs/first exported-st --to sentence-transformers --license": "--push needs the hub; tests/parity",
+    "capt resume imported": "needs the run imported from the hub; tests/e2e/test_model_init.py",
+    "capt pretrain capt_continue": "model.init is asked for at the hub; tests/e2e/test_model_init.py",
+    "capt pretrain capt_small data.name=Salesforce": "needs the hub; tests/unit/data",
+    "capt sweep glue ": "the job's address is a Ray cluster, which is looked for first; tests/sweep/test_sweep.py",
+    "capt sweep my_sweep.yaml --resume": "continues a sweep that has run; tests/sweep/test_sweep.py",
+    "capt sweep my_sweep.yaml --address": "needs a Ray cluster; tests/sweep/test_sweep.py",
+    "capt report runs/glue": "needs a sweep that has run; tests/unit/report",
+    "capt report runs/sweep": "needs a sweep that has run; tests/unit/report",
+    "capt report runs/latent_table1": "needs a sweep that has run; tests/unit/latent",
+    "capt glue-submission": "needs a sweep over eight tasks; tests/e2e/test_glue.py",
+    "capt glue-validate": "needs that sweep; tests/e2e/test_glue.py",
+    "capt evaluate $run": "a loop over trials of a sweep that has run; tests/unit/latent/test_evaluate.py",
+    "deepspeed": "starts ssh; its arguments are parsed in tests/unit/test_docs.py, tests/multihost runs it",
+    "torchrun": "tests/unit/launcher/test_torchrun.py",
+    "ray": "starts a cluster on this machine; tests/sweep/test_sweep.py",
+    "docker": "needs a container engine; tests/unit/test_docker.py",
+    "git clone": "needs the network, and apex",
+    "python -m pip": "installs packages; tests/unit/test_packaging.py",
+    "python3 -m venv": "installs packages; tests/unit/test_packaging.py",
+    ".venv/bin/python -m pip": "installs packages; tests/unit/test_packaging.py",
+    ".venv/bin/pre-commit": "changes the checkout; tests/unit/test_docs.py checks its configuration",
+    "pip": "installs packages; tests/unit/test_packaging.py",
+    "ssh-keygen": "a program of the system",
+    "mkdir": "a program of the system",
+    "cp": "a program of the system",
+    "printf": "a program of the system",
+    "echo": "a program of the system",
+    "for": "a word of the shell",
+    "done": "a word of the shell",
+}
+"""The beginning of each command that is not run -> why, and what tests the same."""
+
+SHOWN = list(dict.fromkeys(shlex.join(command) for page in OURS for command in commands(page)))
+
+
+def _reason(command: str) -> str | None:
+    plain = " ".join(shlex.split(command)) + " "
+    return next((why for start, why in NOT_RUN.items() if plain.startswith(start)), None)
+
+
+RUN = [command for command in SHOWN if _reason(command) is None]
+
+
+def _language_run(folder: Path) -> None:
+    changes = {"schedule": {"max_steps": 2, "warmup_steps": 1}, "checkpoint": {"every": 0}}
+    run_job(job_from_mapping(language_mapping(folder, run={"dir": str(folder / "runs/first")}, **changes), "test"))
+
+
+def _other_runs(folder: Path) -> None:
+    run_job(small_job("vae", folder / "PTB", folder / "runs/ptb_vae", "schedule.max_steps=2", "validate.every=0"))
+    glue = {"data": {"path": str(folder / "GLUE")}, "model": {"init": str(folder / "roberta-base-folder")}}
+    mapping = glue_mapping(folder, run={"dir": str(folder / "runs/rte")}, schedule={"epochs": 1}, **glue)
+    run_job(job_from_mapping({**mapping, "batch": {"global": 8, "micro": 8}}, "test"))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds what the pages speak of: texts, tokenizers, runs, jobs and hosts, all of them small."""
+    folder = tmp_path_factory.mktemp("world")
+    text = write_corpus(folder / "my.txt", documents=200)
+    for name in ("text", "books", "my"):
+        (folder / name).mkdir()
+        shutil.copy(text, folder / name / "sample.txt")
+        (folder / name / "sample.txt.gz").write_bytes(gzip.compress(text.read_bytes()))
+    shutil.copy(text, folder / "held_out.txt")
+    rows = [json.dumps({"body": line}) for line in text.read_text().split("\n\n")]
+    (folder / "news.jsonl").write_text("\n".join(rows))
+    write_text(_folder(folder / "PTB"))
+    with (folder / "PTB/toy.train.txt").open("a") as train:
+        train.write("prices fell\nthe board approved the plan\nthe company said it expects a profit\n" * 3)
+    (folder / "configs").symlink_to(ROOT / "configs")
+    for task in ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"):
+        write_task(folder / "GLUE", task)
+    write_encoder(folder / "roberta-base-folder")
+    shutil.copytree(folder / "roberta-base-folder", folder / "path/to/a/hugging-face-folder")
+    pairs = "".join(f"main-news\theadlines\t2016\t{n}\t{n % 5}.0\tThe river {n}.\tThe stone {n}.\n" for n in range(20))
+    for home in (_folder(folder / "STS-B"), _folder(folder / "glue/STS-B")):
+        (home / "sts-test.csv").write_text(pairs)
+    hosts = "node-1 slots=8\nnode-2 slots=8\n"
+    (folder / "hosts").write_text(hosts)
+    (folder / "HOSTS").write_text(hosts)
+    (folder / "my_job.yaml").write_text("{base: capt_small, data: {files: [my.txt]}, run: {dir: runs/my_job}}\n")
+    shutil.copy(ROOT / "configs/cluster/slurm.yaml", folder / "my_cluster.yaml")
+    sweep = {
+        "sweep": {"dir": "runs/rates", "seeds": [1]},
+        "studies": {"tiny": {"base": "capt_tiny", "metric": "retrieval/to_corrupted"}},
+        "space": {"optimizer.lr": {"grid": [5.0e-4, 1.0e-3]}},
+    }
+    (folder / "my_sweep.yaml").write_text(yaml.safe_dump(sweep))
+    run_ranks(_language_run, 1, folder)
+    run_ranks(_other_runs, 1, folder)
+    shutil.copytree(folder / "runs/first", folder / "runs/quickstart", symlinks=True)
+    return folder
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
+
+
+def test_every_command_is_run_or_has_a_reason() -> None:
+    plain = [" ".join(shlex.split(command)) + " " for command in SHOWN]
+    idle = [start for start in NOT_RUN if not any(command.startswith(start) for command in plain)]
+    assert set(idle) <= {"capt bench", "torchrun", "pip"}, "no page shows these any more"
+    assert {shlex.split(command)[0] for command in RUN} == {"capt", "make"}, "a program without an entry in NOT_RUN"
+    for why in NOT_RUN.values():
+        for word in why.replace(";", " ").replace(",", " ").split():
+            assert not word.startswith("tests/") or (ROOT / word).exists(), why
+
+
+@pytest.mark.parametrize("command", [command for command in RUN if command.startswith("make ")])
+def test_make_knows_what_to_do(command: str) -> None:
+    done = subprocess.run([*shlex.split(command), "-n"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [command for command in RUN if command.startswith("capt ")])
+def test_command(
+    command: str, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(world)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("sys.stdin", io.StringIO("A line of text.\n"))
+    words = [SMALLER.get(word, word) for word in shlex.split(command)[1:]]
+    for folder, makes in (MADE_BY[word] for word in words if word in MADE_BY):
+        if not Path(folder).exists() and words[:2] != makes[:2]:
+            assert _exit_code(makes) == 0
+    if words[0] in STARTS:
+        words += ["--dry-run"] if "--dry-run" not in words else []
+        words += ["run.dir=runs/new"] if words[0] in ("pretrain", "finetune") else []
+    capsys.readouterr()
+    code = _exit_code(words)
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    assert captured.out.strip() or captured.err.strip(), "it said nothing"
+
+
+def _exit_code(words: list[str]) -> object:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return end.value.code

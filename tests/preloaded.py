@@ -1,0 +1,25 @@
+"""What the fork server of `tests.support` has imported before it forks a process for a test; nobody else imports it."""
+# ruff: noqa: F401
+
+import gc
+
+import deepspeed.runtime.zero.muon.original_muon
+import numpy.ctypeslib
+import pyarrow.parquet
+import pytest
+import sentencepiece.sentencepiece_model_pb2
+import transformers.models.auto.modeling_auto
+import transformers.models.roberta.modeling_roberta
+import typer.testing
+
+import finetune.glue.task
+import launcher.cli
+import pretrain.engine.run
+import pretrain.language.task
+import pretrain.latent.task
+import tests.support
+import tests.toy.task
+import tokenizer.train
+
+gc.collect()
+gc.freeze()  # the garbage collector of a forked process then passes over all of this, and copies none of its pages

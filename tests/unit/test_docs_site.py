@@ -1,0 +1,170 @@
+"""The built pages: complete, true to the registries, and readable without a network."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from docs.hooks import sections
+from launcher.plan import BackendName
+from launcher.sweep.config import Sweep
+from pretrain.config.contrast import TemperatureSection
+from pretrain.config.schema import EngineSection, OptimizerSection
+from pretrain.contrast.kernels import KERNELS
+from pretrain.data.config import CORRUPTIONS
+from pretrain.registry import CALLBACKS, job_class
+from tests.documented import BLOCK, ROOT
+from tests.unit.test_docs import BIN, OWN, SHIPPED
+
+PUBLIC = ("base", "config", "contrast", "convert", "data", "engine", "language", "latent", "models", "report")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built pages."""
+    out = tmp_path_factory.mktemp("site")
+    command = [str(BIN / "mkdocs"), "build", "--strict", "--site-dir", str(out)]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def test_site_has_every_key_and_every_verb(site: Path) -> None:
+    tables = "".join(page.read_text() for page in (site / "reference").glob("keys*/index.html"))
+    leaves = {key for key in OWN if not any(other.startswith(f"{key}.") for other in OWN)} - {"schema_version"}
+    assert {key for key in leaves if f"<code>{key}</code>" not in tables} == set()
+    verbs = (site / "reference" / "cli" / "index.html").read_text()
+    assert 'id="capt-pretrain"' in verbs
+    assert 'id="capt-tokenizer-train"' in verbs
+    assert "--hostfile" in verbs
+
+
+def test_site_documents_the_public_functions(site: Path) -> None:
+    text = (site / "reference" / "api" / "contrast" / "index.html").read_text()
+    for name in ("capt_loss", "info_nce.info_nce", "ShardedQueue.enqueue", "inverted_triangle"):
+        assert f'id="pretrain.contrast.{name}"' in text, name
+    assert ".. math::" not in text
+    assert ":func:" not in text
+
+
+_LOADS = re.compile(r"<(?:script|img|iframe|source|embed|object)[^>]*?\s(?:src|data|srcset)=[\"']?([^\"'\s>]+)")
+_LINKS = re.compile(r"<link\b([^>]*)>")
+_STYLES = re.compile(r"(?:@import\s+|url\()[\"']?([^\"')\s]+)")
+
+
+def loaded(page: Path) -> Iterator[str]:
+    """What a browser fetches by itself when it opens a page or reads a style sheet."""
+    text = page.read_text()
+    yield from _STYLES.findall(text)
+    if page.suffix == ".html":
+        yield from _LOADS.findall(text)
+        for link in _LINKS.findall(text):
+            if "canonical" not in link:
+                yield from re.findall(r"href=[\"']?([^\"'\s>]+)", link)
+
+
+def test_site_needs_no_network(site: Path) -> None:
+    pages = [*site.rglob("*.html"), *site.rglob("*.css")]
+    assert len(pages) > 40
+    remote = {(page.name, url) for page in pages for url in loaded(page) if re.match(r"(https?:)?//", url)}
+    assert remote == set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<script async src="https://cdn.example/x.js">',
+        '<link rel="stylesheet" href="//fonts.example/x.css">',
+        "<style>@import 'https://fonts.example/x.css';</style>",
+    ],
+)
+def test_what_comes_from_the_network_is_noticed(text: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(text)
+    assert any(re.match(r"(https?:)?//", url) for url in loaded(page))
+
+
+def test_formulas_are_mathml(site: Path) -> None:
+    text = (site / "contrast" / "index.html").read_text()
+    shown = len(re.findall(r"^\$\$$", (ROOT / "docs/contrast.md").read_text(), re.M)) // 2
+    assert text.count('display="block"') == shown >= 5
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        assert 'class="arithmatex"' not in text, page
+        for formula in re.findall(r"<math.*?</math>", text, re.S):
+            assert "\\" not in re.sub(r"<[^>]+>", "", formula), f"{page}: LaTeX that was not understood: {formula}"
+
+
+@pytest.mark.parametrize("task", [*SHIPPED, "sweep"])
+def test_every_key_has_a_meaning(task: str) -> None:
+    job: Any = Sweep if task == "sweep" else job_class(task)
+    silent = [
+        f"{section}.{name}".strip(".")
+        for section, model in [("", job), *sections(job)]
+        for name, schema in model.model_json_schema(by_alias=True)["properties"].items()
+        if "$ref" not in str(schema) and not schema.get("description")
+    ]
+    assert silent == []
+
+
+def test_every_public_package_has_a_page() -> None:
+    shown = {
+        match
+        for page in (ROOT / "docs/reference/api").glob("*.md")
+        for match in re.findall(r"^::: ([\w.]+)", page.read_text(), re.M)
+    }
+    for package in ("tokenizer", "finetune", "launcher.sweep", *(f"pretrain.{room}" for room in PUBLIC)):
+        assert any(name.startswith(f"{package}.") or name == package for name in shown), package
+    for name in shown:
+        assert not any(part.startswith("_") for part in name.split(".")), f"{name} is private"
+
+
+def test_the_architecture_names_every_room() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    picture = (ROOT / "docs/architecture.svg").read_text()
+    rooms = {path.parent.name for path in (ROOT / "pretrain").glob("*/__init__.py")}
+    assert rooms == set(PUBLIC), "a new room: add it to the page, the picture, and to PUBLIC"
+    for room in rooms:
+        assert f"`pretrain/{room}/`" in page, room
+    for room in {*rooms, "launcher", "finetune", "tokenizer", "registry"}:
+        assert f">{room}</text>" in picture, room
+    for method in _methods("pretrain/engine/task.py", "Task") - {"__init__"}:
+        assert f"`{method}(" in page, method
+
+
+def _methods(file: str, name: str) -> set[str]:
+    tree = ast.parse((ROOT / file).read_text())
+    (node,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    return {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+
+
+def _choices(model: Any, field: str) -> set[str]:
+    return set(get_args(model.model_fields[field].annotation))
+
+
+REGISTRIES: Mapping[str, set[str]] = {
+    "tasks": set(SHIPPED),
+    "optimizers": _choices(OptimizerSection, "type"),
+    "optimizer implementations": _choices(OptimizerSection, "backend"),
+    "ZeRO stages": {str(stage) for stage in _choices(EngineSection, "zero_stage")},
+    "temperatures": _choices(TemperatureSection, "type"),
+    "kernels": set(KERNELS),
+    "corruptions": set(CORRUPTIONS),
+    "callbacks": set(CALLBACKS),
+    "launchers": set(get_args(BackendName)),
+}
+
+
+def test_contributing_lists_what_is_registered() -> None:
+    text = BLOCK.sub("", (ROOT / "CONTRIBUTING.md").read_text())
+    rows = dict(re.findall(r"^\| ([\w ]+) \| (.+?) \|", text, re.M))
+    listed = {name: set(re.findall(r"`([^`]+)`", rows.get(name, ""))) for name in REGISTRIES}
+    assert listed == REGISTRIES
