@@ -182,8 +182,14 @@ def test_a_tracker_that_fails_does_not_end_the_run(tmp_path: Path, packages: Pat
         ({"mlflow": {"experiment": "e", "uri": "x"}}, "'uri'; it takes experiment, tracking_uri, name"),
         ({"mlflow": {"experiment": "e", "tracking_uri": "https://me:pw@host"}}, "tracking_uri looks like a secret"),
         ({"mlflow": {"experiment": "e", "api_key": "x:pw@y"}}, "api_key looks like a secret"),
-        ({"broken": {}}, "broken: no_such_module:Callback cannot be imported: No module named 'no_such_module'"),
-        ({"absent": {}}, "absent: json:Callback cannot be imported: module 'json' has no attribute 'Callback'"),
+        (
+            {"broken": {}},
+            "broken: the entry point 'no_such_module:Callback' of capt.callbacks cannot be imported: No module named 'no_such_module'",
+        ),
+        (
+            {"absent": {}},
+            "absent: the entry point 'json:Callback' of capt.callbacks cannot be imported: module 'json' has no attribute 'Callback'",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_one_sentence(
