@@ -20,7 +20,7 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
-from pretrain.base.errors import ConfigError, did_you_mean
+from pretrain.base.errors import ConfigError, did_you_mean, shown
 from pretrain.base.sensitive import has_secret
 
 TASKS = {
@@ -50,7 +50,7 @@ def _look_up(name: str, built_in: Mapping[str, str], group: str, problem: str) -
         return built_in[name]
     known = {**built_in, **entry_point_values(group)}
     if name not in known:
-        raise ConfigError(f"{problem} {name!r}; {did_you_mean(name, sorted(known))}")
+        raise ConfigError(f"{problem} {shown(name)}; {did_you_mean(name, sorted(known))}")
     return known[name]
 
 
@@ -98,7 +98,7 @@ def check_callbacks(callbacks: Mapping[str, Mapping[str, Any]]) -> None:
     for name, settings in callbacks.items():
         _callback_path(name)
         for key, value in settings.items():
-            if has_secret(str(value)):
+            if value is not None and has_secret(str({key: value})):
                 raise ConfigError(
                     f"run.callbacks.{name}.{key} looks like a secret, and configurations are written into run folders: "
                     f"use the environment variables or the login of {name}"
@@ -115,7 +115,7 @@ def callback_class(name: str) -> Any:
     module, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"run.callbacks.{name}: the entry point {path!r} of capt.callbacks cannot be imported: {error}; it must be "
             "MODULE:CLASS"

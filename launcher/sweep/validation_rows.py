@@ -19,7 +19,7 @@ class ValidationRows:
         self._queue: deque[Row] = deque()
         self._last = -1
         self.count = 0
-        """ValidationRows handed out or skipped so far."""
+        """Rows handed out or skipped so far."""
 
     def next(self) -> Row | None:
         """The next row; None while there is none."""

@@ -10,14 +10,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from launcher.sweep.begun import begun, note
 
 from finetune.glue.files import read_split
 from finetune.glue.submission import HEADER, SUBMISSION_FILES, check_submission
 from finetune.glue.tasks import GLUE
 from launcher.sweep.base_jobs import check_base_jobs
 from launcher.sweep.restart import prepare_restart, what_went_wrong
-from launcher.sweep.trial_log import TrialLog, TrialState, best_row, validations
+from launcher.sweep.trial_log import TrialLog, best_row, validations
+from launcher.sweep.trial_state import TrialState, started_trials, write_spec
 from launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec
 from pretrain.engine.metrics_file import read_metrics
 from pretrain.report import report
@@ -105,7 +105,7 @@ def test_sweep_folders(tmp_path: Path) -> None:
             add_trial(sweep, "s", {"optimizer.lr": 0.1}, seed, [0.5, 0.6])
         run = plan.run_dir(spec)
         run.mkdir(parents=True)
-        note(run, spec)
+        write_spec(run, spec)
         TrialState(attempts=1, seconds=2.0).write(run)
         check_base_jobs(plan)
         (run / "status.json").write_text('{"state": "done"}')
@@ -120,7 +120,7 @@ def test_sweep_folders(tmp_path: Path) -> None:
         for step in (
             lambda sweep=sweep: read_sweep(sweep),
             lambda plan=plan: check_base_jobs(plan),
-            lambda study=study: begun(study),
+            lambda study=study: started_trials(study),
             lambda run=run, study=study: best_row(validations(run), study),
             lambda run=run: what_went_wrong(run, 1),
             lambda plan=plan, spec=spec: TrialLog(plan, 0).add(spec, "done"),
