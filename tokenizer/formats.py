@@ -15,6 +15,7 @@ from pretrain.base.errors import DataError
 from pretrain.base.files import file_in, read_json, read_text
 from pretrain.base.records import Record, read_record
 from tokenizer.bounds import check_ids, check_pipeline, rust_errors
+from tokenizer.special import NEVER_IN_TEXT
 
 logger = logging.getLogger(__name__)
 

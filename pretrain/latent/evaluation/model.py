@@ -14,6 +14,7 @@ from pretrain.latent.data.noise import StepNoise
 from pretrain.latent.data.sampled_batch import sample_batch
 from pretrain.latent.models.build import TextModel
 from pretrain.latent.models.normal import Normal
+from pretrain.latent.models.text import TextDecoder
 from pretrain.latent.training.semi_amortized import refined_density
 
 ROWS_PER_PASS = 512
