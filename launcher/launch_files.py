@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from pretrain.base.files import write_text
+from pretrain.base.errors import UserError
+from pretrain.base.files import read_text, write_text
 from pretrain.engine.run_folder import discard_refused, holds_run
 
 
@@ -17,6 +18,7 @@ class LaunchFiles:
     def __init__(self, folder: Path, files: Mapping[Path, str]) -> None:
         self._folder, self._files = folder, files
         self._new = [path for path in (folder, *folder.parents) if not path.exists()]
+        self._others = frozenset(path for path, text in files.items() if _holds(path, text))
 
     def write(self) -> None:
         """Write the files and create their folders."""
@@ -24,15 +26,26 @@ class LaunchFiles:
             write_text(path, text, private=True)
 
     def remove(self) -> None:
-        """Remove the files and the new folders; nothing happens to a folder that holds a run."""
+        """Remove the files and the new folders; nothing happens to a folder that holds a run.
+
+        A file that was there already with the same text stays: a job of the same configuration, which waits in the
+        queue of a cluster or whose ranks are starting, is going to read it.
+        """
         if holds_run(self._folder):
             return
         with suppress(OSError):  # what went wrong is another error, and somebody else's file keeps a folder
-            for path in self._files:
+            for path in self._files.keys() - self._others:
                 path.unlink(missing_ok=True)
-            discard_refused(self._folder)
+            if not self._others:
+                discard_refused(self._folder)
             for path in self._new:
                 path.rmdir()
+
+
+def _holds(path: Path, text: str) -> bool:
+    with suppress(OSError, UserError):
+        return read_text(path) == text
+    return False
 
 
 def job_file(folder: Path, text: str) -> Path:

@@ -15,7 +15,7 @@ def cores() -> int:
 
 
 def memory() -> int:
-    """Bytes of main memory."""
+    """Return the bytes of main memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -31,7 +31,7 @@ def gpus() -> tuple[list[str], str]:
 
 
 def hardware_summary() -> str:
-    """Processor, cores, memory and GPUs in one line."""
+    """Describe processor, cores, memory and GPUs in one line."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
     model = next(

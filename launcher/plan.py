@@ -132,7 +132,7 @@ class Plan:
 
     @property
     def world(self) -> int:
-        """Number of processes."""
+        """Return the number of processes."""
         return sum(host.slots for host in self.hosts)
 
 

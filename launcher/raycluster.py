@@ -23,8 +23,6 @@ from pretrain.base.errors import ConfigError, counted
 from pretrain.base.files import write_text
 from pretrain.base.sensitive import is_secret
 
-log = logging.getLogger(__name__)
-
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

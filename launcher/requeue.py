@@ -89,7 +89,7 @@ def _exit_text(code: int) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line of the batch script."""
+    """Run the command line of the batch script."""
     logging.basicConfig(level=logging.INFO, format="[capt] %(message)s", stream=sys.stderr)
     run, code = Path(arguments[0]), int(arguments[1])
     record_end(run, code)

@@ -1,4 +1,4 @@
-"""From a CONFIG argument to a started (or only shown) job: the one path of every verb that starts processes."""
+"""Takes a CONFIG argument to a started (or only shown) job: the one path of every verb that starts processes."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _check_checkpoint(folder: Path, name: str) -> None:
 
 
 def _check_precision_here(precision: str) -> None:
-    """The ranks of other hosts ask their own device; a login node cannot."""
+    """Check the precision on this host; the ranks of other hosts ask their own device, a login node cannot."""
     if precision == "fp16" or (precision == "bf16" and shutil.which("nvidia-smi")):  # every CPU has bf16
         from pretrain.engine.precision import check_precision
         from pretrain.engine.quiet import quiet_libraries

@@ -1,4 +1,4 @@
-"""How a job ended, according to its run folder; and what is written there when the job could not do so itself."""
+"""Finds how a job ended by its run folder, and writes there what the job could not write itself."""
 
 from __future__ import annotations
 

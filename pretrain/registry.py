@@ -20,7 +20,7 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
-from pretrain.base.errors import ConfigError, did_you_mean
+from pretrain.base.errors import ConfigError, did_you_mean, shown
 from pretrain.base.sensitive import has_secret
 
 TASKS = {
@@ -50,7 +50,7 @@ def _look_up(name: str, built_in: Mapping[str, str], group: str, problem: str) -
         return built_in[name]
     known = {**built_in, **entry_point_values(group)}
     if name not in known:
-        raise ConfigError(f"{problem} {name!r}; {did_you_mean(name, sorted(known))}")
+        raise ConfigError(f"{problem} {shown(name)}; {did_you_mean(name, sorted(known))}")
     return known[name]
 
 
@@ -62,18 +62,35 @@ def entry_point_values(group: str) -> dict[str, str]:
 
 def job_class(type_: str) -> Any:
     """The configuration class of a task (imports no torch). Raises ``ConfigError`` for an unknown type."""
-    return importlib.import_module(f"{_package(type_)}.config").JOB
+    return _attribute_of_task(type_, "config", "JOB")
 
 
 def task_module(type_: str, name: str) -> ModuleType | None:
-    """The module ``name`` of a task's package; None where it has none. Raises ``ConfigError`` for an unknown type."""
-    path = f"{_package(type_)}.{name}"
-    return importlib.import_module(path) if importlib.util.find_spec(path) else None
+    """The module ``name`` of a task's package; None where it has none.
+
+    Raises:
+        ConfigError: the type is unknown, or its package cannot be imported.
+    """
+    package = _package(type_)
+    path = f"{package}.{name}"
+    try:
+        there = importlib.util.find_spec(path) is not None  # imports the package
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"task.type {type_}: its package {package!r} cannot be imported: {error}") from error
+    return importlib.import_module(path) if there else None
 
 
 def task_class(type_: str) -> Any:
     """The task's implementation (imports torch)."""
-    return importlib.import_module(f"{_package(type_)}.task").TASK
+    return _attribute_of_task(type_, "task", "TASK")
+
+
+def _attribute_of_task(type_: str, module: str, name: str) -> Any:
+    """``name`` of a module that every task has. Raises ``ConfigError`` where it has not, or as `task_module`."""
+    found = task_module(type_, module)
+    if found is None or not hasattr(found, name):
+        raise ConfigError(f"task.type {type_}: its package {_package(type_)!r} has no {module}.{name}, as a task must")
+    return getattr(found, name)
 
 
 def check_callbacks(callbacks: Mapping[str, Mapping[str, Any]]) -> None:
@@ -81,7 +98,7 @@ def check_callbacks(callbacks: Mapping[str, Mapping[str, Any]]) -> None:
     for name, settings in callbacks.items():
         _callback_path(name)
         for key, value in settings.items():
-            if has_secret(str(value)):
+            if value is not None and has_secret(str({key: value})):
                 raise ConfigError(
                     f"run.callbacks.{name}.{key} looks like a secret, and configurations are written into run folders: "
                     f"use the environment variables or the login of {name}"
@@ -89,9 +106,20 @@ def check_callbacks(callbacks: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def callback_class(name: str) -> Any:
-    """The class of a key of ``run.callbacks`` (imports torch). Raises ``ConfigError`` for an unknown key."""
-    module, _, attribute = _callback_path(name).partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    """The class of a key of ``run.callbacks`` (imports torch).
+
+    Raises:
+        ConfigError: the key is unknown, or the entry point of that name leads to nothing that can be imported.
+    """
+    path = _callback_path(name)
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"run.callbacks.{name}: the entry point {path!r} of capt.callbacks cannot be imported: {error}; it must be "
+            "MODULE:CLASS"
+        ) from error
 
 
 def _callback_path(name: str) -> str:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from pretrain.base.errors import CheckpointError, ConfigError, did_you_mean
 from pretrain.base.records import first_fault
-from pretrain.config.reader import read_yaml
+from pretrain.config.reader import NotYamlError, read_yaml
 from pretrain.registry import task_module
 
 _GIVEN_BY_CAPT = frozenset({"to", "overwrite", "about", "progress"})
@@ -74,7 +74,10 @@ def accepted_options(
             raise ConfigError(f"--option {assignment}: task {task} has no option {name!r}; {hint}")
         annotation = keywords[name].annotation
         kind = TypeAdapter(Any if annotation is inspect.Parameter.empty else annotation)
-        value = read_yaml(text, f"--option {assignment}")
+        try:
+            value = read_yaml(text, f"--option {assignment}")
+        except NotYamlError:  # as in an override, what is no YAML is text
+            value = text
         try:
             accepted[name] = kind.validate_python(value)
         except ValidationError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,6 @@ from launcher.sweep.table import ProgressTable
 from launcher.sweep.trial import SweepTrial, spec_of
 from launcher.sweep.trial_log import TrialLog
 from launcher.sweep.trials import SweepPlan
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -84,11 +81,11 @@ class Driver(tune.Callback, tune.Stopper):
         tuner.fit()
 
     def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
-        """Tune's question whether this trial ends; its scheduler answers that."""
+        """Answer Tune that this trial goes on; the scheduler ends trials."""
         return False
 
     def stop_all(self) -> bool:
-        """Whether the whole sweep ends."""
+        """Return whether the whole sweep ends."""
         return self.stopping or bool(self.fatal)
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
@@ -107,7 +104,7 @@ class Driver(tune.Callback, tune.Stopper):
             self._table.validated(spec, result["step"], result["value"], result["best"])
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        """Record it: what the scheduler ended before its own end is pruned."""
+        """Record a finished trial; one that the scheduler ended early is pruned."""
         spec = spec_of(trial.config)
         ended = trial.last_result.get("ended")
         if ended in ("stopped", "unreported") or self._trial_log.finished(spec):

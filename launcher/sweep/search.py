@@ -21,7 +21,7 @@ _NO_END = 10**9
 
 
 def scheduler(sweep: Sweep, study: str) -> TrialScheduler:
-    """The scheduler of one study's trials."""
+    """Build the scheduler of one study's trials."""
     section = sweep.scheduler
     random.seed(sweep.search.seed)  # Tune draws from the global generators
     np.random.seed(sweep.search.seed)

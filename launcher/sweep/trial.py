@@ -235,7 +235,7 @@ class SweepTrial(tune.Trainable):
         self._state = self._state.updated(history=tuple(history))
 
     def _max_steps(self) -> int:
-        """Known only from the run: a task may work it out from its data."""
+        """Read the number of steps from the run, since a task may work it out from its data."""
         return int(load_mapping(self._run / "config.yaml", resolved=True)["schedule"]["max_steps"])
 
     def _stops_early(self) -> bool:

@@ -32,7 +32,7 @@ class TrialSpec:
 
     @property
     def key(self) -> str:
-        """What tells it from every other trial of the sweep."""
+        """Return what tells the trial from every other one of the sweep."""
         return json.dumps([self.study, dict(self.params), self.seed], sort_keys=True)
 
     @property
@@ -198,7 +198,7 @@ def _grid(space: Mapping[str, Dimension]) -> list[dict[str, Any]]:
 
 
 def _sampled_settings(space: Mapping[str, Dimension], samples: int, seed: str) -> list[dict[str, Any]]:
-    """Different settings; asking for more of them keeps the earlier ones. Fewer where a small space has no more."""
+    """Draw different settings; asking for more keeps the earlier ones. A small space may have fewer."""
     found: dict[str, dict[str, Any]] = {}
     for number in range(samples * _ATTEMPTS):
         generator = random.Random(f"{seed}/{number}")
@@ -210,7 +210,7 @@ def _sampled_settings(space: Mapping[str, Dimension], samples: int, seed: str) -
 
 
 def sample_value(dimension: Dimension, generator: random.Random) -> Any:
-    """A value of a dimension."""
+    """Draw a value of a dimension."""
     if dimension.values is not None:
         return generator.choice(dimension.values)
     if dimension.randint:

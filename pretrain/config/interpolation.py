@@ -31,7 +31,7 @@ _DEEPEST = 50
 
 
 def interpolate(mapping: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """``mapping`` with every ``${...}`` replaced; ``source`` names it in errors.
+    """Return ``mapping`` with every ``${...}`` replaced; ``source`` names it in errors.
 
     Raises:
         ConfigError: a key or variable is not there, keys refer to one another in a circle, a variable's name or value
@@ -50,7 +50,7 @@ class _Interpolation:
         self._known: dict[str, tuple[Any, int]] = {}
 
     def value(self, node: Any, trail: tuple[str, ...]) -> Any:
-        """``node`` with its references replaced; ``trail`` are the keys whose values led here."""
+        """Return ``node`` with its references replaced; ``trail`` are the keys whose values led here."""
         self._spend(_VALUE)
         if isinstance(node, Mapping | list):
             return self._collection(node, trail)

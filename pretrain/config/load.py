@@ -49,12 +49,12 @@ def resolve_path(config: str | Path) -> Path:
 
 
 def _is_job(file: Path) -> bool:
-    """Or a sweep; not what others build on, nor a cluster's description."""
+    """Whether it is a job or a sweep; not what others build on, nor a cluster's description."""
     return not file.stem.startswith("_") and file.parent.name != "cluster"
 
 
 def _short_name(file: Path) -> str:
-    """As the documentation writes it: ``capt_tiny``, ``rte``, ``ptb/vae``."""
+    """Return the name as the documentation writes it: ``capt_tiny``, ``rte``, ``ptb/vae``."""
     parts = _longest_name(file).split("/")
     return "/".join(parts[2:]) or parts[-1]
 
@@ -168,7 +168,7 @@ def _written(path: Path) -> dict[str, Any]:
 
 
 def _merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Later layers over earlier ones; the task knows which keys take the place of which."""
+    """Merge later layers over earlier ones; the task knows which keys take the place of which."""
     layers = [layer for layer in layers if layer]
     if len(layers) < 2:  # nothing takes a place: what somebody else's run holds is read without its task
         return _merged({}, layers[0]) if layers else {}
@@ -178,7 +178,7 @@ def _merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """``above`` over ``below``: mappings are merged, everything else is replaced."""
+    """Merge ``above`` over ``below``: mappings are merged, everything else is replaced."""
     result = dict(below)
     for key, value in above.items():
         old = result.get(key)
@@ -187,7 +187,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; keys that are dotted already stay so, lists are values."""
+    """Return ``{"a": {"b": 1}}`` as ``{"a.b": 1}``; keys that are dotted already stay so, lists are values."""
     flat: dict[str, Any] = {}
     for key, value in mapping.items():
         if isinstance(value, Mapping) and value:
@@ -227,7 +227,7 @@ def job_from_mapping(mapping: Mapping[str, Any], source: str) -> Job:
 
 
 def explain(error: ValidationError, cls: type[BaseModel]) -> str:
-    """The first problem of a pydantic error in one line: key, value, what would be valid, the nearest key."""
+    """Tell the first problem of a pydantic error in one line: key, value, what would be valid, the nearest key."""
     problem = error.errors(include_url=False)[0]
     location = [str(part) for part in problem["loc"]]
     key = ".".join(part[:100] for part in location) or "configuration"

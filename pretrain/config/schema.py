@@ -211,7 +211,7 @@ class Job(Section):
         return []
 
     def accumulation(self, world: int) -> int:
-        """Micro-batches an optimizer step on ``world`` ranks. Raises ``ValueError`` when the identity cannot hold."""
+        """Return the micro-batches per optimizer step on ``world`` ranks. Raises ``ValueError`` where none is whole."""
         share = self.batch.micro * world
         if self.batch.global_ % share:
             fits = [] if self.batch.global_ % world else _divisors(self.batch.global_ // world)
@@ -224,6 +224,6 @@ class Job(Section):
 
 
 def _divisors(number: int) -> list[int]:
-    """In ascending order, from the pairs around the square root: at most 46,341 divisions for 31 bits."""
+    """Return the divisors in ascending order, found by trying numbers up to the square root (46,341 for 31 bits)."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})

@@ -80,18 +80,6 @@ class Part(Corpus):
                 after_gap = True
 
 
-def documents(corpus: Corpus) -> Iterator[str]:
-    """The documents of ``corpus`` as whole strings (each must fit in memory)."""
-    parts: list[str] = []
-    for passage in corpus:
-        if passage.starts and parts:
-            yield "".join(parts)
-            parts = []
-        parts.append(passage.text)
-    if parts:
-        yield "".join(parts)
-
-
 def row_pieces(rows: Iterable[str], document_start: re.Pattern[str] | None) -> Iterator[Piece]:
     """Rows of a table as pieces: each its own document, or (``document_start``) up to the next row that matches."""
     for text in rows:

@@ -27,7 +27,7 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 def sum_over_ranks(x: Tensor) -> Tensor:
-    """The sum of the ranks' tensors of one shape, on every rank."""
+    """Return the sum of the ranks' tensors, which have one shape, on every rank."""
     if distributed.world_size() == 1:
         return x
     summed: Tensor = _SumOverRanks.apply(x)
@@ -55,6 +55,6 @@ class _Log1pSumExp(torch.autograd.Function):
 
 
 def log1p_sum_exp(x: Float[Tensor, "v n"]) -> Float[Tensor, " v"]:
-    r""":math:`\log(1 + \sum_i e^{x_{vi}})` over the columns of all ranks; a rank may hold any number of them."""
+    r"""Return :math:`\log(1 + \sum_i e^{x_{vi}})` over the columns of all ranks; a rank may hold any number of them."""
     summed: Tensor = _Log1pSumExp.apply(x)
     return summed

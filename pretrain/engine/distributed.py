@@ -36,23 +36,23 @@ def is_distributed() -> bool:
 
 
 def rank(group: Group = None) -> int:
-    """This process's rank in ``group`` (0 without a process group)."""
+    """Return this process's rank in ``group`` (0 without a process group)."""
     return dist.get_rank(group) if is_distributed() else 0
 
 
 def world_size(group: Group = None) -> int:
-    """Number of processes in ``group`` (1 without a process group)."""
+    """Return the number of processes in ``group`` (1 without a process group)."""
     known = dist.group.WORLD if group is None else group  # get_world_size() in a third of its time: steps ask often
     return 1 if known is None else int(known.size())
 
 
 def local_rank() -> int:
-    """This process's index on its host, as the launcher gave it (0 alone)."""
+    """Return this process's index on its host, as the launcher gave it (0 alone)."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def local_world_size() -> int:
-    """Number of processes on this host, as the launcher gave it (torchrun's name, then DeepSpeed's)."""
+    """Return the number of processes on this host, as the launcher gave it (torchrun's name, then DeepSpeed's)."""
     return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -81,7 +81,7 @@ def reduce_scatter_sum(x: Tensor, group: Group = None) -> Tensor:
 
 
 def all_reduce_sum(x: Tensor, group: Group = None) -> Tensor:
-    """Sum of ``x`` over the ranks, as a new tensor. No gradient."""
+    """Return the sum of ``x`` over the ranks as a new tensor. No gradient."""
     x = x.detach().clone()
     if world_size(group) > 1:
         dist.all_reduce(x, group=group)
@@ -89,7 +89,7 @@ def all_reduce_sum(x: Tensor, group: Group = None) -> Tensor:
 
 
 def all_reduce_max(x: Tensor, group: Group = None) -> Tensor:
-    """Elementwise maximum of ``x`` over the ranks, as a new tensor. No gradient."""
+    """Return the elementwise maximum of ``x`` over the ranks as a new tensor. No gradient."""
     x = x.detach().clone()
     if world_size(group) > 1:
         dist.all_reduce(x, dist.ReduceOp.MAX, group=group)
@@ -97,7 +97,7 @@ def all_reduce_max(x: Tensor, group: Group = None) -> Tensor:
 
 
 def broadcast_object(value: T, src: int = 0) -> T:
-    """The value that rank ``src`` holds, on every rank (small picklable objects: verdicts, names, steps)."""
+    """Return the value of rank ``src`` on every rank (small picklable objects: verdicts, names, steps)."""
     if world_size() == 1:
         return value
     box = [value]
@@ -112,7 +112,7 @@ def broadcast_tensor(x: Tensor) -> None:
 
 
 def gather_objects(value: T) -> list[T]:
-    """Every rank's value, in rank order, on every rank (small picklable objects)."""
+    """Return every rank's value, in rank order, on every rank (small picklable objects)."""
     if world_size() == 1:
         return [value]
     out: list[T | None] = [None] * world_size()
@@ -166,7 +166,7 @@ _TELL = 600.0
 
 
 def _wait_for_all() -> None:
-    """A barrier without a time-out, in which Python hears signals: it asks the store that the ranks met at."""
+    """Wait for all ranks without a time-out, asking the store that they met at; Python hears signals meanwhile."""
     if world_size() == 1:
         return
     global _waited
@@ -190,7 +190,7 @@ def barrier() -> None:
 
 
 def device() -> torch.device:
-    """The device of this process: ``cuda:LOCAL_RANK`` where a GPU is present, else the CPU."""
+    """Return the device of this process: ``cuda:LOCAL_RANK`` where a GPU is present, else the CPU."""
     return torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
 
 

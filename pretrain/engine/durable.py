@@ -30,7 +30,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def describe_write_error(path: Path, error: Exception, need: int | None = None) -> str:
-    """One line for a failed write; a full disk is called a full disk, with the bytes needed where they are known."""
+    """Describe a failed write in one line; a full disk is called one, with the bytes needed where they are known."""
     free = shutil.disk_usage(path.parent if path.parent.exists() else Path.cwd()).free
     full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
     if full or "No space" in str(error) or (need is not None and free < need):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +13,10 @@ from pretrain.engine.schedule import learning_rate
 from pretrain.engine.seeding import seed_step
 from pretrain.engine.task import ChunkedTask, Progress, StepMetrics, Task
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass
 class Run:
-    """A run in progress: what callbacks see."""
+    """A run in progress, as callbacks see it."""
 
     job: Job
     dir: Path
@@ -57,13 +54,13 @@ class Callback:
     """A concern of the loop. Hooks run on every rank, in the order of the callbacks."""
 
     def on_start(self, run: Run) -> None:
-        """Before the first step."""
+        """Called before the first step."""
 
     def before_step(self, run: Run) -> None:
-        """Before a step's batch is fetched."""
+        """Called before a step's batch is fetched."""
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
-        """After each optimizer step; may add scalars to ``report`` for the callbacks behind it."""
+        """Called after each optimizer step; may add scalars to ``report`` for the callbacks behind it."""
 
     def next_due(self, run: Run) -> int:
         """The next step after which ``after_step`` must be called; asked only for tasks that do many updates at once.
@@ -73,20 +70,20 @@ class Callback:
         return run.progress.step + 1
 
     def on_metrics(self, run: Run, values: Mapping[str, float], split: str | None) -> None:
-        """After a row of ``metrics.jsonl``: values averaged over the ranks; ``split`` is None for a training row.
+        """Called after a row of ``metrics.jsonl``. Values are averaged over the ranks; a training row has no ``split``.
 
         Callbacks of ``run.callbacks`` alone are told.
         """
 
     def on_end(self, run: Run) -> None:
-        """After the last step, also when the run is stopping early; not after an exception."""
+        """Called after the last step, also when the run is stopping early; not after an exception."""
 
     def close(self, run: Run) -> None:
         """Release resources; always called."""
 
 
 def next_multiple(step: int, every: int) -> int:
-    """The next step after ``step`` that ``every`` divides; beyond every run where ``every`` is 0."""
+    """Return the next step after ``step`` that ``every`` divides; `NEVER` where ``every`` is 0."""
     return (step // every + 1) * every if every else NEVER
 
 

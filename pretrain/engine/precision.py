@@ -1,4 +1,4 @@
-"""Whether this machine computes in the precision that a job asks for."""
+"""Checks whether this machine computes in the precision that a job asks for."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def quiet_libraries(*, debug: bool) -> None:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without its progress bars, and its warnings on texts that are long on purpose."""
+    """Silence its progress bars, and its warnings on texts that are long on purpose."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""From a validated job to a finished run: process group, folder, data, restore, train, status."""
+"""Takes a validated job to a finished run: process group, folder, data, restore, train, status."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None, wa
 
 
 def _build(job: Job, task: Task, source: Path | None) -> Run:
-    """Modules and engines, from the seed or from a checkpoint. Collective."""
+    """Build modules and engines, from the seed or from a checkpoint. Collective."""
     with distributed.synchronize_errors():
         modules = task.build_modules()
     if source is not None:
@@ -102,7 +102,7 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
 
 
 class _StatusCallback(Callback):
-    """The last callback: when all others have started, the first step is next; and what is lost is stated."""
+    """Comes last: when all other callbacks have started, the first step is next. It also counts lost checkpoints."""
 
     def __init__(self, status: RunStatus) -> None:
         self._status = status
@@ -128,7 +128,7 @@ def _train(run: Run, status: RunStatus, callbacks: Sequence[Callback]) -> int:
 
 
 def _choose_checkpoint(run_dir: Path, name: str | None) -> Path | None:
-    """The checkpoint to resume from, verified; None for a run that ended before its first one."""
+    """Return the checkpoint to resume from, verified; None for a run that ended before its first one."""
     with distributed.synchronize_errors():
         newest = [None, *checkpoints_of(run_dir)][-1]
         source = find_checkpoint(run_dir / "checkpoints" / name) if name else newest

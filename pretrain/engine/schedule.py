@@ -1,4 +1,4 @@
-"""Learning rate as a function of the step."""
+"""Computes the learning rate as a function of the step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pretrain.config.schema import OptimizerSection, ScheduleSection
 
 
 def learning_rate(step: int, schedule: ScheduleSection, optimizer: OptimizerSection) -> float:
-    r"""Learning rate of update ``step`` (0-based).
+    r"""Return the learning rate of update ``step`` (0-based).
 
     Warmup: :math:`\eta\,(t+1)/w` for :math:`t < w`. Then with :math:`u = (t-w)/(T-w)`: ``linear`` :math:`\eta(1-u)`,
     ``cosine`` :math:`\eta(1+\cos\pi u)/2`, ``constant`` :math:`\eta`.

@@ -1,4 +1,4 @@
-"""Whether all hosts of a job see the same folder."""
+"""Checks whether all hosts of a job see the same folder."""
 
 from __future__ import annotations
 

@@ -21,17 +21,17 @@ there, and the host does not wait for them.
 """
 
 StepMetrics = dict[str, Metric]
-"""Named figures of a step. The MEAN OVER RANKS of a value is its global value."""
+"""The metrics of a step by name. The MEAN OVER RANKS of a value is its global value."""
 
 
 def is_logged(job: Job, step: int) -> bool:
-    """Whether the figures of ``step`` (counted from 1) are written down; in other steps nobody looks at them."""
+    """Return whether the metrics of ``step`` (counted from 1) are written down; in other steps nobody looks at them."""
     return step % job.run.log_every == 0 or step >= job.schedule.max_steps
 
 
-def to_float(figure: Metric) -> float:
-    """The figure's value on this rank."""
-    return float(figure() if callable(figure) else figure)
+def to_float(metric: Metric) -> float:
+    """Return the metric's value on this rank."""
+    return float(metric() if callable(metric) else metric)
 
 
 @dataclass
@@ -73,23 +73,23 @@ class Task(Protocol):
     def __init__(self, job: Job, run_dir: Path) -> None: ...
 
     def build_modules(self) -> Mapping[str, nn.Module]:
-        """One module per engine, freshly initialised from ``job.run.seed`` (the same on every rank)."""
+        """Build one module per engine, freshly initialised from ``job.run.seed`` (the same on every rank)."""
         ...
 
     def optimizers(self) -> Mapping[str, ModuleOptimizer]:
-        """The optimizer of each module that has one of its own; the others are updated as ``job.optimizer`` says."""
+        """Name the optimizer of each module that has its own; the others are updated as ``job.optimizer`` says."""
         ...
 
     def build_batches(self, progress: Progress) -> Iterator[Any]:
-        """What this rank consumes from ``progress`` on: one item an optimizer step, the same for any worker count."""
+        """Yield what this rank consumes from ``progress`` on: one item per step, for any number of workers."""
         ...
 
     def step(self, engines: Mapping[str, Engine], batch: Any, progress: Progress) -> StepMetrics:
-        """Forward, backward and optimizer step(s) on ``batch``; advances ``progress.samples`` and ``.tokens``."""
+        """Do forward, backward and optimizer step(s) on ``batch``; advances ``progress.samples`` and ``.tokens``."""
         ...
 
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
-        """Validation metrics, in evaluation mode, with the same result on every rank."""
+        """Return validation metrics, measured in evaluation mode, with the same result on every rank."""
         ...
 
     def save_state(self, folder: Path) -> dict[str, Any]:
@@ -101,15 +101,15 @@ class Task(Protocol):
         ...
 
     def flops_per_step(self) -> float:
-        """Model FLOP of an optimizer step over all ranks (for MFU); recomputation not counted."""
+        """Return the model FLOP of an optimizer step over all ranks (for MFU); recomputation is not counted."""
         ...
 
     def next_steps(self, run_dir: Path) -> Sequence[str]:
-        """What a user may do with the finished run, a command with its purpose a line."""
+        """Return what a user may do with the finished run: one command with its purpose on each line."""
         ...
 
     def export_files(self) -> Mapping[str, Path]:
-        """Files or folders to copy into every checkpoint (name in the checkpoint -> source), such as the tokenizer."""
+        """Name files or folders to copy into every checkpoint (name there -> source), such as the tokenizer."""
         ...
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -18,8 +17,6 @@ from pretrain.data.sampler import micro_batches
 from pretrain.engine import interruption
 from pretrain.language.batches import Assembler, LanguageBatch
 from pretrain.language.config import LoaderSection
-
-logger = logging.getLogger(__name__)
 
 BatchShape = tuple[int, int, int, int]
 """Global batch, micro-batch, number of ranks, rank."""

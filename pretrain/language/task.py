@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +34,6 @@ from pretrain.language.validation import validate
 from pretrain.models.flops import flops_per_token
 from pretrain.models.hf_model import start_from
 
-logger = logging.getLogger(__name__)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 

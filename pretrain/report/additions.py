@@ -1,6 +1,8 @@
 """What tasks add to a report: functions of the module ``report`` in a task's package, where it has one.
 
-``run_sections(runs)`` gets the runs of a report, ``sections(sweeps)`` its sweeps; both return sections.
+``run_sections(runs)`` gets the runs of a report (:class:`~pretrain.report.runs.RunRecord`), ``sections(sweeps)`` its
+sweeps (:class:`~pretrain.report.sweeps.SweepRecord`). Both return a list of
+:class:`~pretrain.report.document.ReportSection`.
 """
 
 from __future__ import annotations

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from pretrain import registry
 from pretrain.base.errors import ConfigError
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.callbacks import user_callbacks
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
-from pretrain.registry import TASKS
+from pretrain.registry import CALLBACKS, TASKS
 from tests.support import run_ranks
 
 TASKS["toy"] = "tests.toy"
@@ -37,13 +38,17 @@ class Settings:
         assert console == "off" and disable_code and disable_git and x_disable_meta and silent
 class Run:
     def __init__(self, id): self.id = id
-    def log(self, data, step=None, commit=None): record("log", data=data, step=step)
-    def finish(self, exit_code=None): record("finish", exit_code=exit_code)
+    def log(self, data, step=None, commit=None):
+        record("log", data=data, step=step)
+        if self.id == "fails": raise Error("the server is down")
+    def finish(self, exit_code=None):
+        record("finish", exit_code=exit_code)
+        if self.id == "fails": raise OSError("the server is down")
 def init(entity=None, project=None, dir=None, id=None, name=None, config=None, resume=None, settings=None):
     if project == "refused":
         raise Error("no login")
     record("init", entity=entity, project=project, id=id, name=name, config=config, resume=resume)
-    return Run(id or "w1")
+    return Run("fails" if project == "fails" else id or "w1")
 """
 )
 _MLFLOW = (
@@ -158,6 +163,15 @@ def test_a_callback_may_stop_the_run_and_one_refused_leaves_no_rank_waiting(tmp_
     assert "run.callbacks.wandb: no login" in str(second)
 
 
+def test_a_tracker_that_fails_does_not_end_the_run(tmp_path: Path, packages: Path) -> None:
+    failing = {"wandb": {"project": "fails"}}
+    assert run_ranks(_run, 2, tmp_path, packages, [failing, failing]) == [[75, 0]] * 2
+    names = [name for name, *_ in _calls(packages)]
+    assert (names.count("log"), names.count("finish")) == (4, 2)
+    log = (tmp_path / "first" / "log" / "rank-0.log").read_text()
+    assert log.count("run.callbacks.wandb: not sent: Error: the server is down") == 4
+
+
 @pytest.mark.parametrize(
     ("callbacks", "says"),
     [
@@ -167,11 +181,16 @@ def test_a_callback_may_stop_the_run_and_one_refused_leaves_no_rank_waiting(tmp_
         ({"wandb": {}}, "missing a required argument: 'project'; it takes project, entity, name"),
         ({"mlflow": {"experiment": "e", "uri": "x"}}, "'uri'; it takes experiment, tracking_uri, name"),
         ({"mlflow": {"experiment": "e", "tracking_uri": "https://me:pw@host"}}, "tracking_uri looks like a secret"),
+        ({"mlflow": {"experiment": "e", "api_key": "x:pw@y"}}, "api_key looks like a secret"),
+        ({"broken": {}}, "broken: no_such_module:Callback cannot be imported: No module named 'no_such_module'"),
+        ({"absent": {}}, "absent: json:Callback cannot be imported: module 'json' has no attribute 'Callback'"),
     ],
 )
 def test_what_cannot_be_built_is_one_sentence(
     callbacks: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(CALLBACKS, "broken", "no_such_module:Callback")
+    monkeypatch.setitem(CALLBACKS, "absent", "json:Callback")
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setitem(sys.modules, "mlflow", None)
     job = job_from_mapping({"task": {"type": "toy"}, "run": {"callbacks": callbacks}}, "test")
@@ -179,6 +198,31 @@ def test_what_cannot_be_built_is_one_sentence(
         user_callbacks(job)
     assert "\n" not in str(caught.value)
     assert ":pw@" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("their_callbacks:Nothing", "'their_callbacks:Nothing' of capt.callbacks cannot be imported: .*'Nothing'"),
+        ("their_callbacks", "must be MODULE:CLASS"),
+        ("no_such_module:Counter", "No module named 'no_such_module'"),
+        ("their_callbacks:json", "is no subclass of pretrain.engine.loop.Callback"),
+        ("pathlib:Path", "is no subclass of pretrain.engine.loop.Callback"),
+    ],
+)
+def test_an_entry_point_that_leads_to_no_callback_is_named(
+    path: str, says: str, packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.setenv("CAPT_CALLS", str(packages / "calls"))
+    monkeypatch.setitem(registry.CALLBACKS, "theirs", path)
+    job = job_from_mapping({"task": {"type": "toy"}, "run": {"callbacks": {"theirs": {}}}}, "test")
+    try:
+        with pytest.raises(ConfigError, match=says) as caught:
+            user_callbacks(job)
+        assert "\n" not in str(caught.value)
+    finally:
+        sys.modules.pop("their_callbacks", None)
 
 
 def test_the_real_packages_take_what_is_passed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 
-from pretrain.base.errors import ConfigError
+from pretrain.base.errors import ConfigError, shown
 from pretrain.config.schema import Job
 from pretrain.engine.callbacks.agreement import Agreement
 from pretrain.engine.callbacks.checkpointer import Checkpointer
@@ -21,7 +21,7 @@ from pretrain.registry import callback_class, check_callbacks
 
 
 def default_callbacks(job: Job, users: Sequence[Callback] = ()) -> list[Callback]:
-    """What every job runs with, and ``users``, the job's own callbacks (`user_callbacks`).
+    """Return the callbacks that every job runs with, and ``users``, the job's own ones (`user_callbacks`).
 
     Throughput adds to the report before Metrics writes it; the ranks agree before anything is validated or saved; what
     a callback of the user may stop is saved by the Checkpointer behind it.
@@ -41,15 +41,18 @@ def default_callbacks(job: Job, users: Sequence[Callback] = ()) -> list[Callback
 
 
 def user_callbacks(job: Job) -> list[Callback]:
-    """The callbacks of ``run.callbacks``, in its order; the settings of each are keywords of its class.
+    """Build the callbacks of ``run.callbacks``, in its order; the settings of each are keywords of its class.
 
     Raises:
-        ConfigError: a key is unknown, its settings are not those of the callback, or its package is not installed.
+        ConfigError: a key is unknown or leads to no callback, its settings do not fit, or its package
+            is not installed.
     """
     check_callbacks(job.run.callbacks)
     callbacks: list[Callback] = []
     for name, settings in job.run.callbacks.items():
         cls = callback_class(name)
+        if not (isinstance(cls, type) and issubclass(cls, Callback)):
+            raise ConfigError(f"run.callbacks.{name}: {shown(cls)} is no subclass of pretrain.engine.loop.Callback")
         try:
             inspect.signature(cls).bind(**settings)
         except TypeError as error:

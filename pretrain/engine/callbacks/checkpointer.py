@@ -64,7 +64,7 @@ class Checkpointer(Callback):
             self._try(run, self._commit)
 
     def _try(self, run: Run, action: Callable[[Run], None]) -> bool:
-        """Whether a save on the way succeeded; all ranks agree. The next one is tried in its time."""
+        """Return whether a save on the way succeeded; all ranks agree. The next one is tried in its time."""
         try:
             action(run)
         except CheckpointError as error:

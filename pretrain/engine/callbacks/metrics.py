@@ -1,9 +1,8 @@
-"""``metrics.jsonl`` (an object a line) and TensorBoard, written by rank 0."""
+"""Rank 0 writes ``metrics.jsonl`` (one object on each line) and TensorBoard."""
 
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
@@ -16,11 +15,9 @@ from pretrain.engine.loop import Callback, Run, next_multiple
 from pretrain.engine.metrics_file import METRICS, drop_rows_after
 from pretrain.engine.task import Metric, StepMetrics, is_logged, to_float
 
-logger = logging.getLogger(__name__)
-
 
 def global_means(report: Mapping[str, Metric]) -> dict[str, float]:
-    """Mean over ranks of every figure of a report, in one collective (the names are the same on all ranks)."""
+    """Average every metric of a report over the ranks, in one collective (the names are the same on all ranks)."""
     names = sorted(report)
     values = torch.tensor([to_float(report[name]) for name in names], dtype=torch.float64)
     if distributed.world_size() > 1:

@@ -1,4 +1,4 @@
-"""``run.callbacks.mlflow``: the run at an MLflow server, by default that of ``MLFLOW_TRACKING_URI``."""
+"""``run.callbacks.mlflow`` sends the run to an MLflow server, by default that of ``MLFLOW_TRACKING_URI``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. /]")
 
 
 class MLflow(Tracker):
-    """One MLflow run for a run folder: keys of the configuration as parameters, figures as metrics.
+    """Keeps one MLflow run for a run folder: the keys of the configuration are its parameters.
 
     Args:
         experiment: the MLflow experiment, which is made where it does not exist.

@@ -1,4 +1,4 @@
-"""Progress for a person: a bar on a terminal, elsewhere one line for each logging interval."""
+"""Shows progress to a person: a bar on a terminal, elsewhere one line for each logging interval."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class ProgressDisplay(Callback):
 
 
 def summary(values: dict[str, float], status: str = "") -> str:
-    """The metrics of a step in one short line, with the status of the task."""
+    """Return the metrics of a step in one short line, with the status of the task."""
     parts = [f"{name.removeprefix('loss/')} {value:.4f}" for name, value in values.items() if name.startswith("loss/")]
     if not parts and "loss" in values:
         parts = [f"loss {values['loss']:.4f}"]
@@ -103,7 +103,7 @@ def summary(values: dict[str, float], status: str = "") -> str:
 
 
 def validation_summary(values: Mapping[str, float], job: Job) -> str:
-    """The values of a validation in one line, that of ``checkpoint.best`` first.
+    """Return the values of a validation in one line, that of ``checkpoint.best`` first.
 
     Those of finer detail, with two slashes in their names, are in ``metrics.jsonl`` alone.
     """

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C, remembered until the ranks agree to stop."""
+"""SIGTERM, SIGUSR1 and Ctrl-C are remembered until the ranks agree to stop."""
 
 from __future__ import annotations
 

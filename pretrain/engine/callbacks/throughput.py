@@ -1,4 +1,4 @@
-"""Samples and tokens per second over all ranks, and model FLOP utilisation where the device's peak is known."""
+"""Measures samples and tokens per second over all ranks, and model FLOP utilisation where a GPU's peak is known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "V
 
 
 def peak_flops() -> float | None:
-    """The peak dense half-precision FLOP/s of the GPUs of all ranks together; None where it is not known (CPUs)."""
+    """Return the peak dense half-precision FLOP/s of all ranks' GPUs together; None where it is not known (CPUs)."""
     if not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name()

@@ -1,10 +1,11 @@
-"""What callbacks share that send a run to an experiment tracker."""
+"""The base class of the callbacks that send a run to an experiment tracker is here."""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,9 +19,11 @@ from pretrain.config import flatten
 from pretrain.engine import distributed
 from pretrain.engine.loop import NEVER, Callback, Run
 
+logger = logging.getLogger(__name__)
+
 
 class _Identity(Record):
-    """The content of ``RUN/<tracker>.json``: the name of the run at the tracker."""
+    """The content of ``RUN/<tracker>.json``, which says under what name the tracker knows the run."""
 
     id: str = Field(min_length=1, max_length=200)
 
@@ -29,7 +32,7 @@ class Tracker(Callback):
     """Sends the configuration and every logged row of metrics to a tracker, from rank 0 alone.
 
     ``RUN/<key>.json`` keeps the tracker's id of the run, so that a resumed run continues there. Configuration values
-    that look like secrets are left out.
+    that look like secrets are left out. A tracker that fails while the run goes on costs a warning.
     """
 
     key: ClassVar[str]
@@ -45,7 +48,7 @@ class Tracker(Callback):
         self._ended = False
 
     def on_start(self, run: Run) -> None:
-        with distributed.synchronize_errors():
+        with distributed.synchronize_errors(patient=True):  # a server that is down is asked for minutes
             if distributed.rank() == 0:
                 path = run.dir / f"{self.key}.json"
                 known = parse_record(_Identity, read_json(path), path).id if path.exists() else None
@@ -55,7 +58,8 @@ class Tracker(Callback):
 
     def on_metrics(self, run: Run, values: Mapping[str, float], split: str | None) -> None:
         if self._open:
-            self.log({f"{split}/{name}" if split else name: value for name, value in values.items()}, run.progress.step)
+            row = {f"{split}/{name}" if split else name: value for name, value in values.items()}
+            self._tell(lambda: self.log(row, run.progress.step))
 
     def next_due(self, run: Run) -> int:
         return NEVER
@@ -66,7 +70,15 @@ class Tracker(Callback):
     def close(self, run: Run) -> None:
         if self._open:
             self._open = False
-            self.finish(done=self._ended and run.finished, stopped=self._ended and not run.finished)
+            done, stopped = self._ended and run.finished, self._ended and not run.finished
+            self._tell(lambda: self.finish(done=done, stopped=stopped))
+
+    def _tell(self, call: Callable[[], None]) -> None:
+        """Nothing that goes wrong at the tracker ends the run, whose rows are in ``metrics.jsonl``."""
+        try:
+            call()
+        except Exception as error:
+            logger.warning("run.callbacks.%s: not sent: %s: %s", self.key, type(error).__name__, error)
 
     @abstractmethod
     def start(self, run: Run, config: Mapping[str, Any], known: str | None) -> str:
@@ -82,11 +94,11 @@ class Tracker(Callback):
 
 
 def title(run: Run) -> str:
-    """What a run is called where nobody has named it: the last part of its folder."""
+    """Return what a run is called where nobody has named it: the last part of its folder."""
     return Path(run.dir).resolve().name
 
 
 def _shown(run: Run) -> dict[str, Any]:
-    """The configuration as dotted keys, without values that look like secrets."""
+    """Return the configuration as dotted keys, without values that look like secrets."""
     flat = flatten(run.job.model_dump(mode="json", by_alias=True))
     return {key: value for key, value in flat.items() if not is_secret(key.rpartition(".")[2], str(value))}

@@ -10,7 +10,7 @@ from pretrain.engine.task import StepMetrics
 
 
 class Validator(Callback):
-    """Validation rows carry ``"split": "validation"`` in ``metrics.jsonl``."""
+    """Validates. The rows of a validation carry ``"split": "validation"`` in ``metrics.jsonl``."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

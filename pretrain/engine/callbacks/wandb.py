@@ -1,4 +1,4 @@
-"""``run.callbacks.wandb``: the run at Weights & Biases. It needs ``wandb login``, or ``WANDB_MODE=offline``."""
+"""``run.callbacks.wandb`` sends the run to Weights & Biases. It needs ``wandb login``, or ``WANDB_MODE=offline``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pretrain.engine.loop import Run
 
 
 class WeightsAndBiases(Tracker):
-    """One W&B run for a run folder. No code, console output, command line or host name is sent.
+    """Keeps one W&B run for a run folder. No code, console output, command line or host name is sent.
 
     A resumed run does some steps again; W&B keeps the rows that it has already.
 

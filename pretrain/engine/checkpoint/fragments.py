@@ -1,4 +1,4 @@
-"""Which elements of which parameter this rank holds, whatever the ZeRO stage: the basis of the checkpoint format.
+"""Finds which elements of which parameter this rank holds at any ZeRO stage: the basis of the checkpoint format.
 
 A *fragment* is a run of consecutive elements of one flattened parameter, or of a tensor that the optimizer keeps for
 it, and aliases live fp32 storage. Over all ranks the fragments of a parameter cover it exactly once, so that
@@ -50,18 +50,18 @@ class _Place:
 
 
 def share(numel: int, rank: int, world: int) -> tuple[int, int]:
-    """The half-open range of ``numel`` elements that ``rank`` of ``world`` writes where all ranks hold all of them."""
+    """Return the half-open range of ``numel`` elements that ``rank`` writes where all ranks hold all of them."""
     size = -(-numel // world)
     return min(rank * size, numel), min((rank + 1) * size, numel)
 
 
 def trainable(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Named parameters, each once (a tied parameter under its first name); ZeRO hangs attributes of its own on them."""
+    """Yield named parameters, each once (a tied one by its first name); ZeRO hangs attributes of its own on them."""
     return ((name, p) for name, p in module.named_parameters() if p.requires_grad)
 
 
 def global_shape(parameter: Any) -> tuple[int, ...]:
-    """The parameter's shape, also when ZeRO 3 has partitioned it."""
+    """Return the parameter's shape, also when ZeRO 3 has partitioned it."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
@@ -88,7 +88,7 @@ def _places(engine: Engine) -> Iterator[_Place]:
 
 
 def fragments(engine: Engine, *, whole: bool = False) -> Iterator[Fragment]:
-    """This rank's fragments: weights, then each tensor of the optimizer's state.
+    """Return this rank's fragments: weights, then each tensor of the optimizer's state.
 
     At ZeRO 0 every rank holds everything; then each rank gets an equal share, or all of it with ``whole``.
     """
@@ -135,7 +135,7 @@ def allocate_optimizer_state(engine: Engine) -> None:
 
 
 def optimizer_step_count(engine: Engine) -> int:
-    """Updates the optimizer has applied (Adam's bias correction needs it)."""
+    """Return how many updates the optimizer has applied (Adam's bias correction needs it)."""
     for state in engine.base_optimizer.state.values():
         if "step" in state:
             return int(state["step"])

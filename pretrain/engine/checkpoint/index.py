@@ -51,7 +51,7 @@ class Index:
         self._covering(kind, name, 0, numel)
 
     def _covering(self, kind: str, name: str, start: int, end: int) -> list[Piece]:
-        """The pieces that hold ``start : end``, in order (there are no overlaps)."""
+        """Return the pieces that hold ``start : end``, in order (there are no overlaps)."""
         found = [p for p in self._pieces.get((kind, name), []) if p.start < end and p.end > start]
         done = start
         for piece in found:
@@ -96,7 +96,7 @@ class Reader:
 
 
 def read_index(checkpoint: Path, manifest: Manifest, module: str, parts: tuple[str, ...]) -> Index:
-    """The index of a module's ``weights``, ``optimizer`` files, or both, from the heads of all those files.
+    """Read the index of a module's ``weights``, ``optimizer`` files, or both, from the heads of all those files.
 
     Raises:
         CheckpointError: a file is damaged, or its tensors are not those of the manifest.
@@ -105,7 +105,7 @@ def read_index(checkpoint: Path, manifest: Manifest, module: str, parts: tuple[s
 
 
 def read_index_together(checkpoint: Path, manifest: Manifest, module: str, parts: tuple[str, ...]) -> Index:
-    """`read_index`, each head read by one rank. Collective."""
+    """Do `read_index` on all ranks, each head read by one of them. Collective."""
     mine = _names(manifest, module, parts)[distributed.rank() :: distributed.world_size()]
     with distributed.synchronize_errors():
         found = [_pieces(checkpoint, name) for name in mine]
@@ -129,7 +129,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _pieces(checkpoint: Path, name: str) -> list[tuple[str, str, Piece]]:
-    """What the head of a file says: kind, tensor, piece."""
+    """Yield what the head of a file says: kind, tensor, piece."""
     found = []
     with _opened(checkpoint / name) as file:
         for key in file.keys():  # noqa: SIM118 (a safetensors handle is no dict)

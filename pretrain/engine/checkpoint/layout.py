@@ -36,19 +36,19 @@ _STEP = re.compile(r"^step-(\d{8,18})$", re.ASCII)
 
 
 def step_folder(run_dir: Path, step: int) -> Path:
-    """Where the checkpoint of ``step`` lives."""
+    """Return the folder of the checkpoint of ``step``."""
     return run_dir / "checkpoints" / f"step-{step:08d}"
 
 
 def checkpoints_of(run_dir: Path) -> list[Path]:
-    """The complete checkpoints of a run, oldest first (those whose manifest has been written)."""
+    """Return the complete checkpoints of a run, oldest first (those whose manifest has been written)."""
     folder = run_dir / "checkpoints"
     found = [path for path in folder.iterdir() if _STEP.match(path.name)] if folder.is_dir() else []
     return sorted((path for path in found if (path / MANIFEST).is_file()), key=lambda path: int(path.name[5:]))
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that ``path`` means: a step folder itself, or the newest complete one of a run.
+    """Return the checkpoint that ``path`` means: a step folder itself, or the newest complete one of a run.
 
     Raises:
         CheckpointError: nothing is there, or the folder is half-written.
@@ -66,7 +66,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def find_best(path: Path) -> Path:
-    """The checkpoint that ``path`` means: of a run its best one (``checkpoint.best``), else as `find_checkpoint`."""
+    """Find the checkpoint that ``path`` means: of a run its best (``checkpoint.best``), else as `find_checkpoint`."""
     best = path / "checkpoints" / "best"
     return find_checkpoint(best.resolve() if best.exists() else path)
 
@@ -116,7 +116,7 @@ def verify(checkpoint: Path) -> Manifest:
 
 
 def verify_together(checkpoint: Path) -> Manifest:
-    """`verify` by all ranks, which divide the files among them. Collective."""
+    """Do `verify` on all ranks, which divide the files among them. Collective."""
     with distributed.synchronize_errors():
         manifest = check_listing(checkpoint) if distributed.rank() == 0 else read_manifest(checkpoint)
     verify_files(checkpoint, _recorded(manifest), error=CheckpointError, hint=_offer(checkpoint))

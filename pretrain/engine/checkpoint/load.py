@@ -1,4 +1,4 @@
-"""Reading checkpoints: whole tensors for conversion, fragments for a resumed run; no byte by more ranks than need it.
+"""Reads checkpoints: whole tensors for conversion, fragments for a resumed run; only ranks that need a byte read it.
 
 Each rank reads the elements of its own fragments, from the files that hold them. What every rank needs whole (the
 module's weights; at ZeRO 0 the moments, too) rank 0 reads and sends to the others.
@@ -33,7 +33,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def read_weights(checkpoint: Path, module: str = "model") -> dict[str, Tensor]:
-    """All weights of a module of a verified checkpoint as whole fp32 tensors, tied names included.
+    """Read all weights of a module of a verified checkpoint as whole fp32 tensors, tied names included.
 
     Raises:
         CheckpointError: the checkpoint has no such module, or not all of it.
@@ -72,7 +72,7 @@ class _Undrawn(TorchFunctionMode):
 
 
 def restored(checkpoint: Path, name: str, build: Callable[[], M]) -> M:
-    """The module that ``build`` makes, with a verified checkpoint's weights.
+    """Return the module that ``build`` makes, with a verified checkpoint's weights.
 
     A configuration of a kilobyte can ask for a terabyte. So the module is made without memory first, and made at all
     only when the checkpoint holds every element of it.
@@ -89,7 +89,7 @@ def restored(checkpoint: Path, name: str, build: Callable[[], M]) -> M:
 
 
 def restore_weights_together(checkpoint: Path, name: str, module: nn.Module) -> None:
-    """`restore_weights` on all ranks, read by rank 0. Collective."""
+    """Do `restore_weights` on all ranks; rank 0 reads. Collective."""
     with distributed.synchronize_errors(patient=True):
         check_architecture(checkpoint, name, module)
         if distributed.rank() == 0:
@@ -151,7 +151,7 @@ def restore_engine(checkpoint: Path, engine: Engine, state: EngineState) -> None
 
 
 def _require_all(checkpoint: Path, module: str) -> tuple[ModuleRecord, Index]:
-    """What the manifest says of a module, and where its weights lie: all of them, before memory is asked for."""
+    """Return the manifest's record of a module and where its weights lie, all of them, before memory is asked for."""
     manifest = read_manifest(checkpoint)
     described = _described(checkpoint, manifest, module)
     index = read_index(checkpoint, manifest, module, ("weights",))

@@ -1,4 +1,4 @@
-"""``manifest.json`` and ``state.json`` of a checkpoint as typed records."""
+"""Reads ``manifest.json`` and ``state.json`` of a checkpoint as typed records."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class State(Record):
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """The manifest of a checkpoint. Raises ``CheckpointError``: there is none, it is damaged, or of another format."""
+    """Read a checkpoint's manifest. Raises ``CheckpointError``: there is none, it is damaged, or of another format."""
     path = checkpoint / MANIFEST
     try:
         content = read_json(path, error=CheckpointError)
@@ -123,5 +123,5 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 
 def read_metadata(checkpoint: Path) -> State:
-    """``state.json`` of a verified checkpoint. Raises ``CheckpointError``."""
+    """Read ``state.json`` of a verified checkpoint. Raises ``CheckpointError``."""
     return read_record(State, checkpoint / STATE, error=CheckpointError)

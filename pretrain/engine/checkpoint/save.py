@@ -97,7 +97,7 @@ def _make_own_folder(save: PendingSave) -> None:
 
 
 def _save_task(task: Task, save: PendingSave) -> dict[str, Any]:
-    """The task's JSON state; its files go into a folder of this rank first, which tells whose they are."""
+    """Return the task's JSON state; its files go into a folder of this rank first, which tells whose they are."""
     folder = _own_folder(save)
     try:
         state = task.save_state(folder)
@@ -152,7 +152,7 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def write_weights_only(target: Path, job: Job, modules: Mapping[str, nn.Module], task_state: dict[str, Any]) -> Path:
-    """A checkpoint at step 0 from bare modules (an imported Hugging Face model): weights, no moments. One process.
+    """Write a checkpoint at step 0 from bare modules (an imported Hugging Face model), without moments. One process.
 
     ``target`` is the checkpoint folder to make; other files (the tokenizer) may already lie in ``target``'s partial
     folder: see :func:`partial_folder`.

@@ -46,19 +46,19 @@ class Engine(Protocol):
         ...
 
     def step(self) -> None:
-        """Ends a micro-batch; the last one of an optimizer step clips the gradient and updates the parameters."""
+        """End a micro-batch; the last one of an optimizer step clips the gradient and updates the parameters."""
         ...
 
     def train(self) -> None:
-        """Training mode (dropout on)."""
+        """Switch to training mode (dropout on)."""
         ...
 
     def eval(self) -> None:
-        """Evaluation mode (dropout off)."""
+        """Switch to evaluation mode (dropout off)."""
         ...
 
     def set_learning_rate(self, value: float) -> None:
-        """Learning rate of the next update, for every parameter group."""
+        """Set the learning rate of the next update, for every parameter group."""
         ...
 
     def learning_rate(self) -> float:

@@ -1,4 +1,4 @@
-"""Which engine runs each module of a job."""
+"""Chooses the engine that runs each module of a job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from pretrain.config.schema import Job
+from pretrain.base.errors import ConfigError
+from pretrain.config.schema import Job, OptimizerSection
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.engines.local import LocalEngine
@@ -16,7 +17,7 @@ from pretrain.engine.optim.settings import ModuleOptimizer
 def build_engines(
     modules: Mapping[str, nn.Module], job: Job, optimizers: Mapping[str, ModuleOptimizer] | None = None
 ) -> dict[str, Engine]:
-    """One engine per module, in the mapping's order (the same on every rank).
+    """Build one engine per module, in the mapping's order (the same on every rank).
 
     One rank at ZeRO 0 without fp16 and without DeepSpeed options of its own is plain PyTorch; all else is DeepSpeed.
 
@@ -24,14 +25,31 @@ def build_engines(
         modules: what the task's ``build_modules`` returned.
         job: the job; its ``optimizer`` section is that of modules which ``optimizers`` does not name.
         optimizers: what the task's ``optimizers`` returned.
+
+    Raises:
+        ConfigError: a module has sparse gradients, and its optimizer or ``engine.zero_stage`` has no place for them.
     """
     optimizers = optimizers or {}
     assert not (unknown := optimizers.keys() - modules.keys()), f"optimizers() names no module: {unknown}"
     settings = {name: optimizers.get(name, ModuleOptimizer(job.optimizer)) for name in modules}
     engine = job.engine
+    for name, module in modules.items():
+        if any(isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse for part in module.modules()):
+            _check_sparse(name, engine.zero_stage, settings[name].section)
     alone = distributed.world_size() == 1 and engine.zero_stage == 0
     if alone and engine.precision != "fp16" and not engine.deepspeed_extra:
         return {name: LocalEngine(name, module, job, settings[name]) for name, module in modules.items()}
     from pretrain.engine.engines.deepspeed import DeepSpeedEngine  # seconds to import
 
     return {name: DeepSpeedEngine(name, module, job, settings[name]) for name, module in modules.items()}
+
+
+def _check_sparse(name: str, zero_stage: int, section: OptimizerSection) -> None:
+    """Whether a module with tables of sparse gradients can be updated."""
+    problem = f"module {name} has tables with sparse gradients"
+    if zero_stage:
+        raise ConfigError(f"{problem}, which ZeRO would flatten: set engine.zero_stage=0, not {zero_stage}")
+    if section.type not in ("adagrad", "sparse_adam"):
+        raise ConfigError(f"{problem}, and optimizer.type {section.type} has none: use adagrad or sparse_adam")
+    if section.weight_decay:
+        raise ConfigError(f"{problem}, which do not decay: set optimizer.weight_decay=0, not {section.weight_decay}")

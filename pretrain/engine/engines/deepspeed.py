@@ -98,7 +98,7 @@ class DeepSpeedEngine:
         self.deepspeed.enable_backward_allreduce = reduces
 
     def step(self) -> None:
-        """Ends a micro-batch; the last one of an optimizer step updates the parameters."""
+        """End a micro-batch; the last one of an optimizer step updates the parameters."""
         self._updated = False
         if self._clips and self.zero_stage and self.at_boundary:
             self._measure_and_clip_shards()
@@ -106,15 +106,15 @@ class DeepSpeedEngine:
         self._micro_steps += 1
 
     def train(self) -> None:
-        """Training mode (dropout on)."""
+        """Switch to training mode (dropout on)."""
         self.deepspeed.train()
 
     def eval(self) -> None:
-        """Evaluation mode (dropout off)."""
+        """Switch to evaluation mode (dropout off)."""
         self.deepspeed.eval()
 
     def set_learning_rate(self, value: float) -> None:
-        """Learning rate of the next update, for every parameter group."""
+        """Set the learning rate of the next update, for every parameter group."""
         for group in self.zero_optimizer.param_groups:
             group["lr"] = value
 
@@ -159,13 +159,13 @@ class DeepSpeedEngine:
                 setattr(scaler, key, value)
 
     def _measure_and_clip(self) -> None:
-        """At ZeRO 0, before the optimizer's step, on the reduced gradients."""
+        """Measure and clip the reduced gradients at ZeRO 0, before the optimizer's step."""
         self._updated = True
         self._norm = measure_gradients(self._parameters)
         clip_gradients(self._parameters, self.optimizer_settings.section.clip, self._norm)
 
     def _measure_and_clip_shards(self) -> None:
-        """DeepSpeed's arithmetic at ZeRO 1 and 2 on the reduced gradients of this rank's shard; no host reads the norm.
+        """Clip this rank's shard of the reduced gradients at ZeRO 1 and 2 as DeepSpeed would; no host reads the norm.
 
         DeepSpeed drops an update whose norm is not finite; here that update is made, and the run ends.
         """

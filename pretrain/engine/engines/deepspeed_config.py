@@ -1,4 +1,4 @@
-"""The DeepSpeed configuration that a job means, as a pure function of the job. Imports no torch.
+"""Makes the DeepSpeed configuration that a job means, as a pure function of the job. Imports no torch.
 
 DeepSpeed accepts misspelt top-level keys in silence and then trains with something else; so the configuration is
 generated, ``engine.deepspeed_extra`` is checked against the keys DeepSpeed reads, and batch identities are computed.
@@ -77,7 +77,7 @@ def clips_here(engine: EngineSection) -> bool:
 
 
 def deepspeed_config(job: Job, world: int, optimizer: OptimizerSection | None = None) -> dict[str, Any]:
-    """The configuration passed to ``deepspeed.initialize`` for ``job`` on ``world`` ranks.
+    """Return the configuration passed to ``deepspeed.initialize`` for ``job`` on ``world`` ranks.
 
     ``optimizer`` is the section of a module that has one of its own; without it, ``job.optimizer``.
 

@@ -1,4 +1,4 @@
-"""Norm and clipping of the gradients that lie beside their parameters, dense or sparse."""
+"""Measures and clips the gradients that lie beside their parameters, dense or sparse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def measure_gradients(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The norm of all gradients together, a scalar on their device; 0 where there are none.
+    """Return the norm of all gradients together, a scalar on their device; 0 where there are none.
 
     A sparse gradient is coalesced in place first: the norm is that of the sums of the entries of each row.
     """

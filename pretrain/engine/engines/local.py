@@ -60,15 +60,15 @@ class LocalEngine:
         self._micro_steps += 1
 
     def train(self) -> None:
-        """Training mode (dropout on)."""
+        """Switch to training mode (dropout on)."""
         self.module.train()
 
     def eval(self) -> None:
-        """Evaluation mode (dropout off)."""
+        """Switch to evaluation mode (dropout off)."""
         self.module.eval()
 
     def set_learning_rate(self, value: float) -> None:
-        """Learning rate of the next update, for every parameter group."""
+        """Set the learning rate of the next update, for every parameter group."""
         for group in self.base_optimizer.param_groups:
             group["lr"] = value
 
@@ -82,12 +82,12 @@ class LocalEngine:
         return self._norm
 
     def update_was_skipped(self) -> bool:
-        """Never: there is no fp16 here."""
+        """Return False: there is no fp16 here."""
         return False
 
     def loss_scale_state(self) -> dict[str, Any]:
-        """Empty: there is no fp16 here."""
+        """Return nothing: there is no fp16 here."""
         return {}
 
     def load_loss_scale_state(self, state: Mapping[Any, Any]) -> None:
-        """Nothing: a run that was saved in fp16 goes on without a loss scale."""
+        """Do nothing: a run that was saved in fp16 goes on without a loss scale."""

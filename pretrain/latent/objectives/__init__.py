@@ -24,5 +24,6 @@ clVAE+_MI    rec + beta (g + L_SQ) + L_CL, circle critics     16, 18, 19    clva
 
 rec is -log p(x | z), L_CL is InfoNCE (Eq. 10), and L_SQ is Eq. 17. The critics of iVAE, iVAE_MI, clVAE and clVAE_MI
 minimise the negative dual (Eq. 3), those of clVAE+ and clVAE+_MI the circle loss and L_SQ (Eq. 18). Presets that end in
-``_paper`` or ``_code`` have the function of the preset that they are named after.
+``_paper`` have the function of the preset that they are named after; ``yahoo/clvae_plus_mi_code`` and
+``yelp/clvae_plus_mi_code``, whose critics minimise the dual, have ``clvae_mi``.
 """

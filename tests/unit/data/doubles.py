@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,3 +40,15 @@ class ListCorpus(Corpus):
 
     def contents(self) -> list[dict[str, str | int]]:
         return [{"name": "list", "format": "list", "sha256": "0" * 64}]
+
+
+def documents(corpus: Corpus) -> Iterator[str]:
+    """The documents of ``corpus`` as whole strings (each must fit in memory)."""
+    parts: list[str] = []
+    for passage in corpus:
+        if passage.starts and parts:
+            yield "".join(parts)
+            parts = []
+        parts.append(passage.text)
+    if parts:
+        yield "".join(parts)

@@ -12,8 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from pretrain.base.errors import DataError
-from pretrain.data.corpus import documents
 from pretrain.data.files import FileCorpus, resolve_paths
+from tests.unit.data.doubles import documents
 
 DOCUMENTS = ["One paragraph.\nAnöther, with an ümlaut.", "Second document."]
 TEXT = "\n\n".join(DOCUMENTS) + "\n"

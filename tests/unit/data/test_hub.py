@@ -9,8 +9,8 @@ import datasets
 import pytest
 
 from pretrain.base.errors import DataError
-from pretrain.data.corpus import documents
 from pretrain.data.hub import HubCorpus
+from tests.unit.data.doubles import documents
 
 ROWS = datasets.Dataset.from_dict({"id": list(range(600)), "text": [f"row {i}" for i in range(599)] + [" "]})
 LINES = datasets.Dataset.from_dict(

@@ -17,11 +17,10 @@ from pretrain.base import locks
 from pretrain.base.errors import DataError
 from pretrain.base.verification import Verifier
 from pretrain.data import shard_writer
-from pretrain.data.corpus import documents
 from pretrain.data.manifest import token_dtype
 from pretrain.data.shard_writer import write_shards
 from pretrain.data.shards import ShardSet
-from tests.unit.data.doubles import ByteTokenizer, ListCorpus
+from tests.unit.data.doubles import ByteTokenizer, ListCorpus, documents
 
 TEXTS = [f"Document {i}. " + "More text of it. " * (i * 7 % 400) for i in range(300)]
 

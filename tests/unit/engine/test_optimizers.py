@@ -10,10 +10,12 @@ from torch import nn
 
 from pretrain.base.errors import ConfigError
 from pretrain.config import load_job
+from pretrain.engine.engines.build import build_engines
 from pretrain.engine.optim import build, fused
 from pretrain.engine.optim.build import build_optimizer, parameter_groups
 from pretrain.engine.optim.fused import apex_available
 from pretrain.engine.optim.lamb import Lamb
+from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.schedule import learning_rate
 
 
@@ -132,6 +134,24 @@ def test_a_module_of_its_own_optimizer_is_refused_alike() -> None:
     job = load_job("capt_tiny", ["engine.zero_stage=1"])
     with pytest.raises(ConfigError, match=r"muon needs engine\.zero_stage 0, got 1"):
         build_optimizer(job.optimizer.model_copy(update={"type": "muon"}), job.engine, nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("stage", "changes", "message"),
+    [
+        (1, {"type": "adagrad", "weight_decay": 0.0}, r"ZeRO would flatten: set engine\.zero_stage=0, not 1"),
+        (0, {"type": "adamw"}, r"type adamw has none: use adagrad or sparse_adam"),
+        (0, {"type": "sgd", "weight_decay": 0.0}, r"type sgd has none"),
+        (0, {"type": "adagrad"}, r"set optimizer\.weight_decay=0, not 0\.01"),
+    ],
+)
+def test_sparse_gradients_that_nothing_could_apply_are_refused(
+    stage: int, changes: dict[str, object], message: str
+) -> None:
+    job = load_job("capt_tiny", [f"engine.zero_stage={stage}", "optimizer.weight_decay=0.01"])
+    settings = {"table": ModuleOptimizer(job.optimizer.model_copy(update=changes))}
+    with pytest.raises(ConfigError, match=f"module table has tables with sparse gradients, .*{message}"):
+        build_engines({"table": nn.Embedding(3, 2, sparse=True)}, job, settings)
 
 
 def test_vectors_do_not_decay() -> None:

@@ -14,10 +14,11 @@ from safetensors.torch import load_file
 
 from launcher.cli import main
 from pretrain import registry
+from pretrain.base.errors import ConfigError
 from pretrain.config.load import job_from_mapping
 from pretrain.config.writer import job_to_yaml
 from pretrain.engine.checkpoint.save import write_weights_only
-from pretrain.registry import TASKS, task_class, task_module
+from pretrain.registry import TASKS, job_class, task_class, task_module
 from tests.toy.task import ToyModel
 
 ROOT = Path(__file__).parents[3]
@@ -79,6 +80,7 @@ def test_a_task_evaluates_and_exports_by_convention(capt: Run, checkpoint: Path,
         (["evaluate", "RUN", "-o", "checkpoint=x"], "task toy has no option 'checkpoint'; it takes scale, seed"),
         (["evaluate", "RUN", "-o", "scale"], "--option scale: not of the form NAME=VALUE"),
         (["evaluate", "RUN", "-o", "scale=wide"], "--option scale=wide: Input should be a valid number"),
+        (["evaluate", "RUN", "-o", "scale=[1"], "--option scale=[1: Input should be a valid number"),
         (["evaluate", "RUN", "--sts", "x"], "--sts has no meaning for a checkpoint of task toy"),
         (["convert", "RUN", "OUT", "--to", "hf"], "'hf' is unknown; a checkpoint of task toy can be written as safet"),
         (["convert", "RUN", "OUT", "--to", "safetensor"], "did you mean 'safetensors'?"),
@@ -170,6 +172,22 @@ def test_an_installed_package_brings_a_task_with_all_its_verbs(
         registry.entry_point_values.cache_clear()
         for name in [name for name in sys.modules if name.partition(".")[0] == "installed_toy"]:
             del sys.modules[name]
+
+
+@pytest.mark.parametrize("missing", ["no_such_package", "tests.no_such_package"])
+def test_a_task_whose_package_is_not_there_is_one_sentence(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "theirs", missing)
+    for read in (job_class, task_class, lambda task: task_module(task, "evaluate")):
+        with pytest.raises(ConfigError, match=f"task.type theirs: its package '{missing}' cannot be imported"):
+            read("theirs")
+
+
+def test_a_task_without_its_two_modules_is_one_sentence(package: Path) -> None:
+    with pytest.raises(ConfigError, match=r"its package 'their_task' has no config\.JOB, as a task must"):
+        job_class("toy")
+    (package / "task.py").write_text("TASKS = 1\n")
+    with pytest.raises(ConfigError, match=r"its package 'their_task' has no task\.TASK, as a task must"):
+        task_class("toy")
 
 
 @pytest.mark.parametrize("task", ["capt_language", "glue"])

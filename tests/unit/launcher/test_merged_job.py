@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.backends import backend, torchrun
-from launcher.launch_files import job_file
+from launcher.launch_files import LaunchFiles, job_file
 from launcher.plan import Launch, Options
 from launcher.start import begin
 from pretrain import __main__ as entry
@@ -83,6 +83,22 @@ def test_another_launch_into_the_folder_does_not_change_the_job_of_the_first(
     first, second, again = (launched(monkeypatch, *words) for words in ((), ("run.seed=2",), ()))
     assert first.files.keys() == again.files.keys()
     assert first.files.keys().isdisjoint(second.files)
+
+
+def test_a_launch_that_fails_leaves_the_job_that_an_earlier_one_is_going_to_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a Slurm job in the queue, whose user starts the same job again on the login node."""
+    first = launched(monkeypatch)
+    ((path, text),) = first.files.items()
+    queued = LaunchFiles(first.run_dir, first.files)
+    queued.write()
+    for words in ((), ("run.seed=2",)):
+        launched(monkeypatch, *words)
+        assert path.read_text() == text
+        assert [file.name for file in first.run_dir.glob("job-*.yaml")] == [path.name]
+    queued.remove()
+    assert not (folder / "runs").exists()
 
 
 def test_commands_that_a_user_runs_by_hand_on_each_host_merge_there(folder: Path) -> None:

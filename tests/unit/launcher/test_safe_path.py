@@ -74,6 +74,16 @@ def test_an_empty_entry_of_the_module_path_is_the_working_folder_too(monkeypatch
         assert (os.environ["PYTHONPATH"], os.environ["PYTHONSAFEPATH"]) == (kept, "1")
 
 
+def test_an_empty_entry_is_removed_from_the_running_process_too(folder: Path) -> None:
+    """The folder lies before the installed packages, and ``yaml`` is imported when a configuration is read."""
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}", **SAFE_PATH}
+    capt = [sys.executable, "-P", "-c", "from launcher import cli; cli.main()", "config", "show", "capt_tiny"]
+    for argv, says in ((capt, "schema_version"), ([sys.executable, "-m", "pretrain", "x.yaml"], "no configuration")):
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+        assert says in done.stdout + done.stderr
+        assert "hijacked" not in done.stdout
+
+
 @pytest.mark.parametrize("name", ["tokenizer.py", "yaml.py", "configs/__init__.py"])
 def test_a_rank_that_was_started_without_the_variable_ignores_what_it_can(folder: Path, name: str) -> None:
     """As by the raw ``deepspeed --module pretrain``: only a ``pretrain`` in the folder is found before we can act."""
