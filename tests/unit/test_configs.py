@@ -13,6 +13,7 @@ import yaml
 
 from finetune.glue.tasks import GLUE
 from launcher.cluster import load_cluster
+from launcher.launch_files import job_file
 from launcher.plan import Options
 from launcher.start import begin
 from launcher.sweep.config import load_sweep
@@ -20,6 +21,7 @@ from launcher.sweep.run import run_sweep
 from launcher.sweep.trials import trial_specs
 from pretrain.base.errors import ConfigError, UserError
 from pretrain.config.load import job_from_mapping, load_job, load_mapping, resolve_path
+from pretrain.config.writer import to_yaml
 from pretrain.engine.engines.deepspeed_config import deepspeed_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -136,7 +138,10 @@ def test_job_can_be_launched(path: Path, tmp_path: Path, here: Path) -> None:
     overrides = [*_needs(path, here), f"run.dir={tmp_path / 'run'}", f"batch.micro={job.batch.global_ // 2}"]
     assert begin("pretrain", str(path), overrides, Options(nproc=2), debug=False, show=shown.append) == 0
     (plan,) = shown
-    assert f"-m pretrain {path} {' '.join(overrides)}" in plan
+    merged = to_yaml(load_mapping(path, overrides))
+    file = job_file(tmp_path / "run", merged)
+    assert f"-m pretrain {file} --merged" in plan
+    assert f"# file that would be written: {file}\n{merged.rstrip()}\n" in plan
     assert f"batch.global {job.batch.global_} = " in plan
     assert f"# {job.check_inputs()[0]}\n" in plan
     assert not (tmp_path / "run").exists(), "a dry run writes nothing"
