@@ -184,7 +184,7 @@ def test_a_tracker_that_fails_does_not_end_the_run(tmp_path: Path, packages: Pat
         ({"mlflow": {"experiment": "e", "api_key": "x:pw@y"}}, "api_key looks like a secret"),
         (
             {"broken": {}},
-            "broken: the entry point 'no_such_module:Callback' of capt.callbacks cannot be imported: No module named 'no_such_module'",
+            "broken: the entry point 'no_such_module:Callback' of capt.callbacks cannot be imported: No module named",
         ),
         (
             {"absent": {}},
