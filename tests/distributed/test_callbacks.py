@@ -188,7 +188,7 @@ def test_a_tracker_that_fails_does_not_end_the_run(tmp_path: Path, packages: Pat
         ),
         (
             {"absent": {}},
-            "absent: the entry point 'json:Callback' of capt.callbacks cannot be imported: module 'json' has no attribute 'Callback'",
+            "absent: the entry point 'json:Callback' of capt.callbacks cannot be imported: module 'json' has",
         ),
     ],
 )
