@@ -65,7 +65,7 @@ def folder(hosts: Hosts) -> Iterator[Folder]:
 def node(hosts: Hosts, index: int, argv: list[str], folder: Folder, log: Path) -> subprocess.Popen[bytes]:
     with log.open("wb") as f:
         command = ["ip", "netns", "exec", hosts.names[index], *argv]
-        return subprocess.Popen(command, cwd=folder.path, env=folder.env, stdout=f, stderr=subprocess.STDOUT)
+        return subprocess.Popen(command, cwd=log.parent, env=folder.env, stdout=f, stderr=subprocess.STDOUT)
 
 
 def on_the_head(hosts: Hosts, *capt: str) -> tuple[str, ...]:
