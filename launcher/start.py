@@ -83,11 +83,10 @@ def resume(
         raise ConfigError(f"{run} is not a run folder: it has no {CONFIG}")
     if checkpoint is not None:
         _check_checkpoint(run, checkpoint)
-    if (
-        load_job(config, overrides, resolved=True).run.dir.resolve() != run.resolve()
-    ):  # the folder was moved, or is reached by another path
-        overrides = [*overrides, f"run.dir={run}"]
     job = load_job(config, overrides, resolved=True)
+    if job.run.dir.resolve() != run.resolve():  # the folder was moved, or is reached by another path
+        overrides = [*overrides, f"run.dir={run}"]
+        job = load_job(config, overrides, resolved=True)
     if options == Options():
         options = Options.read(run / "launch.json")
     chosen = ["--checkpoint", checkpoint] if checkpoint else []

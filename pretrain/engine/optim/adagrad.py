@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim.adagrad import adagrad
 
+from pretrain.engine.optim.base import OwnOptimizer
 
-class Adagrad(torch.optim.Optimizer):
+
+class Adagrad(OwnOptimizer):
     r"""PyTorch's Adagrad with its state made at the first update.
 
     .. math::
@@ -25,13 +27,8 @@ class Adagrad(torch.optim.Optimizer):
     def __init__(self, params: Iterable[Any], lr: float = 1e-2, eps: float = 1e-10, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "eps": eps, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """One update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def update(self) -> None:
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             gradients: list[Tensor] = [p.grad for p in parameters]
@@ -50,4 +47,3 @@ class Adagrad(torch.optim.Optimizer):
                 eps=group["eps"],
                 maximize=False,
             )
-        return loss

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pretrain.engine.optim.base import OwnOptimizer
 
-class Lamb(torch.optim.Optimizer):
+
+class Lamb(OwnOptimizer):
     r"""LAMB: Adam's direction with a trust ratio per parameter tensor (You et al. 2020, Algorithm 2).
 
     .. math::
@@ -31,18 +33,12 @@ class Lamb(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """One update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def update(self) -> None:
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             if parameters:
                 self._step_group(group, parameters)
-        return loss
 
     def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         beta1, beta2 = group["betas"]

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pretrain.engine.optim.base import OwnOptimizer
+
 Groups = list[dict[str, Any]]
 
 
@@ -26,7 +28,7 @@ def muon_groups(module: nn.Module, weight_decay: float) -> tuple[Groups, Groups]
     return [{"params": matrices, "weight_decay": weight_decay}], [group for group in others if group["params"]]
 
 
-class MuonWithAdamW(torch.optim.Optimizer):
+class MuonWithAdamW(OwnOptimizer):
     r"""Muon (Jordan 2024; Liu et al. 2025, arXiv 2502.16982) with AdamW beside it.
 
     A matrix of shape (A, B) moves along its Nesterov momentum, made orthogonal by five Newton-Schulz steps, by
@@ -51,13 +53,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         for part in self._parts:  # the groups are shared as they are: a learning rate set here is theirs
             part.state = self.state
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """One update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def update(self) -> None:
+        """Update every parameter that has a gradient."""
         for part in self._parts:
             part.step()
-        return loss
