@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from pretrain.config.base import NonNegativeInt, PositiveInt, Section
+from pretrain.config.base import PositiveInt, Section
 from pretrain.config.contrast import ContrastSection
+from pretrain.config.loader import LoaderSection
 from pretrain.config.schema import Job, ValidateSection
 from pretrain.data.config import TEXT_KEYS, CorruptionConfig, DataConfig
 from pretrain.models.config import RobertaConfig
@@ -32,18 +33,6 @@ class TokenizerSection(Section):
     vocab_size: PositiveInt = Field(8192, le=2**24, description="pieces of a trained tokenizer, special ones included")
     byte_fallback: bool = Field(True, description="write unknown characters as bytes instead of <unk>")
     max_sentences: PositiveInt = Field(1_000_000, description="lines of the corpus to train on, sampled by seed")
-
-
-class LoaderSection(Section):
-    """Background processes that assemble batches; their number never changes what is trained on."""
-
-    workers: NonNegativeInt = Field(
-        1, le=1024, description="background processes per rank; 0 = in the training process"
-    )
-    prefetch: PositiveInt = Field(4, le=65_536, description="batches that each worker makes in advance")
-    timeout_minutes: PositiveFloat = Field(
-        10.0, description="how long a step's data may take before the run ends with an error that says so"
-    )
 
 
 class LanguageValidate(ValidateSection):

@@ -11,6 +11,8 @@ import numpy as np
 from torch.nn import functional as F
 
 from pretrain.base.errors import CheckpointError, ConfigError, DataError
+from pretrain.contrast.accumulators import MaskedTokenAccumulator, PairAccumulator
+from pretrain.contrast.metrics import contrast_metrics, noise_invariance
 from pretrain.data.config import CorruptionConfig, DataConfig
 from pretrain.data.corruption import Corruptor
 from pretrain.data.packing import PackedDataset
@@ -18,10 +20,8 @@ from pretrain.data.prepare import prepare
 from pretrain.engine.artifacts import EVALUATION, save_artifact, write_result
 from pretrain.engine.distributed import device, rank, world_size
 from pretrain.engine.provenance import provenance
-from pretrain.language.accumulators import MaskedTokenAccumulator, PairAccumulator
 from pretrain.language.batches import Assembler, validation_batches
 from pretrain.language.evaluations import Figures, Section, sections_of
-from pretrain.language.metrics import contrast_metrics, noise_invariance
 from pretrain.language.prepare import vocabulary_of
 from pretrain.language.representations import POOLERS, Representations
 from pretrain.language.restore import Restored, load_hf, load_model

@@ -7,8 +7,7 @@ from typing import NamedTuple
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from pretrain.config.contrast import TemperatureSection
-from pretrain.contrast.temperature import Schedule, build_temperature
+from pretrain.contrast.temperature import Schedule, build_schedule
 from pretrain.language.config import LanguageJob
 from pretrain.models.capt import CaptModel, CaptOutput, Pairs
 from pretrain.models.config import RobertaConfig
@@ -49,18 +48,3 @@ class LanguageModule(nn.Module):
             temperature=self.temperature(step),
             pooled=self.capt.pool_views(tokens, corrupted, documents, padded) if pool else {},
         )
-
-
-def build_schedule(section: TemperatureSection, max_steps: int) -> Schedule:
-    """The temperature schedule that a job's ``contrast.temperature`` asks for, over ``max_steps`` updates.
-
-    Raises:
-        ConfigError: a temperature that is out of range.
-    """
-    parameters: dict[str, dict[str, float]] = {
-        "inverted_triangle": {"total_steps": max_steps, "minimum": section.minimum},
-        "constant": {"value": section.value},
-        "linear": {"total_steps": max_steps, "start": section.start, "end": section.end},
-        "learned": {"start": section.value},
-    }
-    return build_temperature(section.type, parameters[section.type])

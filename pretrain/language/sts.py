@@ -14,7 +14,7 @@ from jaxtyping import Float
 from scipy.stats import spearmanr
 from torch.nn import functional as F
 
-from pretrain.language.metrics import alignment, uniformity
+from pretrain.contrast.metrics import alignment, uniformity
 from pretrain.language.sts_files import Pairs
 
 Encoder = Callable[[list[str]], np.ndarray]

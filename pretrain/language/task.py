@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,24 +16,24 @@ from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.base.randomness import EPOCHS, derive
 from pretrain.base.records import Count, Record, parse_record
 from pretrain.config.schema import Job
-from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
+from pretrain.contrast import ContrastStats
 from pretrain.contrast.kernels.products import check_precision
+from pretrain.contrast.term import ContrastTerm, diagnostics
 from pretrain.data.corruption import IGNORE
+from pretrain.data.sampler import micro_batches
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
+from pretrain.engine.loading import training_batches
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.task import Progress, StepMetrics, is_logged
 from pretrain.engine.verification import all_ranks
 from pretrain.language.batches import Assembler, LanguageBatch
 from pretrain.language.config import LanguageJob
-from pretrain.language.loading import training_batches
 from pretrain.language.module import LanguageModule
 from pretrain.language.prepare import Prepared, prepare
 from pretrain.language.validation import validate
 from pretrain.models.flops import flops_per_token
 from pretrain.models.hf_model import start_from
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class _State(Record):
@@ -57,7 +56,7 @@ class LanguageTask:
         self.prepared: Prepared = prepare(job, ranks=all_ranks(), run_dir=run_dir)
         self.job = self.prepared.job
         self.model_config = self.prepared.model_config
-        self.queue: ShardedQueue | None = None
+        self.contrast: ContrastTerm | None = None
         self._module: LanguageModule | None = None
 
     def build_modules(self) -> Mapping[str, nn.Module]:
@@ -67,14 +66,8 @@ class LanguageTask:
         self._module = LanguageModule(self.job, self.model_config)
         if self.prepared.source is not None:
             start_from(self._module.capt, self.prepared.source, str(self.job.model.init))
-        if self.contrasts and self.job.contrast.queue:
-            self.queue = ShardedQueue(
-                self.job.contrast.queue,
-                self.model_config.hidden,
-                dtype=_DTYPES[self.job.contrast.queue_dtype],
-                device=distributed.device(),
-            )
-            self.queue.warn_if_smaller_than(2 * self.job.batch.global_)
+        if self.contrasts:
+            self.contrast = ContrastTerm(self.job.contrast, self.model_config.hidden, self.job.batch.global_)
         return {"model": self._module}
 
     def _require_memory(self) -> None:
@@ -83,7 +76,7 @@ class LanguageTask:
         contrast = self.job.contrast
         if self.contrasts and distributed.device().type == "cpu":
             rows = contrast.queue // distributed.world_size()
-            need += rows * (8 + self.model_config.hidden * _DTYPES[contrast.queue_dtype].itemsize)
+            need += rows * (8 + self.model_config.hidden * (4 if contrast.queue_dtype == "fp32" else 2))
         have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if need > have:
             raise ConfigError(
@@ -103,7 +96,12 @@ class LanguageTask:
         steps = self.job.schedule.max_steps - progress.step
         starts = range(progress.samples, progress.samples + steps * batch.global_, batch.global_)
         shape = (batch.global_, batch.micro, distributed.world_size(), distributed.rank())
-        return training_batches(self._assembler("train"), starts, shape, self.job.loader)
+        assembler = self._assembler("train")
+
+        def assemble(start: int) -> list[LanguageBatch]:
+            return [assembler(samples) for samples in micro_batches(start, *shape)]
+
+        return training_batches(assemble, starts, self.job.loader)
 
     def _assembler(self, split: str) -> Assembler:
         windows = self.prepared.train if split == "train" else self.prepared.validation
@@ -146,11 +144,7 @@ class LanguageTask:
         progress.tokens += self.job.batch.global_ * self.job.data.sequence_length
         report: StepMetrics = {**totals, "grad_norm": engine.gradient_norm()}
         if self.contrasts:
-            report["temperature"] = tau.detach() if isinstance(tau, Tensor) else tau
-        if stats is not None:
-            report["contrast/accuracy"] = stats.top1
-            report["contrast/margin"] = stats.margin
-            report["contrast/positive_probability"] = stats.positive_probability
+            report |= diagnostics(stats, tau)
         return report
 
     def _losses(
@@ -165,24 +159,11 @@ class LanguageTask:
         mlm = out.mlm_loss_sum * mlm_scale.to(out.mlm_loss_sum.dtype)
         metrics = {"loss/mlm": mlm, "accuracy/mlm": out.mlm_correct * mlm_scale}
         loss = mlm
-        if self.contrasts:
-            section = self.job.contrast
-            ids = batch.ids if section.mask_duplicates else None
-            queue = self.queue if step >= section.queue_start else None
-            contrast = functools.partial(
-                capt_loss, queue=queue, temperature=output.temperature, in_batch=section.in_batch,
-                reduction=section.reduction, ids=ids, impl=section.impl, precision=section.precision,
-                equal_rows=True,
-            )  # fmt: skip
-            capt = contrast(out.s, out.s_hat)
-            if (
-                stats is not None
-            ):  # in a pass of its own: sums with statistics follow the largest logit and round differently
-                with torch.no_grad():
-                    contrast(out.s, out.s_hat, stats=stats)
-            if self.queue is not None:
-                self.queue.enqueue(out.s.detach(), out.s_hat.detach(), ids=ids)
-            loss = mlm + section.weight * capt
+        if self.contrast is not None:
+            capt = self.contrast.loss(
+                out.s, out.s_hat, temperature=output.temperature, ids=batch.ids, step=step, stats=stats
+            )
+            loss = mlm + self.job.contrast.weight * capt
             metrics["loss/capt"] = capt
         metrics["loss"] = loss
         return loss, metrics
@@ -195,8 +176,8 @@ class LanguageTask:
 
     def save_state(self, folder: Path) -> dict[str, Any]:
         """Save this rank's queue shard; the JSON state names tokenizer and text by their digests."""
-        if self.queue is not None:
-            self.queue.save_shard(folder)
+        if self.contrast is not None:
+            self.contrast.save(folder)
         return {
             "tokenizer": self.prepared.tokenizer.fingerprint,
             "text": self.prepared.train.shards.manifest.key,
@@ -223,8 +204,8 @@ class LanguageTask:
                 f"{folder}: trained on other text than this job reads (files or data.* options have changed since);"
                 " data.allow_change=true goes on with what there is now"
             )
-        if self.queue is not None and stored.queue:
-            self.queue.load_shards(folder)
+        if self.contrast is not None and stored.queue:
+            self.contrast.load(folder)
 
     def flops_per_step(self) -> float:
         """Forward and backward FLOP of one global batch, both views."""

@@ -6,13 +6,13 @@ import logging
 
 import torch
 
+from pretrain.contrast.accumulators import MaskedTokenAccumulator, PairAccumulator
+from pretrain.contrast.metrics import contrast_metrics, noise_invariance
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.task import StepMetrics
-from pretrain.language.accumulators import MaskedTokenAccumulator, PairAccumulator
 from pretrain.language.batches import Assembler, validation_batches
 from pretrain.language.config import LanguageJob
-from pretrain.language.metrics import contrast_metrics, noise_invariance
 
 logger = logging.getLogger(__name__)
 _COLLAPSED = -0.1

@@ -52,6 +52,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.data": (*BASE, "tokenizer", "pretrain.config.base"),
     "pretrain.models": (*BASE, "tokenizer", "pretrain.config.base"),
     "pretrain.models.foreign": (*BASE, "tokenizer", "pretrain.models"),
+    "pretrain.models.lxmert": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.models"),
+    "pretrain.regions": (*BASE, "pretrain.models.hub", "pretrain.models.hf_folder"),
     "pretrain.report": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
     "pretrain.verbs": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
     "pretrain.convert": (
@@ -75,10 +77,20 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "pretrain.latent.report": (*BASE, "pretrain.config", "pretrain.report", "pretrain.latent.artifacts"),
     "pretrain.latent": (*TASK, "pretrain.latent"),
+    "pretrain.vision_language.data": BASE,
+    "pretrain.vision_language.microworld": (*BASE, "pretrain.regions", "pretrain.vision_language.data"),
+    "pretrain.vision_language": (
+        *(*TASK, "pretrain.convert", "pretrain.regions", "pretrain.report"),
+        "pretrain.vision_language",
+    ),
     "finetune": ("tokenizer", *_in("pretrain", "base", "config", "engine", "models", "language")),
     "finetune.glue": (
         *("finetune", "tokenizer"),
         *_in("pretrain", "base", "config", "engine", "models", "language", "convert", "report"),
+    ),
+    "finetune.visual": (
+        *("finetune", "tokenizer"),
+        *_in("pretrain", "base", "config", "engine", "models", "convert", "report", "regions", "vision_language"),
     ),
     # ---- launcher
     "launcher.backends": (

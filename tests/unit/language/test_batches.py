@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,13 +15,13 @@ import torch
 
 from pretrain.base.errors import DataError
 from pretrain.config.load import job_from_mapping
+from pretrain.config.loader import LoaderSection
 from pretrain.data.corruption import IGNORE
-from pretrain.engine import interruption
+from pretrain.data.sampler import micro_batches
+from pretrain.engine import interruption, loading
 from pretrain.engine.callbacks.signals import StopSignals
-from pretrain.language import loading
+from pretrain.engine.loading import training_batches
 from pretrain.language.batches import Assembler, LanguageBatch, validation_batches
-from pretrain.language.config import LoaderSection
-from pretrain.language.loading import training_batches
 from pretrain.language.prepare import Prepared, prepare
 from tests.language import language_mapping
 
@@ -38,6 +39,10 @@ def _assembler(prepared: Prepared, *, cross: bool = True) -> Assembler:
     )  # fmt: skip
 
 
+def _steps(assembler: Assembler, *shape: int) -> Callable[[int], list[LanguageBatch]]:
+    return lambda start: [assembler(samples) for samples in micro_batches(start, *shape)]
+
+
 def _epochs(prepared: Prepared, world: int, start: int, steps: int, workers: int = 0) -> list[dict[int, LanguageBatch]]:
     """Per step: sample rows by global sample number, over all ranks and micro-batches."""
     size, micro = 12, 12 // world // (2 if world < 4 else 1)
@@ -46,7 +51,7 @@ def _epochs(prepared: Prepared, world: int, start: int, steps: int, workers: int
         starts = range(start, start + steps * size, size)
         shape = (size, micro, world, rank)
         loader = LoaderSection(workers=workers, prefetch=2)
-        for step, parts in enumerate(training_batches(_assembler(prepared), starts, shape, loader)):
+        for step, parts in enumerate(training_batches(_steps(_assembler(prepared), *shape), starts, loader)):
             for index, part in enumerate(parts):
                 for row in range(micro):
                     base = starts[step] + index * micro * world
@@ -145,7 +150,7 @@ class _Stuck(Assembler):
 def _all(prepared: Prepared, what: str, **loader: float) -> int:
     shape = (4, 2, 1, 0)
     section = LoaderSection(workers=1, prefetch=1, **loader)  # type: ignore[arg-type]
-    return len(list(training_batches(_Stuck(prepared, what), range(0, 16, 4), shape, section)))
+    return len(list(training_batches(_steps(_Stuck(prepared, what), *shape), range(0, 16, 4), section)))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +187,7 @@ def test_descriptors_do_not_grow_with_the_accumulation(prepared: Prepared) -> No
     def most(micro_batches: int) -> int:
         size, open_files = 2 * micro_batches, 0
         loader = LoaderSection(workers=1, prefetch=4)
-        for _ in training_batches(_assembler(prepared), range(0, 3 * size, size), (size, 2, 1, 0), loader):
+        for _ in training_batches(_steps(_assembler(prepared), size, 2, 1, 0), range(0, 3 * size, size), loader):
             open_files = max(open_files, len(os.listdir("/proc/self/fd")))
         return open_files
 

@@ -11,11 +11,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain.base.errors import DataError
-from pretrain.contrast import capt_loss
-from pretrain.contrast.reference import capt_loss_by_terms
-from pretrain.language import metrics
-from pretrain.language.accumulators import MaskedTokenAccumulator, PairAccumulator
-from pretrain.language.metrics import (
+from pretrain.contrast import capt_loss, metrics
+from pretrain.contrast.accumulators import MaskedTokenAccumulator, PairAccumulator
+from pretrain.contrast.metrics import (
     alignment,
     contrast_metrics,
     contrastive_loss,
@@ -23,6 +21,7 @@ from pretrain.language.metrics import (
     retrieval_accuracy,
     uniformity,
 )
+from pretrain.contrast.reference import capt_loss_by_terms
 from tests.support import run_ranks
 
 N, D = 23, 7

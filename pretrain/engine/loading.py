@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from pretrain.base.errors import DataError, UserError, user_text
-from pretrain.data.sampler import micro_batches
+from pretrain.config.loader import LoaderSection
 from pretrain.engine import interruption
-from pretrain.language.batches import Assembler, LanguageBatch
-from pretrain.language.config import LoaderSection
 
-BatchShape = tuple[int, int, int, int]
-"""Global batch, micro-batch, number of ranks, rank."""
+BatchT = TypeVar("BatchT")
+AssembleStep = Callable[[int], Sequence[BatchT]]
+"""Makes this rank's micro-batches, dataclasses of tensors and plain values, of the step with this first sample."""
 _POLL = 1
 """Seconds between two looks at whether a signal has come or the time is up."""
 _GRACE = 5.0
@@ -27,44 +26,50 @@ _GRACE = 5.0
 
 
 @dataclass(frozen=True)
-class _Step:
-    """The micro-batches of a step with one tensor for each field of all of them.
+class _Step(Generic[BatchT]):
+    """The micro-batches of a step with one tensor for each field of all of them, laid end to end.
 
-    A tensor from another process holds a file descriptor of this one for as long as it lives: stacked, a step needs
-    as many descriptors as fields, whatever the accumulation.
+    A tensor from another process holds a file descriptor of this one for as long as it lives: so a step needs as many
+    descriptors as fields, whatever the accumulation.
     """
 
+    kind: type[BatchT]
     tensors: dict[str, Tensor]
-    padded: list[bool]
+    rows: dict[str, list[int]]
+    others: list[dict[str, Any]]
 
     @classmethod
-    def of(cls, parts: Sequence[LanguageBatch]) -> _Step:
+    def of(cls, parts: Sequence[BatchT]) -> _Step[BatchT]:
         names = [name for name, value in vars(parts[0]).items() if isinstance(value, Tensor)]
         return cls(
-            {name: torch.stack([getattr(part, name) for part in parts]) for name in names},
-            [part.padded for part in parts],
+            type(parts[0]),
+            {name: torch.cat([getattr(part, name) for part in parts]) for name in names},
+            {name: [len(getattr(part, name)) for part in parts] for name in names},
+            [{name: value for name, value in vars(part).items() if name not in names} for part in parts],
         )
 
-    def parts(self) -> list[LanguageBatch]:
+    def parts(self) -> list[BatchT]:
         """The micro-batches, as views of the tensors."""
-        rows = [dict(zip(self.tensors, values, strict=True)) for values in zip(*self.tensors.values(), strict=True)]
-        return [LanguageBatch(**row, padded=padded) for row, padded in zip(rows, self.padded, strict=True)]
+        split = [tensor.split(self.rows[name]) for name, tensor in self.tensors.items()]
+        return [
+            self.kind(**dict(zip(self.tensors, values, strict=True)), **rest)
+            for values, rest in zip(zip(*split, strict=True), self.others, strict=True)
+        ]
 
-    def pin_memory(self) -> _Step:
+    def pin_memory(self) -> _Step[BatchT]:
         """The step in page-locked memory."""
-        return _Step({name: tensor.pin_memory() for name, tensor in self.tensors.items()}, self.padded)
+        return replace(self, tensors={name: tensor.pin_memory() for name, tensor in self.tensors.items()})
 
 
 class _Steps(Dataset[Any]):
     """The micro-batches of this rank by the first sample number of a step; an error message where assembling fails."""
 
-    def __init__(self, assembler: Assembler, shape: BatchShape) -> None:
-        self._assembler = assembler
-        self._shape = shape
+    def __init__(self, assemble: AssembleStep[Any]) -> None:
+        self._assemble = assemble
 
-    def __getitem__(self, start: int) -> _Step | str:
+    def __getitem__(self, start: int) -> _Step[Any] | str:
         try:
-            return _Step.of([self._assembler(samples) for samples in micro_batches(start, *self._shape)])
+            return _Step.of(self._assemble(start))
         except (UserError, OSError) as error:  # torch would send the stack trace of this process as the message
             text = user_text(error)
             if text is None:
@@ -73,8 +78,8 @@ class _Steps(Dataset[Any]):
 
 
 def training_batches(
-    assembler: Assembler, starts: Sequence[int], shape: BatchShape, loader: LoaderSection
-) -> Iterator[list[LanguageBatch]]:
+    assemble: AssembleStep[BatchT], starts: Sequence[int], loader: LoaderSection
+) -> Iterator[list[BatchT]]:
     """This rank's micro-batches of the steps that begin at the sample numbers ``starts``.
 
     ``loader.workers`` processes assemble them ahead of the training.
@@ -84,7 +89,7 @@ def training_batches(
         Interrupted: a stop signal has come, and no data since.
     """
     steps: DataLoader[Any] = DataLoader(
-        _Steps(assembler, shape),
+        _Steps(assemble),
         batch_size=None,
         sampler=starts,
         num_workers=loader.workers,

@@ -1,0 +1,98 @@
+"""The CAPT loss as a term of a training task: its queue, its start, its diagnostics, its state in checkpoints."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pretrain.contrast.capt import capt_loss
+from pretrain.contrast.queue import ShardedQueue
+from pretrain.contrast.stats import ContrastStats
+from pretrain.engine import distributed
+
+if TYPE_CHECKING:
+    from pretrain.config.contrast import ContrastSection
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class ContrastTerm:
+    """The CAPT loss of a job whose ``contrast.weight`` is above 0, with the queue that it fills.
+
+    Args:
+        section: the job's ``contrast``.
+        width: columns of the representations.
+        batch: samples of an optimizer step over all ranks, to warn of a queue that holds less than one step.
+    """
+
+    def __init__(self, section: ContrastSection, width: int, batch: int) -> None:
+        self.section = section
+        self.queue: ShardedQueue | None = None
+        if section.queue:
+            dtype = _DTYPES[section.queue_dtype]
+            self.queue = ShardedQueue(section.queue, width, dtype=dtype, device=distributed.device())
+            self.queue.warn_if_smaller_than(2 * batch)
+
+    def loss(
+        self,
+        s: Float[Tensor, "n d"],
+        s_hat: Float[Tensor, "n d"],
+        *,
+        temperature: float | Float[Tensor, ""],
+        ids: Int[Tensor, " n"],
+        step: int,
+        stats: ContrastStats | None = None,
+        equal_rows: bool = True,
+    ) -> Float[Tensor, ""]:
+        """The loss of a micro-batch (`capt_loss`, without its weight); both views then enter the queue.
+
+        Args:
+            s: unit rows of the originals.
+            s_hat: unit rows of their corruptions.
+            temperature: of this step.
+            ids: instance of each sample; not read where ``contrast.mask_duplicates`` is off.
+            step: optimizer updates done; the queue counts from ``contrast.queue_start`` on.
+            stats: filled with diagnostics.
+            equal_rows: all ranks hold as many rows.
+        """
+        section = self.section
+        known = ids if section.mask_duplicates else None
+        contrast = functools.partial(
+            capt_loss, s, s_hat, self.queue if step >= section.queue_start else None, temperature=temperature,
+            in_batch=section.in_batch, reduction=section.reduction, ids=known, impl=section.impl,
+            precision=section.precision, equal_rows=equal_rows,
+        )  # fmt: skip
+        loss = contrast()
+        if stats is not None:  # in a pass of its own: sums with statistics follow the largest logit and round otherwise
+            with torch.no_grad():
+                contrast(stats=stats)
+        if self.queue is not None:
+            self.queue.enqueue(s.detach(), s_hat.detach(), ids=known)
+        return loss
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's rows of the queue into ``folder`` of a checkpoint."""
+        if self.queue is not None:
+            self.queue.save_shard(folder)
+
+    def load(self, folder: Path) -> None:
+        """Read back what all ranks have saved, at any number of ranks."""
+        if self.queue is not None:
+            self.queue.load_shards(folder)
+
+
+def diagnostics(stats: ContrastStats | None, temperature: float | Tensor) -> dict[str, Tensor | float]:
+    """The metrics of a step with contrast: its temperature, and what ``stats`` holds in steps that are logged."""
+    report: dict[str, Tensor | float] = {
+        "temperature": temperature.detach() if isinstance(temperature, Tensor) else temperature
+    }
+    if stats is not None:
+        report["contrast/accuracy"] = stats.top1
+        report["contrast/margin"] = stats.margin
+        report["contrast/positive_probability"] = stats.positive_probability
+    return report

@@ -1,0 +1,101 @@
+"""The configuration of an LXMERT model: a size preset, whose every field may be overridden. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from pretrain.base.errors import ConfigError
+from pretrain.config.base import NonNegativeInt, PositiveInt, Section
+from pretrain.models.hub import Source
+
+PRESETS: dict[str, dict[str, int]] = {
+    "tiny": {
+        "language_layers": 2, "vision_layers": 1, "cross_layers": 2, "hidden": 128, "heads": 2, "ffn": 512,
+    },
+    "small": {
+        "language_layers": 4, "vision_layers": 2, "cross_layers": 3, "hidden": 256, "heads": 4, "ffn": 1024,
+    },
+    "base": {
+        "language_layers": 9, "vision_layers": 5, "cross_layers": 5, "hidden": 768, "heads": 12, "ffn": 3072,
+    },
+}  # fmt: skip
+"""``base`` is LXMERT's 9-5-5; ``custom`` takes all six fields from the user."""
+
+
+class LxmertConfig(Section):
+    """An LXMERT encoder (Tan and Bansal 2019) with its heads and CAPT's aggregation head. Fields are ``model.*`` keys.
+
+    What the data decide (``vocab_size``, ``pad_id``, ``feature_size``, ``object_classes``, ``attribute_classes``,
+    ``answers``) is filled in when the job starts.
+    """
+
+    size: Literal["tiny", "small", "base", "custom"] = Field(
+        "small", description="preset of the layers, hidden, heads and ffn; custom = all six are given"
+    )
+    language_layers: PositiveInt = Field(4, le=1000, description="Transformer layers over the words alone")
+    vision_layers: PositiveInt = Field(2, le=1000, description="Transformer layers over the regions alone")
+    cross_layers: PositiveInt = Field(3, le=1000, description="cross-modality layers")
+    hidden: PositiveInt = Field(256, le=65_536, description="width of the encoder")
+    heads: PositiveInt = Field(4, le=65_536, description="attention heads per layer")
+    ffn: PositiveInt = Field(1024, le=2**20, description="inner width of feed-forward layers and aggregation head")
+    vocab_size: PositiveInt | None = Field(
+        None, le=2**24, description="rows of the word embedding; if unset the size of the tokenizer"
+    )
+    pad_id: NonNegativeInt | None = Field(None, le=2**24, description="token id of padding; if unset the tokenizer's")
+    max_positions: PositiveInt = Field(512, le=2**20, description="longest sentence in tokens, special tokens included")
+    feature_size: PositiveInt | None = Field(
+        None, le=2**20, description="columns of the features; if unset the store's"
+    )
+    object_classes: NonNegativeInt | None = Field(
+        None, le=2**24, description="classes of objects; if unset those of the store; 0 = no object loss"
+    )
+    attribute_classes: NonNegativeInt | None = Field(
+        None, le=2**24, description="classes of attributes; if unset those of the store; 0 = no attribute loss"
+    )
+    answers: NonNegativeInt | None = Field(
+        None, le=2**24, description="classes of the answer head; if unset those of the answer table; 0 = no such head"
+    )
+    dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of embeddings and layer outputs")
+    attention_dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of the attention weights")
+    layer_norm_eps: PositiveFloat = Field(1e-12, ge=1e-37, description="added to the variance in LayerNorm")
+    initializer_range: PositiveFloat = Field(0.02, description="standard deviation of the initial weights")
+    pooling: Literal["cls", "pooled"] = Field(
+        "cls",
+        description="input of the aggregation head: [CLS] of the last cross layer, or what the matching head reads",
+    )
+    activation_checkpointing: Literal["none", "full", "offload"] = Field(
+        "none", description="recompute layers in the backward pass; offload also moves their inputs to host memory"
+    )
+    init: Source | None = Field(
+        None,
+        description="LXMERT to start from: a run or checkpoint of ours, a Hugging Face folder, or airsplay's .pth file",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_preset(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        size = values.get("size", "small")
+        if size == "custom":
+            missing = [key for key in PRESETS["small"] if key not in values]
+            if missing:
+                raise ValueError(f"size custom needs {', '.join(missing)} as well (or take size {', '.join(PRESETS)})")
+        return {**PRESETS.get(size, {}), **values} if isinstance(size, str) else values
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> LxmertConfig:
+        if self.hidden % self.heads:
+            fits = [n for n in range(1, self.hidden + 1) if self.hidden % n == 0 and self.hidden // n >= 16]
+            raise ValueError(f"heads {self.heads} does not divide hidden {self.hidden}; one of {fits or [1]} does")
+        return self
+
+    def known(self, name: str) -> int:
+        """The value of a field that the data decide. Raises ``ConfigError`` while it is not filled in."""
+        value = getattr(self, name)
+        if value is None:
+            raise ConfigError(f"model.{name} is not known yet: set it, or let the job take it from its data")
+        return int(value)

@@ -1,0 +1,1 @@
+"""A synthetic world of scenes, captions and questions with known answers, in the official file formats."""
