@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Floating, Int64
+from jaxtyping import Float, Float32, Int64
 
 
 class Labels(NamedTuple):
@@ -31,7 +31,7 @@ class Picture(NamedTuple):
     id: str
     width: int
     height: int
-    features: Floating[np.ndarray, "regions size"]
+    features: Float[np.ndarray, "regions size"]
     boxes: Float32[np.ndarray, "regions 4"]
     objects: Labels | None = None
     attributes: Labels | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Floating, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 from pydantic import Field
 
 from pretrain.base.errors import DataError, counted
@@ -85,7 +85,7 @@ class Regions(NamedTuple):
         attribute_scores: as for objects.
     """
 
-    features: Floating[np.ndarray, "n R size"]
+    features: Float[np.ndarray, "n R size"]
     boxes: Float32[np.ndarray, "n R 4"]
     present: Bool[np.ndarray, "n R"]
     object_ids: Int64[np.ndarray, "n R"] | None
@@ -137,7 +137,7 @@ class RegionStore:
         """The row of each picture. Raises ``DataError`` that counts and names the first of those that are absent."""
         rows = self.find(names)
         if (rows < 0).any():
-            absent = list(dict.fromkeys(names[i] for i in np.flatnonzero(rows < 0)))
+            absent = list(dict.fromkeys(name for name, row in zip(names, rows, strict=True) if row < 0))
             raise DataError(
                 f"{source}: {counted(len(absent), 'picture')} not in the region store {self.folder}: "
                 f"{', '.join(absent[:3])}{', ...' if len(absent) > 3 else ''}; import their regions into the store"
@@ -170,7 +170,7 @@ class RegionStore:
         boxes = self._boxes[where] / np.concatenate([sizes, sizes], axis=1)
         return Regions(filled(self._features[where]), filled(boxes), present, *objects, *attributes)
 
-    def features_at(self, places: Int64[np.ndarray, " k"]) -> Floating[np.ndarray, "k size"]:
+    def features_at(self, places: Int64[np.ndarray, " k"]) -> Float[np.ndarray, "k size"]:
         """The features of regions by their number among all regions of the store."""
         taken: np.ndarray = self._features[places]
         return taken
