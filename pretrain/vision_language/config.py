@@ -145,7 +145,7 @@ class VisionLanguageJob(Job):
         return frozenset([*names, *(CONTRAST_METRICS if self.contrast.weight > 0 else ())])
 
     def check_inputs(self) -> list[str]:
-        """Describe store, files, tokenizer and ``model.init``; see `pretrain.vision_language.inputs.describe_inputs`."""
+        """Describe the inputs; see `pretrain.vision_language.inputs.describe_inputs`."""
         from pretrain.vision_language.inputs import describe_inputs
 
         return describe_inputs(self)

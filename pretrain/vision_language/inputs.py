@@ -62,7 +62,7 @@ def _files(data: VisionLanguageData) -> list[str]:
 
 
 def require(data: VisionLanguageData) -> Path:
-    """The region store of a job with ``data.source=files``. Raises ``ConfigError`` where it or the files are missing."""
+    """The region store of a job on files. Raises ``ConfigError`` where it or the files to train on are not named."""
     if data.regions is None:
         raise ConfigError(NO_DATA.format(key="regions"))
     if not data.train:
