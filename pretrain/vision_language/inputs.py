@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pretrain.base.errors import ConfigError, DataError, counted
+from pretrain.base.errors import CheckpointError, ConfigError, DataError, counted
 from pretrain.models.hub import hub_id
-from pretrain.vision_language.config import VisionLanguageData, VisionLanguageJob
+from pretrain.models.tokenizer import TokenizerSection
+from pretrain.vision_language.sections import VisionLanguageData
 
 NO_DATA = (
     "data.{key} is missing: name the region store (data.regions) and the files to train on (data.train), or take "
@@ -15,7 +16,7 @@ NO_DATA = (
 """The error of a job without data; the missing key stands in it."""
 
 
-def describe_inputs(job: VisionLanguageJob) -> list[str]:
+def describe_inputs(data: VisionLanguageData, init: Path | None, tokenizer: TokenizerSection) -> list[str]:
     """One line for each of the store, the files, the tokenizer and ``model.init``. No sentence is read.
 
     Raises:
@@ -23,22 +24,24 @@ def describe_inputs(job: VisionLanguageJob) -> list[str]:
         DataError: the store, a file or the tokenizer is missing, or cannot be what it is said to be.
         CheckpointError: ``model.init`` is not there.
     """
-    data, tokenizer = job.data, job.tokenizer.path or job.model.init
     lines = ["data: the microworld, a synthetic one"] if data.source == "microworld" else _files(data)
-    if job.tokenizer.path is None and job.model.init is None:
-        size = job.tokenizer.vocab_size
-        lines.append(f"tokenizer: {job.tokenizer.type} of {size} ids, trained on the sentences")
-    elif job.tokenizer.path is not None and hub_id(job.tokenizer.path) is None:
+    lines.append(f"tokenizer: {_tokenizer(init, tokenizer)}")
+    if init is not None:
+        if hub_id(init) is None and not init.exists():
+            raise CheckpointError(f"model.init: no file or folder {init}")
+        lines.append(f"model.init: {init}")
+    return lines
+
+
+def _tokenizer(init: Path | None, section: TokenizerSection) -> str:
+    if section.path is not None and hub_id(section.path) is None:
         from tokenizer.encode import load_tokenizer
 
-        lines.append(f"tokenizer: {tokenizer}, {load_tokenizer(job.tokenizer.path).vocab_size} ids")
-    else:
-        lines.append(f"tokenizer: that of {tokenizer}")
-    if job.model.init is not None:
-        if hub_id(job.model.init) is None and not job.model.init.exists():
-            raise ConfigError(f"model.init: no file or folder {job.model.init}")
-        lines.append(f"model.init: {job.model.init}")
-    return lines
+        return f"{section.path}, {load_tokenizer(section.path).vocab_size} ids"
+    source = section.path or init
+    if source is not None:
+        return f"that of {source}"
+    return f"{section.type} of {section.vocab_size} ids, trained on the sentences"
 
 
 def _files(data: VisionLanguageData) -> list[str]:
