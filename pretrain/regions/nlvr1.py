@@ -10,6 +10,7 @@ confidence 1.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -19,11 +20,13 @@ import numpy as np
 from jaxtyping import Float32
 from pydantic import Field
 
-from pretrain.base.errors import DataError, did_you_mean, shown
+from pretrain.base.errors import DataError, counted, did_you_mean, shown
 from pretrain.base.progress import ProgressCallback
 from pretrain.base.records import Record, parse_record
 from pretrain.base.text_lines import read_lines
 from pretrain.regions.picture import Labels, Picture
+
+logger = logging.getLogger(__name__)
 
 WIDTH, HEIGHT = 400, 100
 SIDE, STEP, BOXES = 100, 150, 3
@@ -92,14 +95,20 @@ def read_scenes(paths: Sequence[Path], progress: ProgressCallback | None = None)
 
     seen: dict[str, Path] = {}
     for path in paths:
+        repeated = 0
         for number, line in enumerate(read_lines([path], advance), 1):
             if not line.strip():
                 continue
             picture = _picture(line, f"{path}, line {number}")
-            if (before := seen.setdefault(picture.id, path)) != path:
-                raise DataError(f"{path}, line {number}: picture {picture.id} is in {before} too; import it once")
-            if len(seen) > 0 and before is path:
+            if picture.id not in seen:
+                seen[picture.id] = path
                 yield picture
+            elif seen[picture.id] == path:
+                repeated += 1
+            else:
+                raise DataError(f"{path}, line {number}: {picture.id} is in {seen[picture.id]} too; import it once")
+        if repeated:
+            logger.info("%s: %s about a picture that has one already", path, counted(repeated, "sentence"))
 
 
 def _picture(line: str, where: str) -> Picture:
