@@ -74,7 +74,7 @@ def load_table(path: Path) -> AnswerTable:
     """
     document = read_document(path)
     if document.table:
-        answers = _by_class(path, document.table)
+        answers: list[Any] = [*_by_class(path, document.table)]
     else:
         answers = [row.get("ans") if isinstance(row, dict) else row for row in document.rows]
     if document.lines is not None or len(answers) > _MOST:
@@ -171,7 +171,9 @@ def log_coverage(source: str, found: Coverage, table: AnswerTable) -> None:
         )
 
 
-_CONVERTED = dict(zip(("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), range(1, 11)))
+_CONVERTED = dict(
+    zip(("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), range(1, 11), strict=True)
+)
 
 
 def convert_ans(answer: str) -> str:

@@ -55,9 +55,7 @@ def read_results(document: Document) -> list[Example]:
     return _examples(document, list(document.checked(_Caption)), {})
 
 
-def _examples(
-    document: Document, rows: list[tuple[str, _Caption]], files: dict[int | str, str]
-) -> list[Example]:
+def _examples(document: Document, rows: list[tuple[str, _Caption]], files: dict[int | str, str]) -> list[Example]:
     subtype = coco_subtype(document.path.name)
     examples = []
     for i, (_, row) in enumerate(rows):
@@ -67,7 +65,7 @@ def _examples(
     return examples
 
 
-_TOKENS = re.compile(r"([^\t#\x00-\x1f]{1,512})#([0-9]{1,6})\t(.*\S.*)", re.DOTALL)
+_TOKENS = re.compile(r"([^\t#\x00-\x1f]{1,512})#([0-9]{1,6})[\t ] *(\S.*)", re.DOTALL)
 
 
 def read_tokens(document: Document) -> list[Example]:

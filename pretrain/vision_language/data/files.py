@@ -69,7 +69,7 @@ def checked(kind: type[_R], rows: Iterable[tuple[str, object]]) -> Iterator[tupl
         try:
             yield place, kind.model_validate(row)
         except ValidationError as problem:
-            wanted = ", ".join(name for name, field in kind.model_fields.items() if field.is_required())
+            wanted = ", ".join(field.alias or name for name, field in kind.model_fields.items() if field.is_required())
             raise DataError(f"{place}: {first_fault(problem)}; a row needs {wanted}") from None
 
 
@@ -159,13 +159,14 @@ def _without_unused(row: dict[str, Any]) -> Any:
 
 
 class Unique:
-    """The ids that have been read. Calling it with one that was there before raises ``DataError``."""
+    """The ids that have been read."""
 
     def __init__(self, what: str) -> None:
         self.what = what
         self._seen: set[int | str] = set()
 
-    def __call__(self, key: int | str, place: str) -> None:
+    def add(self, key: int | str, place: str) -> None:
+        """Note the id of the row at ``place``. Raises ``DataError`` for one that was there before."""
         if key in self._seen:
             raise DataError(f"{place}: {self.what} {shown(key)} stands twice; leave one of the two out")
         self._seen.add(key)

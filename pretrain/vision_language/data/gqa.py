@@ -20,10 +20,10 @@ class _Types(Record):
 
 
 class _Question(Record):
-    imageId: Name
+    picture: Name = Field(alias="imageId")
     question: Text
     answer: str | None = None
-    isBalanced: bool = True
+    balanced: bool = Field(default=True, alias="isBalanced")
     entailed: list[Name] = Field(default=[], max_length=1 << 16)
     types: _Types = _Types()
 
@@ -92,5 +92,5 @@ def _questions(document: Document) -> Iterator[GqaQuestion]:
         if not key or not key.isprintable():
             raise DataError(f"{place}: the id is not printable text")
         yield GqaQuestion(
-            key, row.imageId, row.question, row.answer, row.isBalanced, tuple(row.entailed), row.types.structural
+            key, row.picture, row.question, row.answer, row.balanced, tuple(row.entailed), row.types.structural
         )

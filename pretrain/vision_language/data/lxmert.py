@@ -15,7 +15,7 @@ from pretrain.vision_language.data.files import Document, Name, Number, Scores, 
 class _Picture(Record):
     img_id: Name
     sentf: dict[Name, list[Text]]
-    labelf: dict[Name, list[Scores]] = {}
+    labelf: dict[Name, list[Scores]] = Field(default={})
 
 
 class _Question(Record):
@@ -82,7 +82,7 @@ def read_questions(document: Document) -> list[Example]:
     """
     unique, examples = Unique("question_id"), []
     for place, row in document.checked(_Question):
-        unique(row.question_id, place)
+        unique.add(row.question_id, place)
         examples.append(Example(row.question_id, (row.img_id,), row.sent, row.label, kind=row.answer_type))
     return examples
 
@@ -91,7 +91,7 @@ def read_statements(document: Document) -> list[Example]:
     """The statements of NLVR2, left picture first. Raises ``DataError`` as `read_questions` does."""
     unique, examples = Unique("identifier"), []
     for place, row in document.checked(_Statement):
-        unique(row.identifier, place)
+        unique.add(row.identifier, place)
         truth = None if row.label is None else row.label == 1
         examples.append(Example(row.identifier, (row.img0, row.img1), row.sent, truth=truth))
     return examples

@@ -32,7 +32,7 @@ def read_statements(document: Document) -> list[Example]:
     """
     unique, examples = Unique("identifier"), []
     for row, (place, statement) in zip(document.rows, document.checked(_Statement), strict=True):
-        unique(statement.identifier, place)
+        unique.add(statement.identifier, place)
         truth = None if statement.label is None else statement.label == "true"
         examples.append(Example(statement.identifier, (scene_name(row),), statement.sentence, truth=truth))
     return examples

@@ -30,7 +30,7 @@ def read_statements(document: Document) -> list[Example]:
     """
     unique, examples = Unique("identifier"), []
     for place, row in document.checked(_Statement):
-        unique(row.identifier, place)
+        unique.add(row.identifier, place)
         pair = row.identifier.rsplit("-", 1)[0]
         truth = None if row.label is None else row.label == "True"
         examples.append(Example(row.identifier, (f"{pair}-img0", f"{pair}-img1"), row.sentence, truth=truth))

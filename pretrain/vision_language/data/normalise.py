@@ -15,28 +15,29 @@ _NUMBERS = dict(
         strict=True,
     )
 )
-_PUNCTUATION = ";/[]\"{}()=+\\_-><@`,?!"
+_PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
 _COMMA = re.compile(r"\d,\d")
 _PERIOD = re.compile(r"\.(?!\d)")
 _MOST_PERIODS = 32
 """The evaluator passes a flag (of value 32) where the number of replacements belongs."""
 
-_CONTRACTIONS = """
-    ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't haven't he'd he'd've he's
-    how'd how'll how's isn't it'd it'd've it'll ma'am might've mightn't mightn't've must've mustn't needn't not've o'clock
-    oughtn't 'ow's'at shan't she'd've should've shouldn't shouldn't've somebody'd've somebody'll somebody's someone'd
-    someone'd've someone'll someone's something'd something'd've something'll that's there'd there'd've there're there's
-    they'd they'd've they'll they're they've 'twas wasn't we'd've we've weren't what'll what're what's what've when's
-    where'd where's where've who'd who'd've who'll who's who've why'll why're why's won't would've wouldn't wouldn't've
-    y'all y'all'd've y'all'll you'd you'd've you'll you're you've
-""".split()
+_CONTRACTIONS = (
+    "ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't haven't "
+    "he'd he'd've he's how'd how'll how's isn't it'd it'd've it'll ma'am might've mightn't mightn't've "
+    "must've mustn't needn't not've o'clock oughtn't 'ow's'at shan't she'd've should've shouldn't "
+    "shouldn't've somebody'd've somebody'll somebody's someone'd someone'd've someone'll someone's "
+    "something'd something'd've something'll that's there'd there'd've there're there's they'd they'd've "
+    "they'll they're they've 'twas wasn't we'd've we've weren't what'll what're what's what've when's "
+    "where'd where's where've who'd who'd've who'll who's who've why'll why're why's won't would've wouldn't "
+    "wouldn't've y'all y'all'd've y'all'll you'd you'd've you'll you're you've"
+)
 
 
 def _without_one_apostrophe(word: str) -> list[str]:
     return [word[:i] + word[i + 1 :] for i, letter in enumerate(word) if letter == "'"]
 
 
-_MENDED = {wrong: word for word in _CONTRACTIONS for wrong in _without_one_apostrophe(word)}
+_MENDED = {wrong: word for word in _CONTRACTIONS.split() for wrong in _without_one_apostrophe(word)}
 _MENDED["somebody'd"] = "somebodyd"
 
 

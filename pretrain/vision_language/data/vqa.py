@@ -83,7 +83,7 @@ def read_annotations(documents: Iterable[Document]) -> dict[int, Annotation]:
     annotations = {}
     for document in documents:
         for place, row in checked(_Annotation, parts(document, "annotations")):
-            unique(row.question_id, place)
+            unique.add(row.question_id, place)
             annotations[row.question_id] = Annotation(
                 row.question_id,
                 tuple(map(intern, row.answers)),
@@ -111,7 +111,7 @@ def read_questions(questions: Sequence[Document], annotations: Sequence[Document
     for document in questions:
         subtype = coco_subtype(str(document.table.get("data_subtype", "")), document.path.name)
         for place, row in checked(_Question, parts(document, "questions")):
-            unique(row.question_id, place)
+            unique.add(row.question_id, place)
             name = (coco_name(row.image_id, subtype),)
             annotation = answers.pop(row.question_id, None)
             if annotation is None:
