@@ -26,7 +26,7 @@ def decode(content: bytes, most_pixels: int) -> Image.Image:
         DataError: it is none of `FORMATS`, damaged, truncated, animated, without pixels, of more than ``most_pixels``,
             or of a kind of pixels that has no known range.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(BytesIO(content), formats=FORMATS) as image:
@@ -36,8 +36,10 @@ def decode(content: bytes, most_pixels: int) -> Image.Image:
     except UserError:
         raise
     except Image.DecompressionBombError:
-        raise DataError(f"more pixels than Pillow decodes, perhaps a decompression bomb (at most {most_pixels:,})") from None
-    except Image.UnidentifiedImageError:
+        raise DataError(
+            f"more pixels than Pillow decodes, perhaps a decompression bomb (at most {most_pixels:,})"
+        ) from None
+    except UnidentifiedImageError:
         raise DataError(f"not a picture, or its beginning is damaged (readable: {', '.join(FORMATS)})") from None
     except MemoryError:
         raise

@@ -48,7 +48,9 @@ def _processors(first: str) -> tuple[str, ...]:
 
 _CONVNEXT, _BIT = _processors("ConvNextImageProcessor"), _processors("BitImageProcessor")
 _NO_POOLER = (("add_pooling_layer", False),)
-_CLIP = Family("CLIPVisionModel", _processors("CLIPImageProcessor"), "vision_model.", tokens_before=1, interpolates=True)
+_CLIP = Family(
+    "CLIPVisionModel", _processors("CLIPImageProcessor"), "vision_model.", tokens_before=1, interpolates=True
+)
 _SIGLIP = Family("SiglipVisionModel", _processors("SiglipImageProcessor"), "vision_model.", interpolates=True)
 _VIT = Family(
     "ViTModel", _processors("ViTImageProcessor"), tokens_before=1, interpolates=True, arguments=_NO_POOLER

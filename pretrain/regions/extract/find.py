@@ -7,6 +7,7 @@ import os
 import stat
 import tarfile
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ class Found(NamedTuple):
 
     name: str
     where: str
+    place: str
     path: Path
     offset: int = 0
     size: int | None = None
@@ -53,10 +55,12 @@ def find_pictures(places: Sequence[Path], names: str, damage: Damage) -> list[Fo
         elif place.suffix.lower() == ".tar":
             found += _in_archive(place, names, damage, others)
         elif place.name.lower().endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")):
-            raise DataError(f"{place}: archives are read in place, so compressed ones are not: unpack it, or make a .tar")
+            raise DataError(
+                f"{place}: archives are read in place, so compressed ones are not: unpack it, or make a .tar"
+            )
         else:
             with open_regular(place):
-                found.append(Found(_name(PurePosixPath(place), names), str(place), place))
+                found.append(Found(_name(PurePosixPath(place), names), str(place), str(place), place))
     if others:
         logger.info(
             "%s without a picture's ending left out: %s%s",
@@ -102,7 +106,7 @@ def _in_folder(folder: Path, names: str, damage: Damage, others: list[str]) -> I
                 elif not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
                     damage.report(path, "not a regular file")
                 else:
-                    yield Found(_name(PurePosixPath(path.relative_to(folder)), names), str(path), path)
+                    yield Found(_name(PurePosixPath(path.relative_to(folder)), names), str(path), str(folder), path)
 
 
 def _in_archive(archive: Path, names: str, damage: Damage, others: list[str]) -> Iterator[Found]:
@@ -118,7 +122,7 @@ def _in_archive(archive: Path, names: str, damage: Damage, others: list[str]) ->
                 elif not member.isreg() or member.issparse():
                     damage.report(where, "not a regular file")
                 else:
-                    yield Found(_name(path, names), where, archive, member.offset_data, member.size)
+                    yield Found(_name(path, names), where, str(archive), archive, member.offset_data, member.size)
                 tar.members = []  # type: ignore[attr-defined]  # or it keeps them all
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         if isinstance(error, DataError):
@@ -131,13 +135,13 @@ def _name(path: PurePosixPath, names: str) -> str:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise DataError(f"{ascii(str(path))}: the name is not UTF-8 text; rename the file") from None
+        raise DataError(f"{str(path)!a}: the name is not UTF-8 text; rename the file") from None
     return name
 
 
 def _sorted(found: list[Found], names: str) -> list[Found]:
     found.sort(key=lambda picture: picture.name.encode())
-    for one, other in zip(found, found[1:], strict=False):
+    for one, other in pairwise(found):
         if one.name == other.name:
             remedy = "; --names path tells them apart by their folders" if names == "stem" else ""
             raise DataError(f"{one.where} and {other.where} are both called {one.name!r}{remedy}")

@@ -29,7 +29,7 @@ FILES = ("config.json", "preprocessor_config.json", "model.safetensors", "model-
 _NOT_OURS = ("model_type", "transformers_weights", "fusion_config", "dtype", "torch_dtype", "_name_or_path")
 """Keys that say nothing about the architecture, some of which would make transformers open files or rewrite models."""
 
-_HEADS = ("pooler.", "head.", "layernorm.", "post_layernorm.")
+_HEADS = ("pooler.", "head.")
 """Parts behind the last hidden state, which may be missing."""
 
 
