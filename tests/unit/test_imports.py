@@ -77,7 +77,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "pretrain.latent.report": (*BASE, "pretrain.config", "pretrain.report", "pretrain.latent.artifacts"),
     "pretrain.latent": (*TASK, "pretrain.latent"),
-    "pretrain.vision_language.data": BASE,
+    "pretrain.vision_language.data": (*BASE, "pretrain.regions.nlvr1"),
     "pretrain.vision_language.microworld": (*BASE, "pretrain.regions", "pretrain.vision_language.data"),
     "pretrain.vision_language": (
         *(*TASK, "pretrain.convert", "pretrain.regions", "pretrain.report"),
@@ -201,7 +201,13 @@ HEAVY = ("torch", "deepspeed", "transformers", "ray", "datasets")
 
 
 @pytest.mark.parametrize(
-    "module", ["pretrain.config", "pretrain.language.config", "pretrain.engine.engines.deepspeed_config"]
+    "module",
+    [
+        "pretrain.config",
+        "pretrain.language.config",
+        "pretrain.vision_language.config",
+        "pretrain.engine.engines.deepspeed_config",
+    ],
 )
 def test_configuration_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"
