@@ -32,7 +32,8 @@ def feature_map(model: VisionModel, pixels: Float[Tensor, "b 3 height width"]) -
         raise ConfigError(
             f"{model.folder}: {hidden.shape[1]} hidden states for {rows} x {columns} patches and {before} other tokens"
         )
-    return hidden[:, before:].transpose(1, 2).unflatten(2, (rows, columns))
+    patches: Tensor = hidden[:, before:].transpose(1, 2).unflatten(2, (rows, columns))
+    return patches
 
 
 def pooled(features: Map, cells: int | None) -> Map:
