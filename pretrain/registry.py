@@ -25,6 +25,7 @@ from pretrain.base.sensitive import has_secret
 
 TASKS = {
     "capt_language": "pretrain.language",
+    "capt_vl": "pretrain.vision_language",
     "glue": "finetune.glue",
     "latent": "pretrain.latent",
 }

@@ -18,7 +18,9 @@ SCHEMA_VERSION = 1
 class TaskSection(Section):
     """Which job this is: a key of ``pretrain.registry.TASKS``."""
 
-    type: str = Field(description="the type of the job: capt_language, latent, glue, or a task of an entry point")
+    type: str = Field(
+        description="the type of the job: capt_language, capt_vl, latent, glue, or a task of an entry point"
+    )
 
 
 class RunSection(Section):

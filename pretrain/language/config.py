@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from pretrain.config.base import PositiveInt, Section
+from pretrain.config.base import PositiveInt
 from pretrain.config.contrast import ContrastSection
 from pretrain.config.loader import LoaderSection
 from pretrain.config.schema import Job, ValidateSection
 from pretrain.data.config import TEXT_KEYS, CorruptionConfig, DataConfig
 from pretrain.models.config import RobertaConfig
-from pretrain.models.hub import Source
+from pretrain.models.tokenizer import TokenizerSection
 
 MASKED_METRICS = ("loss/mlm", "accuracy/mlm", "validation_samples")
 CONTRAST_METRICS = ("loss/capt_fixed", "retrieval/to_corrupted", "retrieval/to_original", "alignment", "uniformity")
 NOISE_METRICS = ("cosine_gap", "centred_gap", "drift", "top1")
 """What validation reports; the last of them for both ways of pooling, as ``noise/mean/top1``."""
-
-
-class TokenizerSection(Section):
-    """A tokenizer to use (``path``), or how to train one on ``data.*`` when there is none (cached by content)."""
-
-    path: Source | None = Field(
-        None,
-        description="folder with a tokenizer (ours, any Hugging Face one, vocab.json + merges.txt, vocab.txt), or"
-        " USER/NAME[@REV] of the hub",
-    )
-    type: Literal["unigram", "bpe"] = Field("unigram", description="SentencePiece model to train")
-    vocab_size: PositiveInt = Field(8192, le=2**24, description="pieces of a trained tokenizer, special ones included")
-    byte_fallback: bool = Field(True, description="write unknown characters as bytes instead of <unk>")
-    max_sentences: PositiveInt = Field(1_000_000, description="lines of the corpus to train on, sampled by seed")
 
 
 class LanguageValidate(ValidateSection):

@@ -201,7 +201,13 @@ HEAVY = ("torch", "deepspeed", "transformers", "ray", "datasets")
 
 
 @pytest.mark.parametrize(
-    "module", ["pretrain.config", "pretrain.language.config", "pretrain.engine.engines.deepspeed_config"]
+    "module",
+    [
+        "pretrain.config",
+        "pretrain.language.config",
+        "pretrain.vision_language.config",
+        "pretrain.engine.engines.deepspeed_config",
+    ],
 )
 def test_configuration_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"

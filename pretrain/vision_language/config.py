@@ -1,0 +1,79 @@
+"""The configuration of the ``capt_vl`` job: LXMERT under its own objectives and the CAPT loss. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from pretrain.config.loader import LoaderSection
+from pretrain.config.schema import Job
+from pretrain.models.lxmert.config import LxmertConfig
+from pretrain.models.tokenizer import TokenizerSection
+from pretrain.vision_language.sections import (
+    ObjectivesSection,
+    PairContrastSection,
+    VisionLanguageData,
+    VisionLanguageValidate,
+)
+
+CONTRAST_METRICS = ("loss/capt_fixed", "retrieval/to_corrupted", "retrieval/to_original", "alignment", "uniformity")
+ACCURACIES = ("mlm", "matching", "answers")
+"""The objectives whose accuracy is reported beside their loss."""
+
+
+class VisionLanguageJob(Job):
+    """The configuration of an LXMERT encoder trained with LXMERT's objectives and the CAPT loss."""
+
+    pretrains: ClassVar[bool] = True
+
+    data: VisionLanguageData = VisionLanguageData()
+    objectives: ObjectivesSection = ObjectivesSection()
+    tokenizer: TokenizerSection = TokenizerSection()
+    model: LxmertConfig = LxmertConfig()
+    contrast: PairContrastSection = PairContrastSection()
+    loader: LoaderSection = LoaderSection()
+    validate_: VisionLanguageValidate = Field(VisionLanguageValidate(), alias="validate")
+
+    @model_validator(mode="after")
+    def _positions_suffice(self) -> VisionLanguageJob:
+        open_ = self.model.init is not None and "max_positions" not in self.model.model_fields_set
+        if not open_ and self.data.sequence_length > self.model.max_positions:
+            raise ValueError(
+                f"data.sequence_length {self.data.sequence_length} is longer than the position table: "
+                f"model.max_positions is {self.model.max_positions}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _something_is_learnt(self) -> VisionLanguageJob:
+        if not any(self.objectives.weights().values()) and not self.contrast.weight:
+            raise ValueError("every weight of objectives and contrast.weight are 0: nothing would be learnt")
+        return self
+
+    @classmethod
+    def replaced_by(cls, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Files that are named later take the place of the microworld."""
+        old, new = below.get("data"), above.get("data")
+        if not isinstance(old, Mapping) or not isinstance(new, Mapping) or not (new.get("regions") or new.get("train")):
+            return below
+        if old.get("source") != "microworld":
+            return below
+        return {**below, "data": {key: value for key, value in old.items() if key not in ("source", "microworld")}}
+
+    def metric_names(self) -> frozenset[str]:
+        """Losses and accuracies of the objectives that have a weight, and those of the contrast where it is trained."""
+        on = [name for name, weight in self.objectives.weights().items() if weight]
+        names = ["loss", "validation_samples", *(f"loss/{name}" for name in on)]
+        names += [f"accuracy/{name}" for name in on if name in ACCURACIES]
+        return frozenset([*names, *(CONTRAST_METRICS if self.contrast.weight > 0 else ())])
+
+    def check_inputs(self) -> list[str]:
+        """Describe the inputs; see `pretrain.vision_language.inputs.describe_inputs`."""
+        from pretrain.vision_language.inputs import describe_inputs
+
+        return describe_inputs(self.data, self.model.init, self.tokenizer)
+
+
+JOB = VisionLanguageJob

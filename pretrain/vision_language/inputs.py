@@ -1,0 +1,73 @@
+"""Check that the inputs of a job exist, without torch: for dry runs and ``capt config validate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pretrain.base.errors import CheckpointError, ConfigError, DataError, counted
+from pretrain.models.hub import hub_id
+from pretrain.models.tokenizer import TokenizerSection
+from pretrain.vision_language.sections import VisionLanguageData
+
+NO_DATA = (
+    "data.{key} is missing: name the region store (data.regions) and the files to train on (data.train), or take "
+    "data.source=microworld, a synthetic world for trying things out"
+)
+"""The error of a job without data; the missing key stands in it."""
+
+
+def describe_inputs(data: VisionLanguageData, init: Path | None, tokenizer: TokenizerSection) -> list[str]:
+    """One line for each of the store, the files, the tokenizer and ``model.init``. No sentence is read.
+
+    Raises:
+        ConfigError: nothing to train on is named.
+        DataError: the store, a file or the tokenizer is missing, or cannot be what it is said to be.
+        CheckpointError: ``model.init`` is not there.
+    """
+    lines = ["data: the microworld, a synthetic one"] if data.source == "microworld" else _files(data)
+    lines.append(f"tokenizer: {_tokenizer(init, tokenizer)}")
+    if init is not None:
+        if hub_id(init) is None and not init.exists():
+            raise CheckpointError(f"model.init: no file or folder {init}")
+        lines.append(f"model.init: {init}")
+    return lines
+
+
+def _tokenizer(init: Path | None, section: TokenizerSection) -> str:
+    if section.path is not None and hub_id(section.path) is None:
+        from tokenizer.encode import load_tokenizer
+
+        return f"{section.path}, {load_tokenizer(section.path).vocab_size} ids"
+    source = section.path or init
+    if source is not None:
+        return f"that of {source}"
+    return f"{section.type} of {section.vocab_size} ids, trained on the sentences"
+
+
+def _files(data: VisionLanguageData) -> list[str]:
+    store = require(data)
+    for what in ("train", "validation"):
+        for path in getattr(data, what):
+            if not path.is_file():
+                raise DataError(f"data.{what}: no file {path}")
+    if data.answers is not None and not data.answers.is_file():
+        raise DataError(f"data.answers: no file {data.answers}")
+    from pretrain.regions.store import RegionStore
+
+    manifest = RegionStore.open(store).manifest
+    size = sum(path.stat().st_size for path in data.train)
+    return [
+        f"regions: {store}, {counted(manifest.pictures, 'picture')}, {counted(manifest.regions, 'region')} of "
+        f"{manifest.feature_size} features",
+        f"sentences: {counted(len(data.train), 'file')}, {counted(size, 'byte')}",
+        *([f"validation: {counted(len(data.validation), 'file')}"] if data.validation else []),
+    ]
+
+
+def require(data: VisionLanguageData) -> Path:
+    """The region store of a job on files. Raises ``ConfigError`` where it or the files to train on are not named."""
+    if data.regions is None:
+        raise ConfigError(NO_DATA.format(key="regions"))
+    if not data.train:
+        raise ConfigError(NO_DATA.format(key="train"))
+    return data.regions

@@ -1,0 +1,89 @@
+"""The sections of a ``capt_vl`` job: its data, its objectives, its contrast, its validation. No torch here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat
+
+from pretrain.base.cache import default_cache
+from pretrain.config.base import PathField, PositiveInt, Section
+from pretrain.config.contrast import ContrastSection
+from pretrain.config.schema import ValidateSection
+
+OBJECTIVES = ("mlm", "matching", "objects", "attributes", "features", "answers")
+"""The losses beside the contrast."""
+
+
+def _as_list(value: Any) -> Any:
+    """Let ``data.train=my.json`` on the command line mean a list of one."""
+    return value if isinstance(value, list | tuple) else [value]
+
+
+Files = Annotated[list[PathField], BeforeValidator(_as_list)]
+
+
+class VisionLanguageData(Section):
+    """Sentences and questions about pictures, and the region store that holds these pictures.
+
+    ``microworld`` makes both; it gives way to files that are named later.
+    """
+
+    source: Literal["files", "microworld"] = Field(
+        "files", description="files: regions and train; microworld: a synthetic world, made at the first start"
+    )
+    regions: PathField | None = Field(None, description="the region store, as capt regions import or extract writes it")
+    train: Files = Field(
+        [], description="files to train on, of any kind: LXMERT's, COCO captions, VQA v2 (questions and annotations), "
+        "GQA, NLVR2, NLVR v1",
+    )  # fmt: skip
+    validation: Files = Field([], description="files to validate on; none = no validation")
+    answers: PathField | None = Field(
+        None, description="answer table: all_ans.json, a list of answers or answer -> number; if unset it is built"
+    )
+    minimum_answers: PositiveInt = Field(9, description="of a built table: how often an answer must occur to be in it")
+    sequence_length: int = Field(20, ge=4, le=4096, description="tokens of a sentence, special ones included")
+    cache: PathField = Field(default_factory=default_cache, description="where encoded sentences are kept")
+    allow_change: bool = Field(False, description="a resumed run may go on with other data than it began with")
+
+
+class ObjectivesSection(Section):
+    """Weights of the losses (0 = off) and how words, regions and pairs are corrupted.
+
+    In a store without labels the losses of objects and attributes are off by themselves, unless a job asks for them.
+    """
+
+    mlm: NonNegativeFloat = Field(1.0, description="weight of the masked words")
+    matching: NonNegativeFloat = Field(1.0, description="weight of telling matched from mismatched pairs")
+    objects: NonNegativeFloat = Field(1.0, description="weight of the object classes of regions")
+    attributes: NonNegativeFloat = Field(1.0, description="weight of the attribute classes of regions")
+    features: NonNegativeFloat = Field(1.0, description="weight of the features of masked regions")
+    answers: NonNegativeFloat = Field(0.0, description="weight of answering questions; 0 = without an answer head")
+    region_scope: Literal["all", "masked"] = Field(
+        "all", description="regions whose objects and attributes are predicted: all (LXMERT's code), or the masked"
+    )
+    word_rate: float = Field(0.15, gt=0, lt=1, description="chance of each word to be masked")
+    region_rate: float = Field(0.15, gt=0, lt=1, description="chance of each region to be masked")
+    mismatched: float = Field(0.5, ge=0, lt=1, description="share of pairs that get the sentence of another picture")
+
+    def weights(self) -> dict[str, float]:
+        """The weight of each loss by its name, as in ``loss/NAME``."""
+        return {name: getattr(self, name) for name in OBJECTIVES}
+
+
+class PairContrastSection(ContrastSection):
+    """The CAPT loss of pairs of a sentence and a picture. ``weight`` 0 is LXMERT: one view, no queue."""
+
+    duplicates: Literal["pair", "image"] = Field(
+        "pair", description="what is no negative of itself: the same sentence and picture, or any of the same picture"
+    )
+    mismatched: bool = Field(True, description="false: mismatched pairs are neither anchors nor negatives")
+
+
+class VisionLanguageValidate(ValidateSection):
+    """Validation on held-out pairs, the same samples, noise and temperature at every step and for every run."""
+
+    samples: PositiveInt = Field(512, description="held-out pairs")
+    temperature: PositiveFloat = Field(
+        0.05, description="temperature of the validation loss, the same at every step so that runs compare"
+    )
