@@ -40,6 +40,11 @@ class Block(NamedTuple):
     first_region: int
     rows: Int64[np.ndarray, "rows 5"]
 
+    @property
+    def size(self) -> int:
+        """Bytes of its rows in the file."""
+        return int(self.rows[:, LENGTH].sum())
+
 
 def blocks_of(indexes: Sequence[TsvIndex]) -> Iterator[Block]:
     """The blocks of all files, one after the other."""
@@ -93,7 +98,7 @@ class BlockWriter:
                     raise DataError(f"{path} has changed since its rows were counted: start again")
                 self._write(picture, region)
                 region += len(picture.features)
-        return block.number, int(block.rows[:, LENGTH].sum())
+        return block.number, block.size
 
     def _write(self, picture: Picture, region: int) -> None:
         arrays = {"features": picture.features, "boxes": picture.boxes}

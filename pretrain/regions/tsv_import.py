@@ -176,7 +176,7 @@ def _write_blocks(work: Path, shape: Shape, indexes: Sequence[TsvIndex], workers
     left = (block for block in blocks_of(indexes) if block.number not in done)
     if done:
         logger.info("%s: %d of %d blocks are there from an interrupted import", work, len(done), total)
-        meter.advance(sum(int(index.record.state[2]) for index in indexes) * len(done) // total)
+        meter.advance(sum(block.size for block in blocks_of(indexes) if block.number in done))
     writer = BlockWriter(work, shape, [index.record for index in indexes])
     written: list[int] = []
     latest = time.monotonic()
