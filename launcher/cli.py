@@ -10,7 +10,19 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import checkpoints, config, corpora, evaluate, glue, jobs, latent, regions, sweep, tools
+from launcher.commands import (
+    checkpoints,
+    config,
+    corpora,
+    evaluate,
+    glue,
+    jobs,
+    latent,
+    predictions,
+    regions,
+    sweep,
+    tools,
+)
 from pretrain.base.errors import user_text
 from pretrain.base.safe_path import protect_children
 
@@ -50,6 +62,7 @@ _GROUPS = {
     "regions": regions.app,
     "config": config.app,
     "latent": latent.app,
+    "predictions": predictions.app,
 }
 for name, group in _GROUPS.items():
     app.add_typer(group, name=name)

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from finetune.visual.initial_models import describe_initial, is_synthetic
+from finetune.visual.initial_models import describe_initial
 from pretrain.report.document import ReportFigure, ReportSection, Table
 from pretrain.report.runs import RunRecord
 from pretrain.report.sweep_page import sweep_names
 from pretrain.report.sweep_plots import EARLY_STEPS, Curves, curve_figures
 from pretrain.report.sweeps import SweepRecord
+from pretrain.vision_language.report import is_synthetic
 
 PUBLISHED: dict[str, tuple[float | None, ...]] = {
     "SOTA (no pretraining)": (70.63, 70.90, 55.8, 56.1, 54.80, 53.50),

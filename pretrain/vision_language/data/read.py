@@ -1,0 +1,108 @@
+"""Read examples from files of any known form; what a file holds tells which form it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pretrain.base.errors import DataError, shown
+from pretrain.vision_language.data import captions, gqa, lxmert, nlvr1, nlvr2, vqa
+from pretrain.vision_language.data.examples import Example
+from pretrain.vision_language.data.files import Document, read_document
+
+Task = Literal["vqa", "gqa", "nlvr2", "nlvr1"]
+
+
+class _Form(NamedTuple):
+    fits: Callable[[Document], bool]
+    read: Callable[[Document], list[Example]]
+    task: Task | None
+
+
+def _is_numbered(document: Document) -> bool:
+    return lxmert.is_questions(document) and isinstance(document.rows[0].get("question_id"), int)
+
+
+_FORMS = (
+    _Form(lxmert.is_pretraining, lxmert.read_pretraining, None),
+    _Form(_is_numbered, lxmert.read_questions, "vqa"),
+    _Form(lxmert.is_questions, lxmert.read_questions, "gqa"),
+    _Form(lxmert.is_statements, lxmert.read_statements, "nlvr2"),
+    _Form(gqa.is_official, gqa.read_official, "gqa"),
+    _Form(nlvr1.is_statements, nlvr1.read_statements, "nlvr1"),
+    _Form(nlvr2.is_statements, nlvr2.read_statements, "nlvr2"),
+    _Form(captions.is_annotations, captions.read_annotations, None),
+    _Form(captions.is_results, captions.read_results, None),
+    _Form(captions.is_tokens, captions.read_tokens, None),
+)
+
+_KNOWN = (
+    "LXMERT's JSON (pretraining, VQA, GQA, NLVR2), VQA v2 questions and annotations, GQA questions, NLVR2 or NLVR v1 "
+    "JSON lines, COCO captions, Flickr8k.token"
+)
+
+
+def read_examples(paths: Sequence[Path], *, what: str = "data.train") -> list[Example]:
+    """The examples of all files, in their order.
+
+    The questions of VQA come last. Their annotations are joined by ``question_id``: a list names the files of both.
+
+    Args:
+        paths: files, ``.gz`` or plain.
+        what: the configuration key that names them.
+
+    Raises:
+        DataError: there is no file, a form is unknown, a file is damaged, a row lacks a key or a value is of the wrong
+            type, an id stands twice in the questions or statements of a file, or questions and annotations of VQA do
+            not fit. The text names file, row and key.
+    """
+    return examples_of(read_documents(paths, what=what), what=what)
+
+
+def read_documents(paths: Sequence[Path], *, what: str = "data.train") -> list[Document]:
+    """Parse files. Raises ``DataError`` where there is none, or one is missing or damaged."""
+    if not paths:
+        raise DataError(f"{what}: no file; name one of {_KNOWN}")
+    for path in paths:
+        if not path.is_file():
+            raise DataError(f"{what}: no file {path}")
+    return [read_document(path) for path in paths]
+
+
+def examples_of(documents: Sequence[Document], *, what: str = "data.train") -> list[Example]:
+    """`read_examples` of files that have been parsed."""
+    examples: list[Example] = []
+    questions, annotations = [], []
+    for document in documents:
+        if vqa.is_questions(document):
+            questions.append(document)
+        elif vqa.is_annotations(document):
+            annotations.append(document)
+        else:
+            examples += _form(document).read(document)
+    if annotations and not questions:
+        raise DataError(f"{what}: {annotations[0].path} holds annotations; name the file of their questions as well")
+    return examples + vqa.read_questions(questions, annotations)
+
+
+def task_of(document: Document) -> Task | None:
+    """The task whose questions or statements a file holds; None for captions and pretraining.
+
+    Raises:
+        DataError: the form is unknown.
+    """
+    if vqa.is_questions(document) or vqa.is_annotations(document):
+        return "vqa"
+    return _form(document).task
+
+
+def _form(document: Document) -> _Form:
+    for form in _FORMS:
+        if form.fits(document):
+            return form
+    if document.table or document.keys:
+        found = f"its {'first row' if document.rows else 'object'} has {shown(sorted(document.keys)[:8])}"
+    else:
+        found = f"it begins with {shown(document.rows[0] if document.rows else {})}"
+    raise DataError(f"{document.path}: not a known form: {found}; known are {_KNOWN}")
