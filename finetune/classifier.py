@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pretrain.models.dropout import dropout
 from pretrain.models.encoder import Encoder
-from pretrain.models.roberta import initialise_weights
+from pretrain.models.layers import initialise_weights
 
 _ACTIVATIONS = {"tanh": F.tanh, "gelu": F.gelu, "relu": F.relu}
 

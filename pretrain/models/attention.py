@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from pretrain.models.config import RobertaConfig
 from pretrain.models.dropout import draws_own_masks, keep_mask
 
 
@@ -126,10 +125,27 @@ def prefers_runs(x: Tensor) -> bool:
     return x.is_cuda
 
 
+@runtime_checkable
+class AttentionSizes(Protocol):
+    """What a configuration says of an attention module."""
+
+    @property
+    def hidden(self) -> int:
+        """Width of inputs and output."""
+
+    @property
+    def heads(self) -> int:
+        """Attention heads, which share the width."""
+
+    @property
+    def attention_dropout(self) -> float:
+        """Dropout of the attention weights."""
+
+
 class SelfAttention(nn.Module):
     """Multi-head self-attention with its output projection (Vaswani et al. 2017)."""
 
-    def __init__(self, config: RobertaConfig) -> None:
+    def __init__(self, config: AttentionSizes) -> None:
         super().__init__()
         self.heads = config.heads
         self.dropout = config.attention_dropout

@@ -13,8 +13,9 @@ from pretrain.base.errors import ConfigError
 from pretrain.models.config import RobertaConfig
 from pretrain.models.encoder import Encoder
 from pretrain.models.heads import AggregationHead, MLMHead
+from pretrain.models.layers import initialise_weights
 from pretrain.models.pooling import mean_over_tokens, take_rows
-from pretrain.models.roberta import RobertaEncoder, initialise_weights
+from pretrain.models.roberta import RobertaEncoder
 
 Pairs = tuple[Float[Tensor, "n h"], Float[Tensor, "n h"]]
 """Rows of the original sequences, and of the corrupted ones."""

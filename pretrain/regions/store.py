@@ -2,74 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from hashlib import sha256
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int64
-from pydantic import Field
 
-from pretrain.base.errors import DataError, counted
-from pretrain.base.records import Count, Record, read_record
-
-MANIFEST = "manifest.json"
+from pretrain.base.errors import DataError, counted, shown
+from pretrain.base.files import open_regular
+from pretrain.base.hashing import check_size
+from pretrain.base.verification import Verifier
+from pretrain.regions.checks import TOLERANCE
+from pretrain.regions.coco import other_forms
+from pretrain.regions.manifest import HEADER_BYTES, ArrayFile, StoreManifest, read_manifest
 
 Rows = Int64[np.ndarray, " n"]
-
-
-class StoreFile(Record):
-    """A file of the store: its length in bytes and its SHA-256."""
-
-    bytes: Count
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
-
-
-class Source(Record):
-    """A file or folder that pictures were read from."""
-
-    name: Annotated[str, Field(max_length=4096)]
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    pictures: Count
-
-
-class StoreManifest(Record):
-    """``manifest.json`` of a store.
-
-    Attributes:
-        format: the layout's version.
-        pictures: how many there are.
-        regions: how many all pictures have together.
-        most_regions: how many the picture with the most has.
-        feature_size: columns of the features.
-        feature_dtype: type in which features are stored.
-        object_classes: one more than the largest object class; 0 without object labels.
-        attribute_classes: the same for attributes.
-        features_of: what made the features: ``backend`` and whatever decides its output (weights' hash, preprocessing).
-            Stores whose ``features_of`` differ are never mixed.
-        sources: what was imported.
-        files: by name.
-    """
-
-    format: Literal[1] = 1
-    pictures: Count
-    regions: Count
-    most_regions: Count
-    feature_size: Annotated[int, Field(gt=0, le=1 << 20)]
-    feature_dtype: Literal["fp16", "fp32"]
-    object_classes: Count
-    attribute_classes: Count
-    features_of: dict[str, Any]
-    sources: list[Source]
-    files: dict[str, StoreFile]
-
-    @property
-    def key(self) -> str:
-        """A digest of the content: equal for stores that hold the same."""
-        files = {name: file.sha256 for name, file in sorted(self.files.items())}
-        return sha256(json.dumps([self.features_of, files], sort_keys=True).encode()).hexdigest()
+_REMEDY = "; import the store again"
 
 
 class Regions(NamedTuple):
@@ -98,39 +48,59 @@ class RegionStore:
     """A store that is open for reading. Files are mapped, so that opening costs nothing and processes share memory.
 
     Picture ``i`` has the regions ``offsets[i]`` to ``offsets[i + 1] - 1`` of all arrays of regions. Names of pictures
-    are sorted, so that one is found without a table in memory.
+    are sorted, so that one is found without a table in memory. Sending a store to another process sends its folder.
     """
 
     def __init__(self, folder: Path, manifest: StoreManifest) -> None:
         self.folder, self.manifest = folder, manifest
-        self._offsets = self._array("offsets")  # int64 [N + 1]
-        self._sizes = self._array("sizes")  # int32 [N, 2]: width, height
-        self._names = self._array("names")  # bytes [N], UTF-8, sorted
-        self._name_rows = self._array("name_rows")  # int64 [N]: the picture that names[i] names
-        self._features = self._array("features")  # fp16 or fp32 [regions, size]
-        self._boxes = self._array("boxes")  # fp32 [regions, 4], pixels
-        self._objects = self._labels("object", manifest.object_classes)
-        self._attributes = self._labels("attribute", manifest.attribute_classes)
+        arrays = {name: _mapped(folder / f"{name}.npy", layout) for name, layout in manifest.arrays().items()}
+        self._offsets = arrays["offsets"]  # int64 [N + 1]
+        self._sizes = arrays["sizes"]  # int32 [N, 2]: width, height
+        self._names = arrays["names"]  # bytes [N], UTF-8, sorted
+        self._name_rows = arrays["name_rows"]  # int64 [N]: the picture that names[i] names
+        self._features = arrays["features"]  # fp16 or fp32 [regions, size]
+        self._boxes = arrays["boxes"]  # fp32 [regions, 4], pixels
+        self._labels = {
+            what: (arrays[f"{what}_ids"], arrays[f"{what}_scores"], classes)  # int32, fp32 [regions]
+            for what, classes in (("object", manifest.object_classes), ("attribute", manifest.attribute_classes))
+            if classes
+        }
+        self._check()
 
     @classmethod
-    def open(cls, folder: Path) -> RegionStore:
-        """Open the store in ``folder``. Raises ``DataError`` where there is none or it does not fit its manifest."""
-        try:
-            manifest = read_record(StoreManifest, folder / MANIFEST, error=DataError)
-        except FileNotFoundError:
-            raise DataError(f"{folder}: no region store (no {MANIFEST}); capt regions import makes one") from None
-        return cls(folder, manifest)
+    def open(cls, folder: Path, verifier: Verifier | None = None, *, verify: bool = True) -> RegionStore:
+        """Open the store in ``folder``; lengths and all that leads from a name to its regions are always checked.
+
+        ``verifier`` compares every file's SHA-256 as well, all its ranks together. Without one, or with
+        ``verify=False``, what the files hold is taken as it is.
+
+        Raises:
+            DataError: there is no store, or it does not fit its manifest.
+        """
+        with verifier.ranks.synchronize_errors() if verifier is not None else nullcontext():
+            store = cls(folder, read_manifest(folder))
+        if verifier is not None and verify:
+            verifier.verify(folder, store.manifest.records(), hint=_REMEDY)
+        return store
+
+    def __reduce__(self) -> tuple[Callable[[Path], RegionStore], tuple[Path]]:
+        return RegionStore.open, (self.folder,)
 
     def __len__(self) -> int:
         return self.manifest.pictures
 
     def find(self, names: Sequence[str]) -> Rows:
-        """The row of each picture, -1 for one that the store does not hold."""
-        wanted = np.array([name.encode() for name in names], dtype=bytes) if names else np.empty(0, dtype="S1")
-        places = np.minimum(np.searchsorted(self._names, wanted), max(len(self) - 1, 0))
-        if not len(self):
-            return np.full(len(names), -1, dtype=np.int64)
-        rows: Rows = np.where(self._names[places] == wanted, self._name_rows[places], -1)
+        """The row of each picture, -1 for one that the store does not hold.
+
+        A picture of COCO is found by its number as well as by its name with the subset (`pretrain.regions.coco`).
+
+        Raises:
+            DataError: a number is that of pictures of two subsets.
+        """
+        rows = self._find([name.encode(errors="surrogatepass") for name in names])
+        if (rows < 0).any():
+            for place in np.flatnonzero(rows < 0).tolist():
+                rows[place] = self._find_other_form(names[place])
         return rows
 
     def rows(self, names: Sequence[str], source: str = "data") -> Rows:
@@ -140,44 +110,117 @@ class RegionStore:
             absent = list(dict.fromkeys(name for name, row in zip(names, rows, strict=True) if row < 0))
             raise DataError(
                 f"{source}: {counted(len(absent), 'picture')} not in the region store {self.folder}: "
-                f"{', '.join(absent[:3])}{', ...' if len(absent) > 3 else ''}; import their regions into the store"
+                f"{', '.join(shown(name) for name in absent[:3])}{', ...' if len(absent) > 3 else ''}; "
+                "import their regions into the store"
             )
         return rows
+
+    def names(self, start: int = 0, stop: int | None = None) -> list[str]:
+        """Names of pictures in sorted order."""
+        return [name.decode(errors="replace") for name in self._names[start:stop].tolist()]
 
     def counts(self, rows: Rows) -> Rows:
         """How many regions each picture has."""
         counts: Rows = self._offsets[rows + 1] - self._offsets[rows]
         return counts
 
-    def regions(self, rows: Rows, most: int | None = None) -> Regions:
-        """The regions of the pictures ``rows``, filled up to ``most`` (None = as many as one of them has)."""
-        counts, starts = self.counts(rows), self._offsets[rows]
-        most = int(counts.max(initial=1)) if most is None else most
-        columns = np.arange(most)
-        present = columns < counts[:, None]
-        where = (starts[:, None] + columns)[present]
-        sizes = np.repeat(self._sizes[rows].astype(np.float32), counts, axis=0)
+    def sizes(self, rows: Rows) -> Int64[np.ndarray, "n 2"]:
+        """Width and height of each picture in pixels."""
+        sizes: np.ndarray = self._sizes[rows].astype(np.int64)
+        return sizes
 
-        def filled(values: np.ndarray) -> Any:
-            out = np.zeros((len(rows), most, *values.shape[1:]), dtype=values.dtype)
-            out[present] = values
+    def regions(self, rows: Rows, most: int | None = None) -> Regions:
+        """The regions of the pictures ``rows``, filled up to ``most`` (None = as many as one of them has).
+
+        Raises:
+            DataError: a box or a class of the store is not valid.
+        """
+        starts, counts = self._offsets[rows], self.counts(rows)
+        most = int(counts.max(initial=1)) if most is None else most
+
+        def filled(values: np.ndarray, dtype: Any = None) -> Any:
+            # a picture's regions lie together: copying them whole is several times faster than indexing rows
+            out = np.zeros((len(rows), most, *values.shape[1:]), dtype=dtype or values.dtype)
+            for to, start, count in zip(out, starts.tolist(), counts.tolist(), strict=True):
+                to[:count] = values[start : start + count]
             return out
 
-        objects, attributes = (
-            [None, None] if labels is None else [filled(labels[0][where].astype(np.int64)), filled(labels[1][where])]
-            for labels in (self._objects, self._attributes)
-        )
-        boxes = self._boxes[where] / np.concatenate([sizes, sizes], axis=1)
-        return Regions(filled(self._features[where]), filled(boxes), present, *objects, *attributes)
+        boxes = filled(self._boxes)
+        boxes /= np.tile(self._sizes[rows].astype(np.float32), 2)[:, None]
+        self._require(rows, (boxes >= -TOLERANCE) & (boxes <= 1 + TOLERANCE), "boxes that are not in the picture")
+        labels: list[Any] = []
+        for what in ("object", "attribute"):
+            if what not in self._labels:
+                labels += [None, None]
+                continue
+            ids, scores, classes = self._labels[what]
+            labels += [filled(ids, np.int64), filled(scores)]
+            self._require(rows, (labels[-2] >= 0) & (labels[-2] < classes), f"{what} classes over {classes - 1}")
+        return Regions(filled(self._features), boxes, np.arange(most) < counts[:, None], *labels)
 
     def features_at(self, places: Int64[np.ndarray, " k"]) -> Float[np.ndarray, "k size"]:
         """The features of regions by their number among all regions of the store."""
         taken: np.ndarray = self._features[places]
         return taken
 
-    def _labels(self, what: str, classes: int) -> tuple[np.ndarray, np.ndarray] | None:
-        return (self._array(f"{what}_ids"), self._array(f"{what}_scores")) if classes else None
+    def _find(self, encoded: Sequence[bytes]) -> Rows:
+        width = self._names.dtype.itemsize  # of the same type, or searchsorted would copy all names
+        fitting = [name if len(name) <= width and b"\0" not in name else b"" for name in encoded]
+        wanted = np.array(fitting, dtype=self._names.dtype)
+        places = np.minimum(np.searchsorted(self._names, wanted), len(self) - 1)
+        rows: Rows = np.where(self._names[places] == wanted, self._name_rows[places], -1)
+        return rows
 
-    def _array(self, name: str) -> np.ndarray:
-        mapped: np.ndarray = np.load(self.folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-        return mapped
+    def _find_other_form(self, name: str) -> int:
+        has = self._has_names_between
+        forms = other_forms(name, numbers=has(b"0", b":"), coco=has(b"COCO_", b"COCO`"))
+        rows = self._find([form.encode() for form in forms]) if forms else np.empty(0, dtype=np.int64)
+        found = [form for form, row in zip(forms, rows, strict=True) if row >= 0]
+        if len(found) > 1:
+            raise DataError(f"{self.folder}: picture {name} may be {found[0]} or {found[1]}: the data must say which")
+        return int(rows.max(initial=-1))
+
+    def _has_names_between(self, start: bytes, stop: bytes) -> bool:
+        places = np.searchsorted(self._names, np.array([start, stop], dtype=self._names.dtype))
+        return bool(places[0] < places[1])
+
+    def _check(self) -> None:
+        """What leads from a name to regions, so that no reader leaves the arrays."""
+        counts = np.diff(self._offsets)
+        faults = {
+            "offsets": self._offsets[0] != 0
+            or self._offsets[-1] != self.manifest.regions
+            or counts.min() < 1
+            or counts.max() != self.manifest.most_regions,
+            "sizes": self._sizes.min() < 1,
+            "names": not self._names[0] or not (self._names[1:] > self._names[:-1]).all(),
+            "name_rows": self._name_rows.min() < 0 or self._name_rows.max() >= len(self),
+        }
+        for name, wrong in faults.items():
+            if wrong:
+                raise DataError(f"{self.folder / name}.npy: damaged: its values do not fit the store{_REMEDY}")
+
+    def _require(self, rows: Rows, good: np.ndarray, what: str) -> None:
+        if not good.all():
+            row = rows[np.argmin(good.reshape(len(rows), -1).all(axis=1))]
+            name = self._names[np.flatnonzero(self._name_rows == row)[:1]].tolist()
+            raise DataError(
+                f"{self.folder}: picture {shown(name[0].decode(errors='replace') if name else row)} has {what}{_REMEDY}"
+            )
+
+
+def _mapped(path: Path, layout: ArrayFile) -> np.ndarray:
+    """The values of an array's file, whose length and first bytes are what ``layout`` says."""
+    try:
+        size = check_size(path, None, DataError).size
+        with open_regular(path) as file:
+            header = file.read(HEADER_BYTES)
+            if size != layout.length or header != layout.header():
+                raise DataError(
+                    f"{path} is damaged: {layout.length} bytes of {layout.dtype} {list(layout.shape)} are expected, "
+                    f"found {size} bytes{_REMEDY}"
+                )
+            mapped = np.memmap(file, dtype=layout.dtype, mode="r", offset=HEADER_BYTES, shape=layout.shape)
+    except OSError as problem:
+        raise DataError(f"{path}: cannot be mapped: {problem.strerror}") from problem
+    return mapped.view(np.ndarray)

@@ -16,7 +16,8 @@ from pretrain.models.foreign.encoder import TransformersEncoder
 from pretrain.models.foreign.families import ROBERTA_TYPES, family_of
 from pretrain.models.foreign.read import PretrainedEncoder
 from pretrain.models.hf_config import list_names
-from pretrain.models.roberta import RobertaEncoder, initialise_weights
+from pretrain.models.layers import initialise_weights
+from pretrain.models.roberta import RobertaEncoder
 
 logger = logging.getLogger(__name__)
 

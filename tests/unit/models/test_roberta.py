@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pretrain.base.errors import DataError
-from pretrain.models import attention, roberta
+from pretrain.models import attention, layers
 from pretrain.models.capt import CaptModel
 from pretrain.models.pooling import take_rows
 from tests.unit.models.support import LENGTH, assert_same, batch, gradients, small_model, train_step
@@ -135,12 +135,12 @@ def test_checkpointing_changes_no_gradient(how: str, autocast: bool) -> None:
 
 def test_checkpointing_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[torch.dtype] = []
-    compute = roberta.EncoderLayer._compute
+    compute = layers.EncoderLayer._compute
 
-    def counted(self: roberta.EncoderLayer, x: Tensor, *rest: Any) -> Tensor:
+    def counted(self: layers.EncoderLayer, x: Tensor, *rest: Any) -> Tensor:
         calls.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype)
         return compute(self, x, *rest)
 
-    monkeypatch.setattr(roberta.EncoderLayer, "_compute", counted)
+    monkeypatch.setattr(layers.EncoderLayer, "_compute", counted)
     train_step(small_model(dtype=torch.float32, activation_checkpointing="full"), True, padded=False)
     assert calls == [torch.bfloat16] * 4  # two layers, twice, in the precision of the forward pass

@@ -1,0 +1,209 @@
+"""The part of ``capt report`` for ``visual`` runs and sweeps: Table 3 of the CAPT paper, and its Figure 3 (centre).
+
+A row is an initial model: where several runs differ in the seed alone, the median over them. The figure shows the
+accuracy on the validation set against the step of fine-tuning, for each initial model, and the table under it the mean
+over the first 1,000 steps, in which the paper sees CAPT 5 to 10 points ahead on GQA (Luo et al. 2020, 5.3).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from finetune.visual.initial_models import describe_initial
+from pretrain.report.document import ReportFigure, ReportSection, Table
+from pretrain.report.runs import RunRecord
+from pretrain.report.sweep_page import sweep_names
+from pretrain.report.sweep_plots import EARLY_STEPS, Curves, curve_figures
+from pretrain.report.sweeps import SweepRecord
+from pretrain.vision_language.report import is_synthetic
+
+PUBLISHED: dict[str, tuple[float | None, ...]] = {
+    "SOTA (no pretraining)": (70.63, 70.90, 55.8, 56.1, 54.80, 53.50),
+    "ViLBERT": (70.55, 70.92, None, None, None, None),
+    "VisualBERT": (70.80, 71.00, None, None, 67.40, 67.00),
+    "VL-BERT": (71.79, 72.22, None, None, None, None),
+    "LXMERT": (72.42, 72.54, 59.95, 60.33, 74.82, 74.41),
+    "CAPT": (72.78, 73.03, 60.48, 60.93, 75.12, 75.13),
+}
+"""Table 3: VQA test-dev and test-std, GQA test-dev and test-std (by the servers), NLVR2 dev and test-P, in per cent."""
+
+TASKS = {"vqa": "VQA", "gqa": "GQA", "nlvr2": "NLVR2", "nlvr1": "NLVR v1"}
+"""Our columns, in this order."""
+METRIC = "accuracy"
+_DEV_ROWS = 6982
+"""Examples of NLVR2's official dev set, the one set of Table 3 on which everybody can measure."""
+
+_REMARKS = [
+    "Published rows are those of Table 3 (single models; Luo et al. 2020). Ours are medians over the seeds, in per "
+    "cent, each run at its best validation, on the validation files of the run: VQA by the official rule, GQA exact "
+    "match on balanced questions, NLVR accuracy. Only NLVR2 dev compares with the paper; test-dev and test-std of VQA "
+    "and GQA come from the servers, to which capt evaluate --predictions writes the file.",
+    "Pretraining says how the initial model was trained: the paper names no question answering among its objectives, "
+    "LXMERT's released model had it.",
+]
+
+
+@dataclass
+class Cell:
+    """The runs of one task from one initial model: the best accuracy of each, and its curve."""
+
+    scores: list[float] = field(default_factory=list)
+    others: list[Mapping[str, float]] = field(default_factory=list)
+    curves: list[tuple[list[int], list[float]]] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """The median over the seeds."""
+        return statistics.median(self.scores)
+
+    def other(self, name: str) -> float | None:
+        """The median of another metric at the best validation; None where a run lacks it."""
+        values = [metrics[name] for metrics in self.others if name in metrics]
+        return statistics.median(values) if values and len(values) == len(self.others) else None
+
+
+@dataclass
+class Row:
+    """The results of one initial model (in one sweep), by task."""
+
+    name: str
+    pretraining: str
+    cells: dict[str, Cell] = field(default_factory=dict)
+    synthetic: set[str] = field(default_factory=set)
+
+
+def run_sections(runs: Sequence[RunRecord]) -> list[ReportSection]:
+    """The table, and the curves of fine-tuning, of the ``visual`` runs among ``runs``."""
+    rows: dict[str, Row] = {}
+    for run in runs:
+        task = run.config.get("data.task")
+        steps, values = run.series(METRIC, validation=True)
+        if run.config.get("task.type") != "visual" or task not in TASKS or not values:
+            continue
+        row = _row(rows, run.config, "", run.folder)
+        _add(row, task, run.config, values, run, steps)
+    figures, early = _curves(list(rows.values()))
+    return _sections(list(rows.values()), figures, early)
+
+
+def sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
+    """The table of the best configuration of each study; the report of the sweep itself has the curves."""
+    rows: dict[str, Row] = {}
+    several = len(sweeps) > 1
+    for name, sweep in zip(sweep_names(sweeps), sweeps, strict=True):
+        for study in sweep.studies:
+            task = study.config.get("data.task")
+            if study.config.get("task.type") != "visual" or task not in TASKS or study.best is None:
+                continue
+            config = {**study.config, **study.best.params}
+            row = _row(rows, config, f"{name}: " if several else "", sweep.folder)
+            cell = row.cells.setdefault(task, Cell())
+            done = [trial for trial in study.best.trials if trial.done]
+            cell.scores += [trial.metrics.get(METRIC, trial.score or 0.0) for trial in done]
+            cell.others += [trial.metrics for trial in done]
+            _mark(row, task, config)
+    return _sections(list(rows.values()), [], [])
+
+
+def _row(rows: dict[str, Row], config: Mapping[str, Any], prefix: str, folder: Path) -> Row:
+    initial = describe_initial(config.get("model.init"), folder)
+    return rows.setdefault(prefix + initial.name, Row(prefix + initial.name, initial.pretraining))
+
+
+def _add(row: Row, task: str, config: Mapping[str, Any], values: list[float], run: RunRecord, steps: list[int]) -> None:
+    cell = row.cells.setdefault(task, Cell())
+    best = max(range(len(values)), key=values.__getitem__)
+    at_best = next(line.figures for line in run.validation if line.step == steps[best])
+    cell.scores.append(values[best])
+    cell.others.append(at_best)
+    cell.curves.append((steps, values))
+    _mark(row, task, config)
+
+
+def _mark(row: Row, task: str, config: Mapping[str, Any]) -> None:
+    if is_synthetic(config):
+        row.synthetic.add(task)
+
+
+def _sections(rows: list[Row], figures: list[ReportFigure], early: list[Table]) -> list[ReportSection]:
+    if not rows:
+        return []
+    data = {
+        row.name: {
+            "pretraining": row.pretraining,
+            "synthetic": sorted(row.synthetic),
+            **{task: {"median": cell.median, "scores": cell.scores} for task, cell in row.cells.items()},
+        }
+        for row in rows
+    }
+    synthetic = sorted({TASKS[task] for row in rows for task in row.synthetic})
+    notes = [f"synthetic data (microworld): {', '.join(synthetic)}"] if synthetic else []
+    tables = [_table(rows), _spread(rows), *early]
+    title = "Vision-language (CAPT, Table 3)"
+    return [ReportSection(title, notes=notes, tables=tables, remarks=_REMARKS, figures=figures, data=data)]
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    """The published rows, and ours; a column of our own validation sets for each task."""
+    header = ["model", "pretraining", "VQA test-dev", "VQA test-std", "GQA test-dev", "GQA test-std"]
+    header += ["NLVR2 dev", "NLVR2 test-P", *(f"{name}, validation" for name in TASKS.values())]
+    lines = [
+        [model, "published", *("" if value is None else f"{value:.2f}" for value in values), *[""] * len(TASKS)]
+        for model, values in PUBLISHED.items()
+    ]
+    for row in rows:
+        own = {task: _cell(row, task) for task in TASKS}
+        nlvr2 = row.cells.get("nlvr2")
+        official = nlvr2 is not None and nlvr2.other("validation_samples") == _DEV_ROWS
+        dev = own["nlvr2"] if official else ""
+        own["nlvr2"] = "" if official else own["nlvr2"]
+        lines.append([row.name, row.pretraining, "", "", "", "", dev, "", *own.values()])
+    return Table(header, lines)
+
+
+def _cell(row: Row, task: str) -> str:
+    cell = row.cells.get(task)
+    if cell is None:
+        return ""
+    return f"{100 * cell.median:.2f}" + (" (synthetic)" if task in row.synthetic else "")
+
+
+def _spread(rows: Sequence[Row]) -> Table:
+    """All seeds, mean and standard deviation, and the consistency where the task has one."""
+    lines = []
+    for row in rows:
+        for task, cell in row.cells.items():
+            scores = cell.scores
+            deviation = f"{100 * statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
+            consistency = cell.other("consistency")
+            lines.append([
+                row.name, TASKS[task] + (" (synthetic)" if task in row.synthetic else ""), str(len(scores)),
+                f"{100 * cell.median:.2f}", f"{100 * statistics.fmean(scores):.2f}", deviation,
+                ", ".join(f"{100 * score:.2f}" for score in scores),
+                "" if consistency is None else f"{100 * consistency:.2f}",
+            ])  # fmt: skip
+    return Table(["model", "task", "seeds", "median", "mean", "sd", "each seed", "consistency"], lines)
+
+
+def _curves(rows: Sequence[Row]) -> tuple[list[ReportFigure], list[Table]]:
+    curves: dict[str, Sequence[Curves | None]] = {}
+    for task, name in TASKS.items():
+        several = [Curves(METRIC, row.cells[task].curves) if task in row.cells else None for row in rows]
+        if any(several):
+            curves[name] = several
+    if not curves:
+        return [], []
+    header = [f"accuracy, mean over the first {EARLY_STEPS:,} steps", *(row.name for row in rows)]
+    lines = []
+    for name, drawn in curves.items():
+        means = [None if one is None else one.early_mean() for one in drawn]
+        lines.append([name, *("" if mean is None else f"{100 * mean:.2f}" for mean in means)])
+    figures = [
+        ReportFigure(f"finetuning-{figure.name}", figure.light, figure.dark)
+        for figure in curve_figures([row.name for row in rows], curves)
+    ]
+    return figures, [Table(header, lines)] if len(rows) > 1 else []

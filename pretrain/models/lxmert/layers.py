@@ -1,0 +1,178 @@
+"""The layers that LXMERT adds to BERT's: the two embeddings, and the cross-modality layer."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from pretrain.base.errors import DataError
+from pretrain.models.attention import attend
+from pretrain.models.dropout import dropout
+from pretrain.models.layers import EncoderLayer, to_autocast
+from pretrain.models.lxmert.config import LxmertConfig
+
+SEGMENTS = 2
+"""Rows of BERT's table of token types. LXMERT's sentences are of type 0; the other row is kept for lossless exports."""
+
+
+class WordEmbeddings(nn.Module):
+    """Word + position + token-type embeddings, LayerNorm, dropout, as in BERT.
+
+    Positions count from 0. The first row of the position and of the token-type table is a constant zero, for LXMERT
+    (airsplay's ``BertEmbeddings`` and Hugging Face's alike) declares it padding.
+    """
+
+    def __init__(self, config: LxmertConfig) -> None:
+        super().__init__()
+        self.max_positions = config.max_positions
+        self.dropout = config.dropout
+        self.word = nn.Embedding(config.known("vocab_size"), config.hidden, padding_idx=config.known("pad_id"))
+        self.position = nn.Embedding(config.max_positions, config.hidden, padding_idx=0)
+        self.token_type = nn.Embedding(SEGMENTS, config.hidden, padding_idx=0)
+        self.norm = nn.LayerNorm(config.hidden, eps=config.layer_norm_eps)
+
+    def forward(self, tokens: Int[Tensor, "b L"]) -> Float[Tensor, "b L h"]:
+        """Input of the first word layer. Raises ``DataError`` when the sentence is longer than the position table."""
+        length = tokens.shape[1]
+        if length > self.max_positions:
+            raise DataError(f"a sentence of {length} tokens is longer than model.max_positions {self.max_positions}")
+        constant = self.token_type(torch.zeros(1, dtype=torch.long, device=tokens.device))
+        position = self.position(torch.arange(length, device=tokens.device))
+        return dropout(self.norm(self.word(tokens) + (position + constant)), self.dropout, self.training)
+
+
+class RegionEmbeddings(nn.Module):
+    """(LN(W f + b) + LN(U x + c)) / 2 of a region's feature f and box x, then dropout. Regions have no order."""
+
+    def __init__(self, config: LxmertConfig) -> None:
+        super().__init__()
+        self.dropout = config.dropout
+        self.feature = nn.Linear(config.known("feature_size"), config.hidden)
+        self.feature_norm = nn.LayerNorm(config.hidden, eps=config.layer_norm_eps)
+        self.box = nn.Linear(4, config.hidden)
+        self.box_norm = nn.LayerNorm(config.hidden, eps=config.layer_norm_eps)
+
+    def forward(self, features: Float[Tensor, "b R f"], boxes: Float[Tensor, "b R 4"]) -> Float[Tensor, "b R h"]:
+        """Input of the first region layer."""
+        feature, box = _at_least_fp32(self.feature(features)), _at_least_fp32(self.box(boxes))
+        return dropout((self.feature_norm(feature) + self.box_norm(box)) / 2, self.dropout, self.training)
+
+
+class CrossAttention(nn.Module):
+    """Words attend to regions and regions to words, both through the same weights and both from the inputs.
+
+    The two directions share every matrix product: their rows are laid end to end.
+    """
+
+    def __init__(self, config: LxmertConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.dropout = config.attention_dropout
+        self.query = nn.Linear(config.hidden, config.hidden)
+        self.key_value = nn.Linear(config.hidden, 2 * config.hidden)
+        self.output = nn.Linear(config.hidden, config.hidden)
+
+    def forward(
+        self,
+        queries: Float[Tensor, "q h"],
+        x: Float[Tensor, "k h"],
+        shapes: tuple[int, int, int, int],
+        word_mask: Bool[Tensor, "p 1 1 L"] | None,
+        region_mask: Bool[Tensor, "b 1 1 R"] | None,
+    ) -> Float[Tensor, "q h"]:
+        """The attention output of each row of ``queries``.
+
+        Args:
+            queries: the ``b L`` words, then the regions of the last ``p`` pictures, ``p R``.
+            x: the words that belong to these pictures, ``p L``, then all ``b R`` regions.
+            shapes: b, L, R, p.
+            word_mask: True for words that regions may look at.
+            region_mask: True for regions that words may look at.
+        """
+        b, length, regions, pictures = shapes
+        p = self.dropout if self.training else 0.0
+        q, kv = self.query(queries), self.key_value(x)
+        q_words, q_regions = q.split([b * length, pictures * regions])
+        kv_words, kv_regions = kv.split([pictures * length, b * regions])
+        out = [self._attend(q_words, kv_regions, b, region_mask, p)]
+        if pictures:
+            out.append(self._attend(q_regions, kv_words, pictures, word_mask, p))
+        return self.output(torch.cat(out))  # type: ignore[no-any-return]
+
+    def _attend(self, q: Tensor, kv: Tensor, b: int, mask: Tensor | None, p: float) -> Tensor:
+        h = q.shape[-1]
+        k, v = kv.view(b, -1, 2, self.heads, h // self.heads).permute(2, 0, 3, 1, 4)
+        y = attend(q.view(b, -1, self.heads, h // self.heads).transpose(1, 2), k, v, mask, p)
+        return y.transpose(1, 2).reshape(-1, h)
+
+
+class CrossLayer(nn.Module):
+    """LXMERT's cross-modality layer: cross-attention from the inputs, then a Transformer layer for each modality."""
+
+    def __init__(self, config: LxmertConfig) -> None:
+        super().__init__()
+        self.dropout = config.dropout
+        self.cross = CrossAttention(config)
+        self.cross_norm = nn.LayerNorm(config.hidden, eps=config.layer_norm_eps)
+        self.words = EncoderLayer(config)
+        self.regions = EncoderLayer(config)
+
+    def forward(
+        self,
+        words: Float[Tensor, "b L h"],
+        regions: Float[Tensor, "b R h"],
+        word_mask: Bool[Tensor, "b 1 1 L"] | None,
+        region_mask: Bool[Tensor, "b 1 1 R"] | None,
+        read: Int[Tensor, " k"] | None,
+        pictures: int,
+        autocast: torch.dtype | None,
+    ) -> tuple[Float[Tensor, "*words h"], Float[Tensor, "p R h"]]:
+        """Words and regions after the layer.
+
+        Args:
+            words: of the layer below.
+            regions: of the layer below.
+            word_mask: True for real words.
+            region_mask: True for real regions.
+            read: flat positions of the words to return, (k, h); None = all, (b, L, h).
+            pictures: the regions of the last so many pictures are returned (p).
+            autocast: the precision to enter, which fairscale's recomputation does not know.
+        """
+        if autocast is not None:
+            with torch.autocast(words.device.type, autocast):
+                return self._compute(words, regions, word_mask, region_mask, read, pictures)
+        return self._compute(words, regions, word_mask, region_mask, read, pictures)
+
+    def _compute(
+        self,
+        words: Tensor,
+        regions: Tensor,
+        word_mask: Tensor | None,
+        region_mask: Tensor | None,
+        read: Tensor | None,
+        pictures: int,
+    ) -> tuple[Tensor, Tensor]:
+        b, length, h = words.shape
+        count = regions.shape[1]
+        first = b - pictures
+        x = torch.cat([words.reshape(-1, h), regions.reshape(-1, h)])
+        low = to_autocast(x)
+        rows, queries = x, low
+        if first:
+            kept = [b * length, first * count, pictures * count]
+            rows, queries = (torch.cat(y.split(kept)[::2]) for y in (x, low))
+        seen = word_mask if word_mask is None else word_mask[first:]
+        attended = self.cross(queries, low[first * length :], (b, length, count, pictures), seen, region_mask)
+        mixed = self.cross_norm(rows + dropout(attended, self.dropout, self.training))
+        words, regions = mixed.split([b * length, pictures * count])
+        words = self.words.attend(words.view(b, length, h), word_mask, None)
+        words = self.words.feed_forward(words if read is None else words.reshape(-1, h)[read])
+        regions = regions.view(pictures, count, h)
+        if pictures:
+            regions = self.regions(regions, region_mask if region_mask is None else region_mask[first:], None, None)
+        return words, regions
+
+
+def _at_least_fp32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

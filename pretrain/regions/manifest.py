@@ -1,0 +1,154 @@
+"""``manifest.json`` of a region store, and how the store's arrays lie in their files."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from pretrain.base.errors import DataError
+from pretrain.base.files import file_in
+from pretrain.base.hashing import ExpectedFile
+from pretrain.base.records import Count, Record, read_record
+
+MANIFEST = "manifest.json"
+HEADER_BYTES = 128
+"""Bytes before the values in an array's file, whatever its shape: so it is known before the shape is."""
+LONGEST_NAME = 1024
+"""Bytes of a picture's name."""
+
+FeatureType = Literal["fp16", "fp32"]
+
+
+class StoreFile(Record):
+    """A file of the store: its length in bytes and its SHA-256."""
+
+    bytes: Count
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class Source(Record):
+    """A file or folder that pictures were read from."""
+
+    name: Annotated[str, Field(max_length=4096)]
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    pictures: Count
+
+
+class Shape(Record):
+    """What the types and shapes of a store's arrays follow from.
+
+    Attributes:
+        pictures: how many there are.
+        regions: how many all pictures have together.
+        feature_size: columns of the features.
+        feature_dtype: type in which features are stored.
+        name_bytes: bytes of the longest name of a picture.
+        object_classes: one more than the largest object class; 0 without object labels.
+        attribute_classes: the same for attributes.
+    """
+
+    pictures: Annotated[int, Field(gt=0, le=1 << 40)]
+    regions: Annotated[int, Field(gt=0, le=1 << 40)]
+    feature_size: Annotated[int, Field(gt=0, le=1 << 20)]
+    feature_dtype: FeatureType
+    name_bytes: Annotated[int, Field(gt=0, le=LONGEST_NAME)]
+    object_classes: Annotated[int, Field(ge=0, le=1 << 31)]
+    attribute_classes: Annotated[int, Field(ge=0, le=1 << 31)]
+
+    def arrays(self) -> dict[str, ArrayFile]:
+        """The arrays by name; each is the file ``NAME.npy``."""
+        feature = {"fp16": "<f2", "fp32": "<f4"}[self.feature_dtype]
+        found = {
+            "offsets": ArrayFile("<i8", (self.pictures + 1,)),
+            "sizes": ArrayFile("<i4", (self.pictures, 2)),
+            "names": ArrayFile(f"|S{self.name_bytes}", (self.pictures,)),
+            "name_rows": ArrayFile("<i8", (self.pictures,)),
+            "boxes": ArrayFile("<f4", (self.regions, 4)),
+            "features": ArrayFile(feature, (self.regions, self.feature_size)),
+        }
+        for what, classes in (("object", self.object_classes), ("attribute", self.attribute_classes)):
+            if classes:
+                found[f"{what}_ids"] = ArrayFile("<i4", (self.regions,))
+                found[f"{what}_scores"] = ArrayFile("<f4", (self.regions,))
+        return found
+
+
+class StoreManifest(Shape):
+    """``manifest.json`` of a store.
+
+    Attributes:
+        format: the layout's version.
+        most_regions: how many the picture with the most has.
+        features_of: what made the features: ``backend`` and whatever decides its output (weights' hash, preprocessing).
+            Stores whose ``features_of`` differ are never mixed.
+        sources: what was imported.
+        files: by name.
+    """
+
+    format: Literal[1] = 1
+    most_regions: Count
+    features_of: dict[str, Any]
+    sources: list[Source]
+    files: dict[str, StoreFile]
+
+    @property
+    def key(self) -> str:
+        """A digest of the content: equal for stores that hold the same."""
+        files = {name: file.sha256 for name, file in sorted(self.files.items())}
+        return sha256(json.dumps([self.features_of, files], sort_keys=True).encode()).hexdigest()
+
+    def records(self) -> dict[str, ExpectedFile]:
+        """The files of the arrays, as `pretrain.base.verification.Verifier` takes them."""
+        return {name: ExpectedFile(file.bytes, file.sha256) for name, file in self.files.items()}
+
+
+class ArrayFile(NamedTuple):
+    """Type (as numpy writes it) and shape of an array in a ``.npy`` file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one entry of the first dimension."""
+        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape[1:], dtype=np.int64))
+
+    @property
+    def length(self) -> int:
+        """Length of the file in bytes."""
+        return HEADER_BYTES + self.shape[0] * self.row_bytes
+
+    def header(self) -> bytes:
+        """The first bytes of the file: numpy's format 1.0, padded to ``HEADER_BYTES``."""
+        fields = f"{{'descr': {self.dtype!r}, 'fortran_order': False, 'shape': {self.shape!r}, }}".encode()
+        before = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
+        return before + fields.ljust(HEADER_BYTES - 11) + b"\n"
+
+
+def read_manifest(folder: Path) -> StoreManifest:
+    """The manifest of the store in ``folder``.
+
+    Raises:
+        DataError: there is no store, the manifest is damaged, or the files that it lists are not those of its shape.
+    """
+    try:
+        path = file_in(folder, MANIFEST)
+    except OSError:
+        path = None
+    if path is None:
+        raise DataError(f"{folder}: no region store (no {MANIFEST}); capt regions import makes one")
+    manifest = read_record(StoreManifest, path, error=DataError)
+    wanted = {f"{name}.npy": array.length for name, array in manifest.arrays().items()}
+    listed = {name: file.bytes for name, file in manifest.files.items()}
+    for name in sorted({*wanted, *listed}):
+        if wanted.get(name) != listed.get(name):
+            raise DataError(
+                f"{path}: damaged: {name[:100]!r} should have {wanted.get(name, 'no')} bytes by the counts and has "
+                f"{listed.get(name, 'none')} by the list of files; import the store again"
+            )
+    return manifest

@@ -1,0 +1,39 @@
+"""Reports of pretraining say which objectives a row has, and call numbers from the microworld synthetic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import yaml
+
+from pretrain.report import report
+from tests.unit.report.test_report import write_run
+
+
+def a_run(folder: Path, **sections: object) -> Path:
+    write_run(folder)
+    (folder / "config.yaml").write_text(yaml.safe_dump({"task": {"type": "capt_vl"}, **sections}))
+    return folder
+
+
+def test_rows_name_objectives_and_synthetic_data(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "manifest.json").write_text(json.dumps({"features_of": {"synthetic": True}}))
+    real = tmp_path / "real"
+    real.mkdir()
+    (real / "manifest.json").write_text(json.dumps({"features_of": {"source": "a detector"}}))
+    runs = [
+        a_run(tmp_path / "a", data={"source": "microworld"}, contrast={"weight": 1.0}, objectives={"mlm": 1.0}),
+        a_run(tmp_path / "b", data={"regions": str(store)}, contrast={"weight": 0.0}, objectives={"answers": 1.0}),
+        a_run(tmp_path / "c", data={"regions": str(real)}, contrast={"weight": 0.5}),
+    ]
+    report(runs, tmp_path / "out")
+    markdown = (tmp_path / "out/report.md").read_text()
+    lines = [line for line in markdown.splitlines() if " QA" in line]
+    rows = {line.split(" | ")[0].strip("| "): line for line in lines}
+    assert "CAPT, without QA, on synthetic data" in rows[str(runs[0])]
+    assert "LXMERT objectives, with QA, on synthetic data" in rows[str(runs[1])]
+    assert "CAPT, without QA | 0" in rows[str(runs[2])]
+    assert f"- synthetic data (microworld): {runs[0]}, {runs[1]}" in markdown
