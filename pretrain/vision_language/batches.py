@@ -177,7 +177,7 @@ class Assembler:
         """Which regions become zeros, which get the features of another region, and which are masked in any way."""
         chance, fate = draws[:, 0], draws[:, 1]
         chosen = (chance < self._objectives.region_rate) & present
-        return chosen & (fate < _MASKED), chosen & (_MASKED <= fate) & (fate < _CHANGED), chosen
+        return chosen & (fate < _MASKED), chosen & (fate >= _MASKED) & (fate < _CHANGED), chosen
 
     def _answers(
         self, numbers: Int64[np.ndarray, " n"], exchanged: Bool[np.ndarray, " n"], draws: Float[np.ndarray, " n"]

@@ -118,10 +118,12 @@ def loss_sums(output: LxmertOutput, batch: PairBatch, section: ObjectivesSection
     else:
         counted = real
     if output.objects is not None:
-        assert batch.object_ids is not None and batch.object_scores is not None
+        assert batch.object_ids is not None
+        assert batch.object_scores is not None
         sums["objects"] = class_loss(output.objects, batch.object_ids, batch.object_scores, counted)
     if output.attributes is not None:
-        assert batch.attribute_ids is not None and batch.attribute_scores is not None
+        assert batch.attribute_ids is not None
+        assert batch.attribute_scores is not None
         sums["attributes"] = class_loss(output.attributes, batch.attribute_ids, batch.attribute_scores, counted)
     original = batch.features.flatten(0, 1)[batch.masked_regions]
     sums["features"] = feature_loss(output.features, original)
