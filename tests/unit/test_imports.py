@@ -77,7 +77,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "pretrain.latent.report": (*BASE, "pretrain.config", "pretrain.report", "pretrain.latent.artifacts"),
     "pretrain.latent": (*TASK, "pretrain.latent"),
-    "pretrain.vision_language.data": BASE,
+    "pretrain.vision_language.data": (*BASE, "pretrain.regions.nlvr1"),
     "pretrain.vision_language.microworld": (*BASE, "pretrain.regions", "pretrain.vision_language.data"),
     "pretrain.vision_language": (
         *(*TASK, "pretrain.convert", "pretrain.regions", "pretrain.report"),

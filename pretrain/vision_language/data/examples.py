@@ -17,6 +17,8 @@ class Example(NamedTuple):
             table; None where the file holds no answers.
         truth: of a statement about its pictures (NLVR); None for a caption, which is true, and for a question.
         kind: the official type of the question or its answer (``yes/no``), or ``""``.
+        answer: the answer that an answer table counts, as it counts it (VQA's ``multiple_choice_answer``, normalised);
+            None where there is none, or where it is the first of the best in ``answers``.
     """
 
     id: int | str
@@ -25,3 +27,4 @@ class Example(NamedTuple):
     answers: Mapping[str, float] | None = None
     truth: bool | None = None
     kind: str = ""
+    answer: str | None = None

@@ -1,0 +1,96 @@
+"""GQA's official question files (https://cs.stanford.edu/people/dorarad/gqa/), one JSON object by question id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import Field
+
+from pretrain.base.errors import DataError
+from pretrain.base.records import Record
+from pretrain.vision_language.data import lxmert
+from pretrain.vision_language.data.examples import Example
+from pretrain.vision_language.data.files import Document, Name, Text, checked, read_document
+
+
+class _Types(Record):
+    structural: str = ""
+
+
+class _Question(Record):
+    picture: Name = Field(alias="imageId")
+    question: Text
+    answer: str | None = None
+    balanced: bool = Field(default=True, alias="isBalanced")
+    entailed: list[Name] = Field(default=[], max_length=1 << 16)
+    types: _Types = _Types()
+
+
+class GqaQuestion(NamedTuple):
+    """A question with what GQA's metrics need.
+
+    Attributes:
+        id: text, also where it is a number.
+        answer: the right one, as text; None in a file without answers.
+        balanced: whether accuracy counts it.
+        entailed: ids of questions whose answers follow from this one's.
+        kind: the structural type: ``verify``, ``query``, ``choose``, ``logical`` or ``compare``.
+    """
+
+    id: str
+    picture: str
+    text: str
+    answer: str | None
+    balanced: bool
+    entailed: tuple[str, ...]
+    kind: str
+
+
+def is_official(document: Document) -> bool:
+    """Whether the object holds questions by their ids."""
+    first = next(iter(document.table.values()), None)
+    return isinstance(first, dict) and "imageId" in first
+
+
+def read_official(document: Document) -> list[Example]:
+    """The questions, balanced and others. Raises ``DataError`` that names question and key."""
+    return [
+        Example(
+            question.id,
+            (question.picture,),
+            question.text,
+            None if question.answer is None else {question.answer: 1.0},
+            kind=question.kind,
+        )
+        for question in _questions(document)
+    ]
+
+
+def read_gqa_questions(path: Path) -> list[GqaQuestion]:
+    """Read GQA's official questions, or LXMERT's JSON of them, all of which are balanced and entail none.
+
+    Raises:
+        DataError: the file is neither, or damaged, or a question lacks a key.
+    """
+    document = read_document(path)
+    if is_official(document):
+        return list(_questions(document))
+    if not lxmert.is_questions(document):
+        raise DataError(f"{path}: not GQA's questions: neither the official file nor LXMERT's JSON")
+    return [
+        GqaQuestion(str(row.id), row.pictures[0], row.text, next(iter(row.answers or ()), None), True, (), row.kind)
+        for row in lxmert.read_questions(document)
+    ]
+
+
+def _questions(document: Document) -> Iterator[GqaQuestion]:
+    ids = list(document.table)
+    rows = ((f"{document.path}, question {key[:100]!r}", row) for key, row in document.table.items())
+    for key, (place, row) in zip(ids, checked(_Question, rows), strict=True):
+        if not key or not key.isprintable():
+            raise DataError(f"{place}: the id is not printable text")
+        yield GqaQuestion(
+            key, row.picture, row.question, row.answer, row.balanced, tuple(row.entailed), row.types.structural
+        )
