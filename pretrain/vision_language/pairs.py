@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64
-from pydantic import Field
 
 from pretrain.base.atomic import new_folder
 from pretrain.base.errors import DataError
@@ -22,20 +21,16 @@ class PairsRecord(Record):
     """What the arrays hold, and what a person may want to know of how they were made.
 
     Attributes:
-        key: of the content, also the folder's name.
         pairs: sentences with their pictures.
         tokens: of all sentences, special tokens apart.
         answers: scored answers of all questions.
         cut: sentences that were longer than allowed.
-        out_of_table: questions with answers of which none is in the answer table.
     """
 
-    key: str = Field(pattern="^[0-9a-f]{32}$")
     pairs: Count
     tokens: Count
     answers: Count
     cut: Count
-    out_of_table: Count
 
 
 class EncodedPairs:
@@ -88,50 +83,38 @@ class EncodedPairs:
 def write_pairs(
     folder: Path,
     *,
-    key: str,
     sentences: Sequence[Int32[np.ndarray, " length"]],
     pictures: Int64[np.ndarray, " n"],
     untrue: Bool[np.ndarray, " n"],
-    answers: Iterable[Mapping[str, float] | None],
-    index: Mapping[str, int],
+    answers: Iterable[Mapping[int, float]],
     longest: int,
 ) -> EncodedPairs:
     """Write pairs to the new folder ``folder``.
 
     Args:
         folder: appears whole or not at all.
-        key: the content's.
         sentences: tokens of each, special ones apart.
         pictures: row of each one's picture in the region store.
         untrue: whether it is a statement that does not hold.
-        answers: score of each answer of a question; None for a sentence that is no question.
-        index: class of each answer of the table; answers that are not in it are left out.
+        answers: score of each class of answers to each sentence.
         longest: so many tokens of a sentence are kept.
     """
     kept = [words[:longest] for words in sentences]
-    ids, scores, counts, out_of_table = [], [], [], 0
-    for each in answers:
-        known = [(index[text], score) for text, score in (each or {}).items() if text in index and score > 0]
-        out_of_table += bool(each) and not known
-        counts.append(len(known))
-        ids += [class_ for class_, _ in known]
-        scores += [score for _, score in known]
+    known = [{class_: score for class_, score in each.items() if score > 0} for each in answers]
     arrays = {
         "tokens": np.concatenate(kept, dtype=np.int32) if kept else np.empty(0, np.int32),
         "token_starts": _starts([len(words) for words in kept]),
         "pictures": pictures.astype(np.int64),
         "untrue": untrue.astype(bool),
-        "answer_ids": np.array(ids, dtype=np.int32),
-        "answer_scores": np.array(scores, dtype=np.float32),
-        "answer_starts": _starts(counts),
+        "answer_ids": np.array([class_ for each in known for class_ in each], dtype=np.int32),
+        "answer_scores": np.array([score for each in known for score in each.values()], dtype=np.float32),
+        "answer_starts": _starts([len(each) for each in known]),
     }
     record = PairsRecord(
-        key=key,
         pairs=len(kept),
         tokens=len(arrays["tokens"]),
-        answers=len(ids),
+        answers=len(arrays["answer_ids"]),
         cut=sum(len(words) > longest for words in sentences),
-        out_of_table=out_of_table,
     )
     with new_folder(folder) as partial:
         for name, values in arrays.items():
