@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import checkpoints, config, corpora, evaluate, glue, jobs, latent, sweep, tools
+from launcher.commands import checkpoints, config, corpora, evaluate, glue, jobs, latent, predictions, sweep, tools
 from pretrain.base.errors import user_text
 from pretrain.base.safe_path import protect_children
 
@@ -44,7 +44,13 @@ def _options(
 
 for commands in (jobs, sweep, evaluate, checkpoints, glue, tools):
     commands.register(app)
-_GROUPS = {"tokenizer": corpora.tokenizer_app, "data": corpora.data_app, "config": config.app, "latent": latent.app}
+_GROUPS = {
+    "tokenizer": corpora.tokenizer_app,
+    "data": corpora.data_app,
+    "config": config.app,
+    "latent": latent.app,
+    "predictions": predictions.app,
+}
 for name, group in _GROUPS.items():
     app.add_typer(group, name=name)
 

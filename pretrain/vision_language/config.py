@@ -10,10 +10,10 @@ from pydantic import Field, model_validator
 from pretrain.config.loader import LoaderSection
 from pretrain.config.schema import Job
 from pretrain.models.lxmert.config import LxmertConfig
-from pretrain.models.tokenizer import TokenizerSection
 from pretrain.vision_language.sections import (
     ObjectivesSection,
     PairContrastSection,
+    SentenceTokenizer,
     VisionLanguageData,
     VisionLanguageValidate,
 )
@@ -30,7 +30,7 @@ class VisionLanguageJob(Job):
 
     data: VisionLanguageData = VisionLanguageData()
     objectives: ObjectivesSection = ObjectivesSection()
-    tokenizer: TokenizerSection = TokenizerSection()
+    tokenizer: SentenceTokenizer = SentenceTokenizer()
     model: LxmertConfig = LxmertConfig()
     contrast: PairContrastSection = PairContrastSection()
     loader: LoaderSection = LoaderSection()

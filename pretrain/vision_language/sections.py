@@ -10,6 +10,7 @@ from pretrain.base.cache import default_cache
 from pretrain.config.base import PathField, PositiveInt, Section
 from pretrain.config.contrast import ContrastSection
 from pretrain.config.schema import ValidateSection
+from pretrain.models.tokenizer import TokenizerSection
 
 OBJECTIVES = ("mlm", "matching", "objects", "attributes", "features", "answers")
 """The losses beside the contrast."""
@@ -18,6 +19,12 @@ OBJECTIVES = ("mlm", "matching", "objects", "attributes", "features", "answers")
 def _as_list(value: Any) -> Any:
     """Let ``data.train=my.json`` on the command line mean a list of one."""
     return value if isinstance(value, list | tuple) else [value]
+
+
+class SentenceTokenizer(TokenizerSection):
+    """A tokenizer to use (``path``), or how to train one on the sentences when there is none (cached by content)."""
+
+    lower_case: bool = Field(True, description="train on lower-cased text, as LXMERT's vocabulary is")
 
 
 Files = Annotated[list[PathField], BeforeValidator(_as_list)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,6 +19,10 @@ from pretrain.base.records import Record, first_fault
 
 LARGEST = 2 << 30
 """Bytes of an unpacked file at most: GQA's largest balanced file has 1.2 GB."""
+
+_HEAD, _ALWAYS, _PACKED = 1 << 12, 64 << 20, 200
+"""Bytes that are looked at first; bytes that a packed file may always have unpacked, and above these how many times its
+own: annotations are packed to an 18th, a bomb to a 1,000th."""
 
 Text = Annotated[str, Field(min_length=1, max_length=1 << 16, pattern=r"\S")]
 """A sentence, a question or an answer that is not blank."""
@@ -81,13 +86,13 @@ def parts(document: Document, key: str) -> Iterator[tuple[str, object]]:
     return ((f"{document.path}, {key}[{i}]", row) for i, row in enumerate(rows))
 
 
-def read_document(path: Path) -> Document:
-    """Parse a file, ``.gz`` or plain. Which of the forms it has, its content tells.
+def read_document(path: Path, limit: int = LARGEST) -> Document:
+    """Parse a file, ``.gz`` or plain, of at most ``limit`` bytes. Which form it has, its content tells.
 
     Raises:
         DataError: it is no regular file, too large, damaged, empty, not UTF-8 or not JSON.
     """
-    text = _unpacked(path)
+    text = _unpacked(path, limit)
     start = text[:4096].lstrip()
     if not start:
         raise DataError(f"{path}: the file is empty")
@@ -102,14 +107,19 @@ def read_document(path: Path) -> Document:
     return Document(path, [line.rstrip("\r") for _, line in lines], {}, [number for number, _ in lines])
 
 
-def _unpacked(path: Path) -> str:
+def _unpacked(path: Path, limit: int) -> str:
     try:
         with open_regular(path) as raw, gzip.open(raw) if path.suffix == ".gz" else raw as file:
-            content = file.read(LARGEST + 1)
+            size = os.fstat(raw.fileno()).st_size
+            limit = min(limit, max(_ALWAYS, _PACKED * size)) if path.suffix == ".gz" else limit
+            content = file.read(_HEAD)
+            if b"\0" in content:
+                raise DataError(f"{path}: not text: a NUL among its first bytes; if it is packed, name it .gz")
+            content += file.read(limit + 1 - len(content)) if size <= limit else b""
     except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
         raise DataError(f"{path}: not a whole gzip file: {problem}") from None
-    if len(content) > LARGEST:
-        raise DataError(f"{path}: over {LARGEST:,} bytes, which is the most that is read of such a file; split it")
+    if max(size, len(content)) > limit:
+        raise DataError(f"{path}: over {limit:,} bytes, which is the most that is read of such a file; split it")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as problem:

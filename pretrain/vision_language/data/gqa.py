@@ -74,11 +74,15 @@ def read_gqa_questions(path: Path) -> list[GqaQuestion]:
     Raises:
         DataError: the file is neither, or damaged, or a question lacks a key.
     """
-    document = read_document(path)
+    return gqa_questions(read_document(path))
+
+
+def gqa_questions(document: Document) -> list[GqaQuestion]:
+    """`read_gqa_questions` of a file that has been parsed."""
     if is_official(document):
         return list(_questions(document))
     if not lxmert.is_questions(document):
-        raise DataError(f"{path}: not GQA's questions: neither the official file nor LXMERT's JSON")
+        raise DataError(f"{document.path}: not GQA's questions: neither the official file nor LXMERT's JSON")
     return [
         GqaQuestion(str(row.id), row.pictures[0], row.text, next(iter(row.answers or ()), None), True, (), row.kind)
         for row in lxmert.read_questions(document)

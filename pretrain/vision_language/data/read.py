@@ -4,22 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from pretrain.base.errors import DataError, shown
 from pretrain.vision_language.data import captions, gqa, lxmert, nlvr1, nlvr2, vqa
 from pretrain.vision_language.data.examples import Example
 from pretrain.vision_language.data.files import Document, read_document
 
-_READERS: tuple[tuple[Callable[[Document], bool], Callable[[Document], list[Example]]], ...] = (
-    (lxmert.is_pretraining, lxmert.read_pretraining),
-    (lxmert.is_questions, lxmert.read_questions),
-    (lxmert.is_statements, lxmert.read_statements),
-    (gqa.is_official, gqa.read_official),
-    (nlvr1.is_statements, nlvr1.read_statements),
-    (nlvr2.is_statements, nlvr2.read_statements),
-    (captions.is_annotations, captions.read_annotations),
-    (captions.is_results, captions.read_results),
-    (captions.is_tokens, captions.read_tokens),
+Task = Literal["vqa", "gqa", "nlvr2", "nlvr1"]
+
+
+class _Form(NamedTuple):
+    fits: Callable[[Document], bool]
+    read: Callable[[Document], list[Example]]
+    task: Task | None
+
+
+def _is_numbered(document: Document) -> bool:
+    return lxmert.is_questions(document) and isinstance(document.rows[0].get("question_id"), int)
+
+
+_FORMS = (
+    _Form(lxmert.is_pretraining, lxmert.read_pretraining, None),
+    _Form(_is_numbered, lxmert.read_questions, "vqa"),
+    _Form(lxmert.is_questions, lxmert.read_questions, "gqa"),
+    _Form(lxmert.is_statements, lxmert.read_statements, "nlvr2"),
+    _Form(gqa.is_official, gqa.read_official, "gqa"),
+    _Form(nlvr1.is_statements, nlvr1.read_statements, "nlvr1"),
+    _Form(nlvr2.is_statements, nlvr2.read_statements, "nlvr2"),
+    _Form(captions.is_annotations, captions.read_annotations, None),
+    _Form(captions.is_results, captions.read_results, None),
+    _Form(captions.is_tokens, captions.read_tokens, None),
 )
 
 _KNOWN = (
@@ -42,29 +57,50 @@ def read_examples(paths: Sequence[Path], *, what: str = "data.train") -> list[Ex
             type, an id stands twice in the questions or statements of a file, or questions and annotations of VQA do
             not fit. The text names file, row and key.
     """
+    return examples_of(read_documents(paths, what=what), what=what)
+
+
+def read_documents(paths: Sequence[Path], *, what: str = "data.train") -> list[Document]:
+    """Parse files. Raises ``DataError`` where there is none, or one is missing or damaged."""
     if not paths:
         raise DataError(f"{what}: no file; name one of {_KNOWN}")
-    examples: list[Example] = []
-    questions, annotations = [], []
     for path in paths:
         if not path.is_file():
             raise DataError(f"{what}: no file {path}")
-        document = read_document(path)
+    return [read_document(path) for path in paths]
+
+
+def examples_of(documents: Sequence[Document], *, what: str = "data.train") -> list[Example]:
+    """`read_examples` of files that have been parsed."""
+    examples: list[Example] = []
+    questions, annotations = [], []
+    for document in documents:
         if vqa.is_questions(document):
             questions.append(document)
         elif vqa.is_annotations(document):
             annotations.append(document)
         else:
-            examples += _reader(document)(document)
+            examples += _form(document).read(document)
     if annotations and not questions:
         raise DataError(f"{what}: {annotations[0].path} holds annotations; name the file of their questions as well")
     return examples + vqa.read_questions(questions, annotations)
 
 
-def _reader(document: Document) -> Callable[[Document], list[Example]]:
-    for fits, read in _READERS:
-        if fits(document):
-            return read
+def task_of(document: Document) -> Task | None:
+    """The task whose questions or statements a file holds; None for captions and pretraining.
+
+    Raises:
+        DataError: the form is unknown.
+    """
+    if vqa.is_questions(document) or vqa.is_annotations(document):
+        return "vqa"
+    return _form(document).task
+
+
+def _form(document: Document) -> _Form:
+    for form in _FORMS:
+        if form.fits(document):
+            return form
     if document.table or document.keys:
         found = f"its {'first row' if document.rows else 'object'} has {shown(sorted(document.keys)[:8])}"
     else:

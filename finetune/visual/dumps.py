@@ -1,0 +1,80 @@
+"""What result files of questions share: reading their rows, and whether they cover exactly the questions asked."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from pretrain.base.errors import DataError, counted, shown
+from pretrain.vision_language.data.files import read_document
+
+LARGEST = 1 << 28
+"""Bytes of a result file at most: the 448,000 answers to VQA's test set have 20 MB."""
+
+_SHOWN = 3
+
+
+def read_rows(path: Path, id_key: str, answer_key: str, id_type: type) -> tuple[list[tuple[Any, str]], list[str]]:
+    """The rows of a JSON list of objects, and the problems of those that are none, one line each.
+
+    Raises:
+        DataError: the file is no JSON list.
+    """
+    document = read_document(path, limit=LARGEST)
+    if document.table or document.lines is not None:
+        raise DataError(f'{path}: not a JSON list of {{"{id_key}": ..., "{answer_key}": ...}}')
+    kind = "a number" if id_type is int else "text"
+    rows, problems = [], []
+    for i, row in enumerate(document.rows):
+        if not isinstance(row, dict) or not {id_key, answer_key} <= row.keys():
+            problems.append(f"row {i + 1}: {shown(row)} has not both {id_key} and {answer_key}")
+        elif type(row[id_key]) is not id_type:
+            problems.append(f"row {i + 1}: {id_key} is {shown(row[id_key])}; it must be {kind}")
+        elif not isinstance(row[answer_key], str):
+            problems.append(f"row {i + 1}: {answer_key} is {shown(row[answer_key])}; it must be text")
+        else:
+            rows.append((row[id_key], row[answer_key]))
+    return rows, cut(problems)
+
+
+def coverage_problems(ids: Sequence[Any], known: Collection[Any], required: Collection[Any] | None = None) -> list[str]:
+    """Ids that are doubled, unknown or missing, one line for each kind with their number and the first of them.
+
+    Args:
+        ids: those of the result file.
+        known: all that may stand in it.
+        required: those that must; None for all of ``known``.
+    """
+    known, given = known if isinstance(known, set | frozenset | dict) else set(known), Counter(ids)
+    found = {
+        "twice": [key for key, count in given.items() if count > 1],
+        "not in the questions": [key for key in given if key not in known],
+        "without a prediction": [key for key in (known if required is None else required) if key not in given],
+    }
+    return [f"{counted(len(keys), 'question')} {what}: {_first(keys)}" for what, keys in found.items() if keys]
+
+
+def cut(problems: list[str]) -> list[str]:
+    """The first problems, and how many more there are."""
+    more = len(problems) - _SHOWN
+    return problems if more <= 0 else [*problems[:_SHOWN], f"{more:,} more rows are wrong"]
+
+
+def write_rows(rows: Iterable[Mapping[str, object]], file: IO[bytes]) -> None:
+    """Write rows as a JSON list, one row a line."""
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    file.write(f"[{lines}]\n".encode())
+
+
+def predictions_of(rows: Sequence[tuple[Any, str]], problems: list[str], path: Path) -> dict[Any, str]:
+    """The predictions by id. Raises ``DataError`` with the problems where there are any."""
+    if problems:
+        raise DataError(f"{path}: {'; '.join(problems)}")
+    return dict(rows)
+
+
+def _first(keys: Sequence[Any]) -> str:
+    return ", ".join(shown(key) for key in keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")

@@ -1,0 +1,105 @@
+"""NLVR2 and NLVR v1: accuracy and consistency as the official scripts compute them, and their result files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import IO, Literal
+
+from finetune.predictions import write_checked
+from finetune.visual.dumps import LARGEST, coverage_problems, cut
+from pretrain.base.errors import DataError, counted, shown
+from pretrain.base.files import read_text
+from pretrain.vision_language.data.examples import Example
+
+Version = Literal["nlvr1", "nlvr2"]
+
+_WORDS: dict[Version, tuple[str, str]] = {"nlvr2": ("False", "True"), "nlvr1": ("false", "true")}
+
+
+def nlvr2_group(identifier: str) -> str:
+    """The sentence that statements share: ``dev-850-0-1`` without the number of its pair of pictures (the third)."""
+    fields = identifier.split("-")
+    return "-".join([*fields[:2], "", *fields[3:]])
+
+
+def nlvr1_group(identifier: str) -> str:
+    """The stem of an identifier: ``1572`` of ``1572-0``; the rows of one stem were written together."""
+    return identifier.split("-")[0]
+
+
+_GROUPS: dict[Version, Callable[[str], str]] = {"nlvr2": nlvr2_group, "nlvr1": nlvr1_group}
+
+
+def nlvr_scores(predictions: Mapping[str, bool], examples: Iterable[Example], version: Version) -> dict[str, float]:
+    """``accuracy`` over the statements, and ``consistency``: the part of the groups that are right in all statements.
+
+    Statements are grouped by `nlvr2_group` or `nlvr1_group`. Statements without a label do not count.
+
+    Raises:
+        DataError: no statement has a label, or one has no prediction.
+    """
+    labelled = {str(example.id): example.truth for example in examples if example.truth is not None}
+    if not labelled:
+        raise DataError("no statement has a label; there is nothing to score")
+    if missing := [key for key in labelled if key not in predictions]:
+        raise DataError(f"{counted(len(missing), 'statement')} without a prediction, such as {missing[0]!r}")
+    right = {key: predictions[key] == truth for key, truth in labelled.items()}
+    groups: dict[str, bool] = {}
+    for key, is_right in right.items():
+        group = _GROUPS[version](key)
+        groups[group] = groups.get(group, True) and is_right
+    return {
+        "accuracy": sum(right.values()) / len(right),
+        "consistency": sum(groups.values()) / len(groups),
+    }
+
+
+def write_nlvr(predictions: Mapping[str, bool], out: Path, expected: Iterable[int | str], version: Version) -> Path:
+    """Write ``identifier,True`` (NLVR2) or ``identifier,true`` (NLVR v1) lines, checked by `check_nlvr` before.
+
+    Raises:
+        DataError: the predictions are not exactly those of the statements ``expected``; nothing is written.
+    """
+    wanted = set(expected)
+
+    def write(file: IO[bytes]) -> None:
+        for key, value in predictions.items():
+            file.write(f"{key},{_WORDS[version][value]}\n".encode())
+
+    return write_checked(out, write, lambda path: check_nlvr(path, wanted, version))
+
+
+def check_nlvr(path: Path, expected: Iterable[int | str], version: Version) -> list[str]:
+    """What the official script would not score in a result file, one line for each problem; empty for a valid one.
+
+    It must be a CSV without a header, with ``identifier,True`` or ``identifier,False`` (NLVR v1: in lower case; upper
+    and lower case count the same) for each statement of the set.
+
+    Raises:
+        DataError: the file is missing, too large or not UTF-8 text.
+    """
+    rows, problems = _rows(path, version)
+    return problems + coverage_problems([key for key, _ in rows], set(expected))
+
+
+def read_nlvr(path: Path, version: Version) -> dict[str, bool]:
+    """The predictions of a result file. Raises ``DataError`` for one that is malformed."""
+    rows, problems = _rows(path, version)
+    if problems:
+        raise DataError(f"{path}: {'; '.join(problems)}")
+    return dict(rows)
+
+
+def _rows(path: Path, version: Version) -> tuple[list[tuple[str, bool]], list[str]]:
+    rows, problems = [], []
+    words = [word.lower() for word in _WORDS[version]]
+    for number, line in enumerate(read_text(path, limit=LARGEST).split("\n"), start=1):
+        if not line.strip():
+            continue
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) != 2 or cells[1].lower() not in words:
+            problems.append(f"line {number}: {shown(line)} is not identifier,{'|'.join(reversed(_WORDS[version]))}")
+        else:
+            rows.append((cells[0], cells[1].lower() == words[1]))
+    return rows, cut(problems)

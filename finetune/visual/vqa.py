@@ -1,0 +1,132 @@
+"""VQA v2: the accuracy of the official evaluator, and the result file as the server takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from finetune.predictions import write_checked
+from finetune.visual.dumps import coverage_problems, predictions_of, read_rows, write_rows
+from pretrain.base.errors import DataError, counted
+from pretrain.vision_language.data.answers import vqa_soft_score
+from pretrain.vision_language.data.examples import Example
+from pretrain.vision_language.data.normalise import normalise
+from pretrain.vision_language.data.vqa import Annotation
+
+_normalise = lru_cache(maxsize=1 << 16)(normalise)
+
+
+class VqaScores(NamedTuple):
+    """Accuracies from 0 to 1; the official evaluator shows them as percentages of two decimals.
+
+    Attributes:
+        accuracy: the mean over all questions.
+        answer_types: the mean over those of each answer type (``yes/no``, ``number``, ``other``).
+        question_types: the mean over those that begin with the same words.
+    """
+
+    accuracy: float
+    answer_types: dict[str, float]
+    question_types: dict[str, float]
+
+    def as_metrics(self) -> dict[str, float]:
+        """``accuracy``, and ``accuracy_yes_no`` and so on for the answer types."""
+        types = {f"accuracy_{kind.replace('/', '_')}": value for kind, value in self.answer_types.items()}
+        return {"accuracy": self.accuracy, **types}
+
+
+def answer_accuracy(prediction: str, answers: Sequence[str]) -> float:
+    """The official accuracy of one prediction.
+
+    Line ends and tabs become blanks and blanks at the ends go. Where the annotators do not all agree, the prediction
+    and their answers are normalised; where they do, they are compared as they stand. The score is the mean over the
+    annotators of ``min(1, matches among the others / 3)``.
+    """
+    given = [_one_line(answer) for answer in answers]
+    predicted = _one_line(prediction)
+    if len(set(given)) > 1:
+        given, predicted = [_normalise(answer) for answer in given], _normalise(predicted)
+    return vqa_soft_score(given.count(predicted), len(given))
+
+
+def vqa_accuracy(predictions: Mapping[Any, str], annotations: Mapping[int, Annotation]) -> VqaScores:
+    """The official accuracy of predictions of all questions that are annotated.
+
+    Raises:
+        DataError: a question has no prediction; predictions of other questions do not count.
+    """
+    if missing := [key for key in annotations if key not in predictions]:
+        raise DataError(f"{counted(len(missing), 'question')} without a prediction, such as {missing[0]}")
+    if not annotations:
+        raise DataError("no question is annotated; there is nothing to score")
+    scores: list[float] = []
+    answer_types: dict[str, list[float]] = {}
+    question_types: dict[str, list[float]] = {}
+    for key, annotation in annotations.items():
+        score = answer_accuracy(predictions[key], annotation.answers)
+        scores.append(score)
+        answer_types.setdefault(annotation.answer_type, []).append(score)
+        question_types.setdefault(annotation.question_type, []).append(score)
+    return VqaScores(_mean(scores), _means(answer_types), _means(question_types))
+
+
+def soft_accuracy(predictions: Mapping[Any, str], examples: Iterable[Example]) -> float:
+    """The mean score of the predictions in `Example.answers`, as LXMERT computes it from its own JSON.
+
+    It compares answers as they stand and knows only those in the file, so it is at most the official accuracy. Examples
+    without answers do not count. Raises ``DataError`` where none has answers or one has no prediction.
+    """
+    scores = []
+    for example in examples:
+        if example.answers is None:
+            continue
+        if example.id not in predictions:
+            raise DataError(f"question {example.id} without a prediction")
+        scores.append(example.answers.get(predictions[example.id], 0.0))
+    if not scores:
+        raise DataError("no question has answers; there is nothing to score")
+    return _mean(scores)
+
+
+def write_vqa(predictions: Mapping[Any, str], out: Path, expected: Iterable[int | str]) -> Path:
+    """Write ``[{"question_id": int, "answer": str}, ...]``, checked by `check_vqa` before it stands at ``out``.
+
+    Raises:
+        DataError: the predictions are not exactly those of the questions ``expected``; nothing is written.
+    """
+    wanted = set(expected)
+    rows = ({"question_id": key, "answer": answer} for key, answer in predictions.items())
+    return write_checked(out, lambda file: write_rows(rows, file), lambda path: check_vqa(path, wanted))
+
+
+def check_vqa(path: Path, expected: Iterable[int | str]) -> list[str]:
+    """What VQA's server would refuse in a result file, one line for each problem; empty for a valid one.
+
+    It must be a JSON list with one ``question_id`` (a number) and ``answer`` (text) for each question of the set.
+
+    Raises:
+        DataError: the file is no JSON list.
+    """
+    rows, problems = read_rows(path, "question_id", "answer", int)
+    return problems + coverage_problems([key for key, _ in rows], set(expected))
+
+
+def read_vqa(path: Path) -> dict[int, str]:
+    """The predictions of a result file. Raises ``DataError`` for one that is malformed."""
+    return predictions_of(*read_rows(path, "question_id", "answer", int), path)
+
+
+def _one_line(answer: str) -> str:
+    return answer.replace("\n", " ").replace("\t", " ").strip()
+
+
+def _mean(scores: Sequence[float]) -> float:
+    return float(np.mean(scores))
+
+
+def _means(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {kind: _mean(values) for kind, values in sorted(scores.items())}

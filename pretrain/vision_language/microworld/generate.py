@@ -1,0 +1,94 @@
+"""A whole microworld: files of every kind, in three splits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pretrain.base.atomic import new_folder
+from pretrain.base.progress import ProgressCallback
+from pretrain.vision_language.microworld.pairs import write_pairs
+from pretrain.vision_language.microworld.pictures import Recipe, write_answers, write_pictures
+
+SPLITS = ("train", "validation", "test")
+FORMAT = 1
+"""Raised when the same `World` would give other files."""
+
+_README = """\
+# Synthetic microworld
+
+Everything in this folder was computed by a program (`capt regions microworld`); no picture exists and nobody wrote a
+sentence. A figure measured here says that a method learns and how fast; it says nothing about pictures or people.
+
+| file | what |
+| --- | --- |
+| `pictures/*.tsv`, `nlvr2/*.tsv` | regions, as LXMERT's feature files; `capt regions import` reads them |
+| `pretraining/*.json` | captions and questions, as LXMERT's pretraining files |
+| `captions/*.json` | the captions alone, as COCO's |
+| `vqa/*_questions.json`, `vqa/*_annotations.json` | questions with ten annotators each, as VQA v2 |
+| `gqa/*_questions.json` | questions, as GQA; validation and test with the questions they entail |
+| `nlvr2/*.json` | statements about two pictures, as NLVR2 |
+| `answers.json` | every answer, as LXMERT's `all_ans.json` |
+| `microworld.json` | what was asked for, and the number of each |
+
+Splits hold different pictures. A picture depends on the seed and its number alone.
+"""
+
+
+@dataclass(frozen=True)
+class World:
+    """What a microworld is made of.
+
+    Attributes:
+        pictures: of all three splits together: a tenth each for validation and test, at least one.
+        seed: another seed is another world of the same kind.
+        feature_size: of a region.
+        noise: of the features; 0 is none, and 0.5 leaves classes and colours easy to tell.
+    """
+
+    pictures: int = 2000
+    seed: int = 1
+    feature_size: int = 64
+    noise: float = 0.5
+
+    @property
+    def numbers(self) -> dict[str, range]:
+        """The numbers of each split's pictures; the first picture has number 1."""
+        held_back = max(1, self.pictures // 10)
+        ends = [1, max(2, self.pictures - 2 * held_back + 1)]
+        ends += [ends[1] + held_back, ends[1] + 2 * held_back]
+        return {split: range(start, end) for split, start, end in zip(SPLITS, ends, ends[1:], strict=False)}
+
+
+def write_world(out: Path, world: World, progress: ProgressCallback | None = None) -> None:
+    """Write a world into ``out``, which appears whole at the end. ``progress`` counts pictures and statements.
+
+    Raises:
+        DataError: ``out`` exists and is not an empty folder.
+    """
+    recipe = Recipe(world.seed, world.feature_size, world.noise)
+    total = sum(len(numbers) + statements(numbers) for numbers in world.numbers.values())
+    with new_folder(out) as folder:
+        for name in ("pictures", "pretraining", "captions", "vqa", "gqa", "nlvr2"):
+            (folder / name).mkdir()
+        (folder / "README.md").write_text(_README)
+        write_answers(folder / "answers.json")
+        counts = {split: len(numbers) for split, numbers in world.numbers.items()}
+        record = {"format": FORMAT, "synthetic": True, **asdict(world), "splits": counts}
+        (folder / "microworld.json").write_text(json.dumps(record, indent=1) + "\n")
+        for done, _ in enumerate(_parts(folder, world, recipe), 1):
+            if progress is not None:
+                progress(done, total)
+
+
+def _parts(folder: Path, world: World, recipe: Recipe) -> Iterator[int]:
+    for split, numbers in world.numbers.items():
+        yield from write_pictures(folder, split, numbers, recipe)
+        yield from write_pairs(folder, split, statements(numbers), recipe)
+
+
+def statements(numbers: range) -> int:
+    """Statements of NLVR2's kind in a split of so many pictures."""
+    return max(1, len(numbers) // 2)

@@ -1,0 +1,108 @@
+"""Captions of a scene, and statements about two scenes that are true of some pairs and false of others."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from pretrain.vision_language.microworld.describe import SIDES, Described, stands
+from pretrain.vision_language.microworld.scenes import CLASSES, COLOURS, Scene, Thing
+
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
+
+
+def number_word(number: int) -> str:
+    """0 to 8 in words."""
+    return _NUMBERS[number]
+
+
+def captions(scene: Scene, rng: np.random.Generator, number: int = 5) -> list[str]:
+    """``number`` true sentences about a scene: single things, two things and how they stand, how many of a kind."""
+    return [(_one, _two, _counted)[int(rng.integers(3))](scene, rng) for _ in range(number)]
+
+
+def _one(scene: Scene, rng: np.random.Generator) -> str:
+    what = _full(scene[int(rng.integers(len(scene)))], rng)
+    return f"{('There is a', 'A picture of a')[int(rng.integers(2))]} {what}."
+
+
+def _two(scene: Scene, rng: np.random.Generator) -> str:
+    one, other = (scene[int(i)] for i in rng.choice(len(scene), 2, replace=False))
+    sides = [side for side in SIDES if stands(side, one, other)]
+    if not sides:
+        return f"There is a {_full(one, rng)} and a {_full(other, rng)}."
+    side = sides[int(rng.integers(len(sides)))]
+    where = {"left": "to the left of", "right": "to the right of"}.get(side, side)
+    return f"There is a {_full(one, rng)} {where} a {_full(other, rng)}."
+
+
+def _counted(scene: Scene, rng: np.random.Generator) -> str:
+    thing = scene[int(rng.integers(len(scene)))]
+    what = (Described(thing.kind), Described(None, thing.colour), Described(thing.kind, thing.colour))[
+        int(rng.integers(3))
+    ]
+    count = what.count(scene)
+    return f"There {'is' if count == 1 else 'are'} {number_word(count)} {what.words(count)}."
+
+
+def _full(thing: Thing, rng: np.random.Generator) -> str:
+    return Described(thing.kind, thing.colour, thing.large if rng.integers(2) else None).words()
+
+
+class Statement(NamedTuple):
+    """A statement about a left and a right picture: ``The left image contains exactly two red balls.``
+
+    Attributes:
+        where: the picture or pictures that it is about; ``total`` adds up both.
+        least: the count of the things described must be this or more, in the picture (one of them, both, neither)
+            that ``where`` names.
+        exactly: the count must be ``least`` and no more.
+        what: the things.
+    """
+
+    where: Literal["left", "right", "one", "both", "neither", "total"]
+    what: Described
+    least: int
+    exactly: bool
+
+    def true_of(self, left: Scene, right: Scene) -> bool:
+        """Whether it holds."""
+        counts = self.what.count(left), self.what.count(right)
+        if self.where == "total":
+            return self._holds(sum(counts))
+        held = self._holds(counts[0]), self._holds(counts[1])
+        truths = {"left": held[0], "right": held[1], "one": held[0] != held[1], "both": all(held)}
+        return truths.get(self.where, not any(held))
+
+    def words(self) -> str:
+        """The sentence."""
+        things = self.things()
+        if self.where == "total":
+            return f"There {'is' if self.least == 1 else 'are'} {things} in total."
+        subject = {"left": "The left image contains", "right": "The right image contains"}
+        others = {"one": "Only one image contains", "both": "Both images contain", "neither": "Neither image contains"}
+        return f"{(subject | others)[self.where]} {things}."
+
+    def things(self) -> str:
+        """``a red ball``, ``at least two balls``, ``exactly one red thing``."""
+        if self.least == 1 and not self.exactly:
+            return f"{'at least one' if self.where == 'total' else 'a'} {self.what.words()}"
+        how = "exactly" if self.exactly else "at least"
+        return f"{how} {number_word(self.least)} {self.what.words(self.least)}"
+
+    def _holds(self, count: int) -> bool:
+        return count == self.least if self.exactly else count >= self.least
+
+
+def draw_statement(rng: np.random.Generator) -> Statement:
+    """A statement of any sort; whether it is true of something is not its matter."""
+    kind, colour = int(rng.integers(len(CLASSES))), int(rng.integers(len(COLOURS)))
+    what = (Described(kind), Described(None, colour), Described(kind, colour))[int(rng.choice(3, p=[0.5, 0.2, 0.3]))]
+    wheres: tuple[Literal["left", "right", "one", "both", "neither", "total"], ...]
+    wheres = ("left", "right", "one", "both", "neither", "total")
+    where = wheres[int(rng.integers(len(wheres)))]
+    most = 4 if where == "total" else 3
+    if where == "neither" or rng.integers(2):
+        return Statement(where, what, 1, exactly=False)
+    return Statement(where, what, int(rng.integers(1, most)), exactly=bool(rng.integers(2)))
