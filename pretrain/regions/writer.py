@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
@@ -37,7 +37,7 @@ def write_store(
     *,
     feature_dtype: FeatureType = "fp16",
     features_of: Mapping[str, Any],
-    sources: Sequence[Source] = (),
+    sources: Iterable[Source] = (),
 ) -> StoreManifest:
     """Write ``pictures``, in their order, to the new store ``out``. It appears whole, or not at all.
 
@@ -46,7 +46,7 @@ def write_store(
         pictures: read once, one at a time.
         feature_dtype: type in which the features are stored.
         features_of: what made the features: ``backend`` and whatever decides its output.
-        sources: what the pictures were read from.
+        sources: what the pictures were read from; looked at when all pictures were.
 
     Raises:
         DataError: ``out`` holds something; there are no pictures; a picture is not valid (see
@@ -176,7 +176,7 @@ def most_regions(offsets: Int64[np.ndarray, " borders"]) -> int:
 
 
 def seal(
-    folder: Path, shape: Shape, most: int, features_of: Mapping[str, Any], sources: Sequence[Source]
+    folder: Path, shape: Shape, most: int, features_of: Mapping[str, Any], sources: Iterable[Source]
 ) -> StoreManifest:
     """Hash the files of the arrays in ``folder`` and write the manifest, which makes it a store."""
     files = {
