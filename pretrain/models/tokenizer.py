@@ -40,16 +40,19 @@ def trained_tokenizer(
     cache: Path,
     *,
     longest: int,
+    normalization: Literal["nmt_nfkc", "nmt_nfkc_cf"] = "nmt_nfkc",
     ranks: Ranks = ALONE,
 ) -> Path:
     """The folder of a tokenizer trained on ``texts``, in the cache. All ``ranks`` call this: one trains, others wait.
 
     Args:
         section: how it is trained.
-        content: what the texts are, as JSON: it names the folder, together with the section.
+        content: what the texts are, as JSON, and all else that decides the result: it names the folder, together with
+            the section.
         texts: called where the tokenizer is not in the cache yet.
         cache: the host's.
         longest: sequence in tokens that ``transformers`` should let pass.
+        normalization: of SentencePiece; ``_cf`` folds upper and lower case.
         ranks: those that need it.
     """
     recipe = {**content, **section.model_dump(mode="json", exclude={"path"})}
@@ -68,6 +71,7 @@ def trained_tokenizer(
                     vocab_size=section.vocab_size,
                     type=section.type,
                     byte_fallback=section.byte_fallback,
+                    normalization=normalization,
                     model_max_length=longest,
                     max_sentences=section.max_sentences,
                 )

@@ -19,16 +19,22 @@ from pretrain.base.verification import ALONE, Ranks, Verifier
 from pretrain.config.schema import Job
 from pretrain.engine.kept import kept_in_run
 from pretrain.models.hub import TOKENIZER_FILES, local_folder
-from pretrain.models.tokenizer import trained_tokenizer
 from pretrain.regions.store import RegionStore
 from pretrain.vision_language.batches import Vocabulary
 from pretrain.vision_language.config import VisionLanguageJob
-from pretrain.vision_language.data.answers import AnswerTable, build_table, convert_ans, coverage, load_table
-from pretrain.vision_language.data.answers import log_coverage as say_coverage
-from pretrain.vision_language.start import Start, read_start
+from pretrain.vision_language.data.answers import (
+    AnswerTable,
+    build_table,
+    convert_ans,
+    coverage,
+    load_table,
+    log_coverage,
+)
 from pretrain.vision_language.pairs import EncodedPairs, write_pairs
 from pretrain.vision_language.sizes import completed
 from pretrain.vision_language.sources import DataFiles, Split, data_files, digest_of
+from pretrain.vision_language.start import Start, read_start, require_same_features
+from pretrain.vision_language.vocabulary import trained_on
 from tokenizer.encode import TextTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -46,7 +52,6 @@ class Prepared:
     train: EncodedPairs
     validation: EncodedPairs | None
     answers: AnswerTable | None
-    answers_file: Path | None
     text: str
     """Digest of the training files."""
     start: Start | None
@@ -80,6 +85,8 @@ def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None =
     held_out = Split(files.validation, "data.validation", verifier) if files.validation else None
     with ranks.synchronize_errors():
         start = None if job.model.init is None else read_start(job.model.init)
+        if start is not None:
+            require_same_features(start, store)
     folder = _tokenizer_folder(job, start, train, ranks, run_dir)
     answers_file = _answers_file(job, files, train, verifier, run_dir) if job.objectives.answers else None
     with ranks.synchronize_errors():
@@ -96,7 +103,6 @@ def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None =
         train=splits[0],
         validation=splits[1] if held_out is not None else None,
         answers=answers,
-        answers_file=answers_file,
         text=train.key,
         start=start,
         job=job,
@@ -119,10 +125,7 @@ def _tokenizer_folder(
                 raise ConfigError(f"tokenizer.path is missing: model.init {job.model.init} has no tokenizer")
             return start.tokenizer_folder
     kept = None if run_dir is None else kept_in_run(run_dir, "tokenizer", trained_alike, ranks)
-    return kept or trained_tokenizer(
-        job.tokenizer, {"sentences": train.content}, train.texts, job.data.cache, longest=job.model.max_positions,
-        ranks=ranks,
-    )  # fmt: skip
+    return kept or trained_on(job.tokenizer, train.key, train.texts, job.data.cache, job.model.max_positions, ranks)
 
 
 def _answers_file(
@@ -173,7 +176,7 @@ def _encode(
     examples = split.examples
     logger.info("%s: encoding %s into %s", split.what, counted(len(examples), "sentence"), folder)
     if table is not None:
-        say_coverage(split.what, coverage(examples, table, convert_ans), table)
+        log_coverage(split.what, coverage(examples, table, convert_ans), table)
     scored = [
         {} if table is None or example.answers is None else class_scores(table, example.answers) for example in examples
     ]

@@ -79,7 +79,7 @@ class Split:
         for example in examples:
             if len(example.pictures) != 1:
                 raise DataError(
-                    f"{self.what}: {example.id} speaks of {len(example.pictures)} pictures; pretraining takes sentences "
+                    f"{self.what}: {example.id} is about {len(example.pictures)} pictures; pretraining takes sentences "
                     "about one (NLVR2 is for capt finetune nlvr2)"
                 )
         return examples

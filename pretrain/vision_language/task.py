@@ -1,4 +1,4 @@
-"""The ``capt_vl`` task: one forward pass over both views of each pair, LXMERT's losses and CAPT's, one optimizer step."""
+"""The ``capt_vl`` task: both views of each pair in one forward pass, LXMERT's losses and CAPT's, one optimizer step."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ from pretrain.models.lxmert.model import LxmertOutput
 from pretrain.vision_language.batch import PairBatch
 from pretrain.vision_language.batches import Assembler
 from pretrain.vision_language.config import VisionLanguageJob
+from pretrain.vision_language.features import REGIONS, FeatureKind
 from pretrain.vision_language.module import VisionLanguageModule
 from pretrain.vision_language.objectives import Counts, divisors, loss_sums
 from pretrain.vision_language.prepare import Prepared, prepare
+from pretrain.vision_language.restore import ANSWERS
 from pretrain.vision_language.start import start_from
 from pretrain.vision_language.validation import validate
 
@@ -52,7 +54,7 @@ class VisionLanguageTask:
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, VisionLanguageJob)
-        self.status = ""
+        self.status, self._run_dir = "", run_dir
         self.contrasts = job.contrast.weight > 0
         if self.contrasts:
             check_precision(job.contrast.precision, distributed.device())
@@ -66,7 +68,8 @@ class VisionLanguageTask:
         torch.manual_seed(derive(self.job.run.seed, "init"))
         self._module = VisionLanguageModule(self.job, self.job.model)
         if self.prepared.start is not None:
-            start_from(self._module.lxmert, self.prepared.start, self.prepared.answers)
+            answers = self.prepared.answers
+            start_from(self._module.lxmert, self.prepared.start, None if answers is None else answers.answers)
         if self.contrasts:
             self.contrast = ContrastTerm(self.job.contrast, self.job.model.hidden, self.job.batch.global_)
         return {"model": self._module}
@@ -226,19 +229,19 @@ class VisionLanguageTask:
     def next_steps(self, run_dir: Path) -> Sequence[str]:
         """Commands that measure, fine-tune and export the model."""
         return [
-            f"capt finetune vqa model.init={run_dir} data.regions=STORE data.train=... data.validation=... (or gqa, nlvr2)",
+            f"capt finetune vqa model.init={run_dir} data.regions=STORE data.train=... data.validation=...",
             f"capt evaluate {run_dir} --data FILE (losses and retrieval on held-out pairs)",
             f"capt convert {run_dir} OUT --to hf",
         ]
 
     def export_files(self) -> Mapping[str, Path]:
-        """Every checkpoint holds a copy of the tokenizer, and of the answer table of a model with an answer head."""
-        files = {"tokenizer": self.prepared.tokenizer_folder}
-        return files if self.prepared.answers_file is None else {**files, "answers.json": self._table()}
-
-    def _table(self) -> Path:
-        assert self.prepared.answers_file is not None
-        return self.prepared.answers_file
+        """Tokenizer, kind of features, and answer table of a model with an answer head travel with every checkpoint."""
+        prepared, folder = self.prepared, self._run_dir
+        files = {"tokenizer": prepared.tokenizer_folder, REGIONS: FeatureKind.of(prepared.store).save(folder)}
+        if prepared.answers is not None:
+            files[ANSWERS] = folder / ANSWERS
+            prepared.answers.save(files[ANSWERS])
+        return files
 
 
 def _counts(batch: Sequence[PairBatch], device: torch.device) -> Tensor:
