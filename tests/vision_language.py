@@ -1,4 +1,4 @@
-"""A small vision-language job on a generated store and generated sentences, shared by tests that need the whole task."""
+"""A small vision-language job on a generated store and sentences, shared by tests that need the whole task."""
 
 from __future__ import annotations
 
