@@ -7,11 +7,12 @@ from typing import Annotated, cast
 
 import typer
 
-from launcher.commands import extract
+from launcher.commands import extract, microworld
 from launcher.commands import options as o
 
 app = typer.Typer(help="Import, extract and inspect region features of pictures.", rich_markup_mode=None)
 extract.register(app)
+microworld.register(app)
 
 Out = Annotated[Path, typer.Option(help="New folder to write.")]
 
