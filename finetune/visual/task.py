@@ -10,7 +10,7 @@ from typing import Any
 from finetune.task import FineTuningTask, Identity
 from finetune.visual.backbone import Backbone, start_from
 from finetune.visual.config import VisualJob
-from finetune.visual.data import Splits, answer_table, data_digest, read_splits, row_set
+from finetune.visual.data import Splits, answer_table, data_digest, located, read_splits, row_set
 from finetune.visual.module import PictureClassifier
 from finetune.visual.objective import objective_of
 from finetune.visual.permute import Permute, require_scenes
@@ -37,7 +37,7 @@ class VisualFineTuning(FineTuningTask):
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, VisualJob)
-        data, task = job.data, job.data.visual_task
+        data, task = located(job.data, all_ranks()), job.data.visual_task
         self.store = RegionStore.open(require(data))
         splits = read_splits(data)
         self.answers = answer_table(data, splits)
@@ -72,7 +72,8 @@ class VisualFineTuning(FineTuningTask):
             return self._backbone.tokenizer
         positions = (job.model.encoder or LxmertConfig()).max_positions
         sentences = [row.text for row in splits.train]
-        return load_tokenizer(tokenizer_folder(job.tokenizer, sentences, job.data.cache, positions, all_ranks()))
+        folder = tokenizer_folder(job.tokenizer, sentences, job.data.cache, positions, all_ranks())
+        return load_tokenizer(folder)
 
     def build_model(self) -> PictureClassifier:
         """The pretrained encoder under a new head, or all of it from scratch."""
