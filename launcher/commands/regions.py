@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from launcher.commands import extract
+from launcher.commands import extract, microworld
 from launcher.commands import options as o
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Import, extract and inspect region features of pictures.", rich_markup_mode=None)
 extract.register(app)
+microworld.register(app)
 
 Out = Annotated[Path, typer.Option(help="New folder to write.")]
 
