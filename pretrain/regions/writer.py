@@ -15,17 +15,9 @@ from pretrain.base.atomic import new_folder
 from pretrain.base.errors import DataError, counted, shown
 from pretrain.base.files import write_text
 from pretrain.base.hashing import sha256
+from pretrain.regions.arrays import HEADER_BYTES, write_array
 from pretrain.regions.checks import checked
-from pretrain.regions.manifest import (
-    HEADER_BYTES,
-    MANIFEST,
-    ArrayFile,
-    FeatureType,
-    Shape,
-    Source,
-    StoreFile,
-    StoreManifest,
-)
+from pretrain.regions.manifest import MANIFEST, FeatureType, Shape, Source, StoreFile, StoreManifest
 from pretrain.regions.picture import Picture
 
 _NAMES_TOGETHER = 4096
@@ -160,14 +152,6 @@ def write_pictures(
     values = {"offsets": offsets, "sizes": sizes, "names": ordered, "name_rows": order}
     for name, content in values.items():
         write_array(folder / f"{name}.npy", shape.arrays()[name], content)
-
-
-def write_array(path: Path, layout: ArrayFile, values: np.ndarray) -> None:
-    """Write an array's file as ``layout`` says."""
-    assert values.shape == layout.shape, f"{path}: {values.shape} is not {layout.shape}"
-    with path.open("xb") as file:
-        file.write(layout.header())
-        file.write(np.ascontiguousarray(values, dtype=layout.dtype).data)
 
 
 def most_regions(offsets: Int64[np.ndarray, " borders"]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat
@@ -52,6 +53,16 @@ class VisionLanguageData(Section):
     sequence_length: int = Field(20, ge=4, le=4096, description="tokens of a sentence, special ones included")
     cache: PathField = Field(default_factory=default_cache, description="where encoded sentences are kept")
     allow_change: bool = Field(False, description="a resumed run may go on with other data than it began with")
+
+
+def without_microworld(below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mapping of a job without the microworld, where a later mapping names files (`Job.replaced_by`)."""
+    old, new = below.get("data"), above.get("data")
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping) or not (new.get("regions") or new.get("train")):
+        return below
+    if old.get("source") != "microworld":
+        return below
+    return {**below, "data": {key: value for key, value in old.items() if key not in ("source", "microworld")}}
 
 
 class ObjectivesSection(Section):

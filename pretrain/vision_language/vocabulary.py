@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from pretrain.base.locks import cache_lock
 from pretrain.base.verification import ALONE, Ranks
 from pretrain.models.hub import TOKENIZER_FILES, local_folder
+from pretrain.models.tokenizer import trained_tokenizer
 from pretrain.vision_language.sections import SentenceTokenizer
-
-logger = logging.getLogger(__name__)
 
 
 def tokenizer_folder(
@@ -36,30 +33,31 @@ def tokenizer_folder(
     if section.path is not None:
         with ranks.synchronize_errors():
             return local_folder(section.path, TOKENIZER_FILES)
-    digest = sha256(section.model_dump_json(exclude={"path"}).encode() + f"/{positions}/".encode())
+    digest = sha256()
     for sentence in sentences:
         data = sentence.encode()
         digest.update(len(data).to_bytes(4, "little") + data)
-    folder = cache / "tokenizers" / digest.hexdigest()[:32]
-    with ranks.synchronize_errors():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with cache_lock(folder.with_suffix(".lock")):
-            if not folder.exists():
-                _train(section, sentences, folder, positions)
-    return folder
+    return trained_on(section, digest.hexdigest(), lambda: sentences, cache, positions, ranks)
 
 
-def _train(section: SentenceTokenizer, sentences: Sequence[str], folder: Path, positions: int) -> None:
-    from tokenizer.train import train
+def trained_on(
+    section: SentenceTokenizer,
+    key: str,
+    sentences: Callable[[], Iterable[str]],
+    cache: Path,
+    positions: int,
+    ranks: Ranks = ALONE,
+) -> Path:
+    """A tokenizer trained on the sentences that ``key`` stands for; they are asked for where it is not in the cache.
 
-    logger.info("no tokenizer.path: one is trained on the sentences, and kept in %s", folder)
-    train(
+    Arguments and errors are those of `tokenizer_folder`.
+    """
+    return trained_tokenizer(
+        section,
+        {"sentences": key, "positions": positions},
         sentences,
-        folder,
-        vocab_size=section.vocab_size,
-        type=section.type,
-        byte_fallback=section.byte_fallback,
+        cache,
+        longest=positions,
         normalization="nmt_nfkc_cf" if section.lower_case else "nmt_nfkc",
-        model_max_length=positions,
-        max_sentences=section.max_sentences,
+        ranks=ranks,
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pretrain.base.atomic import new_folder
 from pretrain.base.progress import ProgressCallback
+from pretrain.vision_language.microworld.nlvr1.stems import write_rows
 from pretrain.vision_language.microworld.pairs import write_pairs
 from pretrain.vision_language.microworld.pictures import Recipe, write_answers, write_pictures
 
@@ -30,6 +31,7 @@ sentence. A figure measured here says that a method learns and how fast; it says
 | `vqa/*_questions.json`, `vqa/*_annotations.json` | questions with ten annotators each, as VQA v2 |
 | `gqa/*_questions.json` | questions, as GQA; validation and test with the questions they entail |
 | `nlvr2/*.json` | statements about two pictures, as NLVR2 |
+| `nlvr1/*.json` | statements about three boxes, as NLVR v1; `capt regions import` makes regions of the scenes |
 | `answers.json` | every answer, as LXMERT's `all_ans.json` |
 | `microworld.json` | what was asked for, and the number of each |
 
@@ -46,12 +48,14 @@ class World:
         seed: another seed is another world of the same kind.
         feature_size: of a region.
         noise: of the features; 0 is none, and 0.5 leaves classes and colours easy to tell.
+        nlvr1: statements of NLVR v1's kind for training, with four scenes each; a tenth for validation and for test.
     """
 
     pictures: int = 2000
     seed: int = 1
     feature_size: int = 64
     noise: float = 0.5
+    nlvr1: int = 0
 
     @property
     def numbers(self) -> dict[str, range]:
@@ -61,6 +65,12 @@ class World:
         ends += [ends[1] + held_back, ends[1] + 2 * held_back]
         return {split: range(start, end) for split, start, end in zip(SPLITS, ends, ends[1:], strict=False)}
 
+    @property
+    def nlvr1_statements(self) -> dict[str, int]:
+        """Statements of NLVR v1's kind in each split."""
+        held_back = max(1, self.nlvr1 // 10) if self.nlvr1 else 0
+        return {"train": self.nlvr1, "validation": held_back, "test": held_back}
+
 
 def write_world(out: Path, world: World, progress: ProgressCallback | None = None) -> None:
     """Write a world into ``out``, which appears whole at the end. ``progress`` counts pictures and statements.
@@ -69,9 +79,9 @@ def write_world(out: Path, world: World, progress: ProgressCallback | None = Non
         DataError: ``out`` exists and is not an empty folder.
     """
     recipe = Recipe(world.seed, world.feature_size, world.noise)
-    total = sum(len(numbers) + statements(numbers) for numbers in world.numbers.values())
+    total = sum(len(n) + statements(n) + world.nlvr1_statements[split] for split, n in world.numbers.items())
     with new_folder(out) as folder:
-        for name in ("pictures", "pretraining", "captions", "vqa", "gqa", "nlvr2"):
+        for name in ("pictures", "pretraining", "captions", "vqa", "gqa", "nlvr2", *(["nlvr1"] if world.nlvr1 else [])):
             (folder / name).mkdir()
         (folder / "README.md").write_text(_README)
         write_answers(folder / "answers.json")
@@ -87,6 +97,9 @@ def _parts(folder: Path, world: World, recipe: Recipe) -> Iterator[int]:
     for split, numbers in world.numbers.items():
         yield from write_pictures(folder, split, numbers, recipe)
         yield from write_pairs(folder, split, statements(numbers), recipe)
+        if world.nlvr1:
+            path = folder / "nlvr1" / f"{split}.json"
+            yield from write_rows(path, split, world.nlvr1_statements[split], world.seed)
 
 
 def statements(numbers: range) -> int:
