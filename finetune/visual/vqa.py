@@ -98,7 +98,7 @@ def write_vqa(predictions: Mapping[Any, str], out: Path, expected: Iterable[int 
     Raises:
         DataError: the predictions are not exactly those of the questions ``expected``; nothing is written.
     """
-    wanted = set(expected)
+    wanted = list(expected)
     rows = ({"question_id": key, "answer": answer} for key, answer in predictions.items())
     return write_checked(out, lambda file: write_rows(rows, file), lambda path: check_vqa(path, wanted))
 
@@ -112,7 +112,7 @@ def check_vqa(path: Path, expected: Iterable[int | str]) -> list[str]:
         DataError: the file is no JSON list.
     """
     rows, problems = read_rows(path, "question_id", "answer", int)
-    return problems + coverage_problems([key for key, _ in rows], set(expected))
+    return problems + coverage_problems([key for key, _ in rows], expected)
 
 
 def read_vqa(path: Path) -> dict[int, str]:
