@@ -23,7 +23,10 @@ from pretrain.registry import CALLBACKS, job_class
 from tests.documented import BLOCK, ROOT
 from tests.unit.test_docs import BIN, OWN, SHIPPED
 
-PUBLIC = ("base", "config", "contrast", "convert", "data", "engine", "language", "latent", "models", "report")
+PUBLIC = (
+    "base", "config", "contrast", "convert", "data", "engine", "language", "latent", "models", "regions", "report",
+    "vision_language",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
