@@ -100,8 +100,8 @@ def read_document(path: Path, limit: int = LARGEST) -> Document:
         return Document(path, [row for _, row in rows], {}, [line for line, _ in rows])
     if start[0] in "{[":
         content = _parsed(path, text)
-        if isinstance(content, list) and not content:
-            raise DataError(f"{path}: an empty list; the file holds no row")
+        if not content:
+            raise DataError(f"{path}: an empty {'list' if start[0] == '[' else 'object'}; the file holds no row")
         return Document(path, content, {}) if isinstance(content, list) else Document(path, [], content)
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     return Document(path, [line.rstrip("\r") for _, line in lines], {}, [number for number, _ in lines])
