@@ -50,9 +50,9 @@ class Stem(NamedTuple):
     scenes: tuple[tuple[Boxes, bool], ...]
 
 
-def draw_stem(seed: int, split: str, number: int) -> Stem:
-    """Stem ``number`` of a split; it depends on seed, split and number alone."""
-    rng = generator_for(f"microworld/nlvr1/{split}", seed, 0, number)
+def draw_stem(seed: int, number: int) -> Stem:
+    """Stem ``number``; it depends on seed and number alone."""
+    rng = generator_for("microworld/nlvr1", seed, 0, number)
     for _ in count():
         templates, draw = (
             (towers.TEMPLATES, draw_towers) if rng.random() < _TOWERS else (scattered.TEMPLATES, draw_scattered)
@@ -68,11 +68,11 @@ def draw_stem(seed: int, split: str, number: int) -> Stem:
     raise AssertionError("a statement that is true and false of some scenes is drawn sooner or later")
 
 
-def write_rows(path: Path, split: str, stems: int, seed: int) -> Iterator[int]:
-    """Write the rows of so many statements; yields their numbers."""
+def write_rows(path: Path, stems: range, seed: int) -> Iterator[int]:
+    """Write the rows of the statements with these numbers; yields them."""
     with path.open("w", encoding="utf-8") as file:
-        for number in range(stems):
-            stem = draw_stem(seed, split, number)
+        for number in stems:
+            stem = draw_stem(seed, number)
             for k, (boxes, true) in enumerate(stem.scenes):
                 file.write(json.dumps(_row(f"{number}-{k}", stem.sentence, boxes, true)) + "\n")
             yield number
