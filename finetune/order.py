@@ -70,13 +70,19 @@ class ExampleOrder:
 
 
 def micro_batches_of_rank(
-    rows: RowNumbers, lengths: Int64[np.ndarray, " all"] | None, micro: int, world: int, rank: int
+    lengths: Int64[np.ndarray, " batch"], micro: int, world: int, rank: int, *, bucketing: bool
 ) -> list[Int64[np.ndarray, " micro"]]:
-    """The row numbers of each micro-batch of ``rank``, in a step on the examples ``rows`` of all ranks.
+    """Which places of a step each micro-batch of ``rank`` takes; ``lengths`` are those of the step's examples.
 
-    With ``lengths`` (of the whole data set) the step is sorted by length first: a micro-batch holds neighbours, and
-    what the ranks compute at the same time are neighbours too, so that no rank waits long for another.
+    With ``bucketing`` the step is sorted by length first: a micro-batch holds neighbours, and what the ranks compute
+    at the same time are neighbours too, so that no rank waits long for another.
     """
-    if lengths is not None:
-        rows = rows[np.argsort(lengths[rows], kind="stable")]
-    return list(rows.reshape(-1, world, micro)[:, rank])
+    places = np.argsort(lengths, kind="stable") if bucketing else np.arange(len(lengths))
+    return list(places.reshape(-1, world, micro)[:, rank])
+
+
+def chosen_rows(total: int, wanted: int | None) -> RowNumbers:
+    """The numbers of the rows that ``data.max_train`` leaves, in order; they do not depend on the seed of the run."""
+    if wanted is None or wanted >= total:
+        return np.arange(total)
+    return np.sort(np.random.default_rng(0).permutation(total)[:wanted])

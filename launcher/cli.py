@@ -10,7 +10,19 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import checkpoints, config, corpora, evaluate, glue, jobs, latent, predictions, sweep, tools
+from launcher.commands import (
+    checkpoints,
+    config,
+    corpora,
+    evaluate,
+    glue,
+    jobs,
+    latent,
+    predictions,
+    regions,
+    sweep,
+    tools,
+)
 from pretrain.base.errors import user_text
 from pretrain.base.safe_path import protect_children
 
@@ -47,6 +59,7 @@ for commands in (jobs, sweep, evaluate, checkpoints, glue, tools):
 _GROUPS = {
     "tokenizer": corpora.tokenizer_app,
     "data": corpora.data_app,
+    "regions": regions.app,
     "config": config.app,
     "latent": latent.app,
     "predictions": predictions.app,

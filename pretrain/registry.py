@@ -28,6 +28,7 @@ TASKS = {
     "capt_vl": "pretrain.vision_language",
     "glue": "finetune.glue",
     "latent": "pretrain.latent",
+    "visual": "finetune.visual",
 }
 
 IMPORTERS = {"hf": "capt_language"}

@@ -17,6 +17,7 @@ import launcher.cli
 import pretrain.engine.run
 import pretrain.language.task
 import pretrain.latent.task
+import pretrain.vision_language.task
 import tests.support
 import tests.toy.task
 import tokenizer.train

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from finetune.encoding import encode_texts
 from finetune.glue.config import GlueData
 from finetune.glue.files import Examples, read_split
 from finetune.glue.tasks import GlueTask
+from finetune.order import chosen_rows
 from finetune.text_rows import TextRows
 from pretrain.base.errors import DataError
 from tokenizer.encode import TextTokenizer
@@ -21,13 +20,6 @@ def read_examples(data: GlueData, task: GlueTask, split: str) -> Examples:
         return read_hub(task, split, str(data.path or HUB))
     assert data.path is not None, "GlueData lets no job through without it"
     return read_split(data.path, task, split)
-
-
-def chosen_rows(total: int, wanted: int | None) -> np.ndarray:
-    """The numbers of the rows that ``data.max_train`` leaves, in order; they do not depend on the seed of the run."""
-    if wanted is None or wanted >= total:
-        return np.arange(total)
-    return np.sort(np.random.default_rng(0).permutation(total)[:wanted])
 
 
 def train_rows(data: GlueData, tokenizer: TextTokenizer, length: int, *, types: bool) -> TextRows:

@@ -11,6 +11,7 @@ _EXTRAS = {
     "report": ("matplotlib",),
     "export": ("sentence_transformers",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "vision": ("PIL",),
     "track": ("mlflow", "wandb"),
 }  # fmt: skip
 EXTRA_OF = {package: extra for extra, packages in _EXTRAS.items() for package in packages}

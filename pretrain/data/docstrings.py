@@ -20,8 +20,8 @@ from pathlib import Path
 
 from pretrain.base.atomic import new_file
 from pretrain.base.errors import DataError
+from pretrain.base.parallel import ordered_map
 from pretrain.base.progress import ProgressCallback
-from pretrain.data.parallel import ordered_map
 
 _FORMAT = 2
 """Counted up when what is taken from a docstring changes, so that old caches are not used."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from pretrain.base.errors import DataError
+from pretrain.base.parallel import usable_cores
 from pretrain.base.progress import ProgressCallback
 from pretrain.base.verification import ALONE, Ranks, Verifier
 from pretrain.data.config import NO_TEXT, DataConfig
@@ -17,7 +18,6 @@ from pretrain.data.corpus import Corpus, Part
 from pretrain.data.docstrings import docstring_file
 from pretrain.data.files import FileCorpus, resolve_paths
 from pretrain.data.manifest import Tokenizer
-from pretrain.data.parallel import usable_cores
 from pretrain.data.shard_writer import Options, write_shards
 from pretrain.data.shards import ShardSet
 

@@ -7,6 +7,7 @@ it needs no table: a trillion windows cost no memory, and resuming is nothing bu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -111,3 +112,19 @@ def micro_batches(
     first = start + (rank - start) % world
     step = np.arange(first, start + global_batch, world, dtype=np.int64)
     return list(step.reshape(-1, micro_batch))
+
+
+def validation_samples(
+    samples: int, micro_batch: int, world: int, rank: int
+) -> Iterator[tuple[Int64[np.ndarray, " rows"], int]]:
+    """The sample numbers of each of this rank's validation batches, and how many of them are valid.
+
+    Every rank gets the same number of batches (engines with partitioned parameters need that), whatever ``samples`` is:
+    a rank that runs out of samples repeats sample 0, and those rows, the last of a batch, are not valid.
+    """
+    samples_here = np.arange(rank, samples, world, dtype=np.int64)
+    rows_per_rank = -(-samples // world)
+    for first in range(0, rows_per_rank, micro_batch):
+        rows = min(micro_batch, rows_per_rank - first)
+        numbers = samples_here[first : first + rows]
+        yield np.concatenate([numbers, np.zeros(rows - len(numbers), dtype=np.int64)]), len(numbers)

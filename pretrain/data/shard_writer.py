@@ -17,6 +17,7 @@ from jaxtyping import Shaped
 from pretrain.base.atomic import new_folder
 from pretrain.base.errors import DataError
 from pretrain.base.locks import cache_lock
+from pretrain.base.parallel import ordered_map
 from pretrain.base.progress import ProgressCallback
 from pretrain.base.verification import Verifier
 from pretrain.data.corpus import Corpus, Passage
@@ -29,7 +30,6 @@ from pretrain.data.manifest import (
     TokenizerRecord,
     token_dtype,
 )
-from pretrain.data.parallel import ordered_map
 from pretrain.data.shards import ShardSet
 
 SHARD_TOKENS = 1 << 27

@@ -14,7 +14,7 @@ from torch import Tensor
 from pretrain.base.randomness import generator_for
 from pretrain.data.corruption import IGNORE, Corruptor
 from pretrain.data.packing import PackedDataset
-from pretrain.data.sampler import Sampler
+from pretrain.data.sampler import Sampler, validation_samples
 
 
 @dataclass(frozen=True)
@@ -86,17 +86,11 @@ class Assembler:
 def validation_batches(
     assembler: Assembler, samples: int, micro: int, world: int, rank: int
 ) -> Iterator[tuple[LanguageBatch, int]]:
-    """This rank's validation batches, each with the number of its rows that are valid.
+    """This rank's validation batches, each with the number of its rows that are valid (`validation_samples`).
 
-    Every rank gets the same number of batches (engines with partitioned parameters need that), whatever ``samples`` is:
-    a rank that runs out of samples repeats sample 0 with nothing to predict, and those rows are not valid.
+    The others have nothing to predict.
     """
-    samples_here = np.arange(rank, samples, world, dtype=np.int64)
-    rows_per_rank = -(-samples // world)
-    for first in range(0, rows_per_rank, micro):
-        rows = min(micro, rows_per_rank - first)
-        numbers = samples_here[first : first + rows]
-        valid = len(numbers)
-        batch = assembler(np.concatenate([numbers, np.zeros(rows - valid, dtype=np.int64)]))
+    for numbers, valid in validation_samples(samples, micro, world, rank):
+        batch = assembler(numbers)
         batch.labels[valid:] = IGNORE
         yield batch, valid

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from pretrain.base.errors import ConfigError
-from pretrain.base.locks import cache_lock
 from pretrain.base.progress import ProgressCallback
 from pretrain.base.verification import ALONE, Ranks, Verifier
+from pretrain.config.schema import Job
 from pretrain.data.corruption import CorruptionVocabulary, Corruptor
 from pretrain.data.packing import PackedDataset
 from pretrain.data.prepare import open_corpus, tokenizer_corpus, verifier_of
 from pretrain.data.prepare import prepare as prepare_shards
+from pretrain.engine.kept import kept_in_run
 from pretrain.language.config import LanguageJob
 from pretrain.models.config import RobertaConfig
 from pretrain.models.hf_model import HFModel, read_hf
 from pretrain.models.hub import TOKENIZER_FILES, local_folder
+from pretrain.models.tokenizer import trained_tokenizer
 from tokenizer.encode import TextTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -67,19 +66,14 @@ def tokenizer_folder(
     verifier = verifier or verifier_of(job.data)
     corpus = open_corpus(job.data, "train", progress, verifier)
     assert corpus is not None, "every job has training text"
-    recipe = {
+    content = {
         "text": [(part["format"], part["sha256"]) for part in corpus.contents()],
         "columns": [job.data.text_column, job.data.document_start, job.data.validation_fraction],
-        **section.model_dump(mode="json", exclude={"path"}),
     }
-    name = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:32]
-    folder = job.data.cache / "tokenizers" / name
-    with verifier.ranks.synchronize_errors():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with cache_lock(folder.with_suffix(".lock")):
-            if not folder.exists():
-                _train(job, folder, progress)
-    return folder
+    return trained_tokenizer(
+        section, content, lambda: tokenizer_corpus(job.data, progress), job.data.cache,
+        longest=job.model.max_positions, ranks=verifier.ranks,
+    )  # fmt: skip
 
 
 def tokenizer_of_run(job: LanguageJob, run_dir: Path, ranks: Ranks = ALONE) -> Path | None:
@@ -88,38 +82,13 @@ def tokenizer_of_run(job: LanguageJob, run_dir: Path, ranks: Ranks = ALONE) -> P
     It stays that of the run whatever becomes of the text (``data.allow_change``) and of the cache. The run keeps a
     copy, since checkpoints are pruned. All ``ranks`` call this.
     """
-    from pretrain.engine.checkpoint import checkpoints_of, read_job  # DeepSpeed, which preparing alone does without
+    if job.tokenizer.path is not None or job.model.init is not None:
+        return None
 
-    with ranks.synchronize_errors():
-        newest = [None, *checkpoints_of(run_dir)][-1]
-        if newest is None or job.tokenizer.path is not None or job.model.init is not None:
-            return None
-        before = read_job(newest)
-        if not isinstance(before, LanguageJob) or before.tokenizer != job.tokenizer or before.model.init is not None:
-            return None
-        folder = run_dir / "tokenizer"
-        if ranks.rank == 0 and not folder.is_dir():
-            partial = run_dir / ".tokenizer"
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.copytree(newest / "tokenizer", partial, copy_function=shutil.copyfile)
-            partial.rename(folder)
-    return folder
+    def trained_alike(before: Job) -> bool:
+        return isinstance(before, LanguageJob) and before.tokenizer == job.tokenizer and before.model.init is None
 
-
-def _train(job: LanguageJob, folder: Path, progress: ProgressCallback | None) -> None:
-    from tokenizer.train import train
-
-    section = job.tokenizer
-    logger.info("no tokenizer.path: one is trained on the text, and kept in %s", folder)
-    train(
-        tokenizer_corpus(job.data, progress),
-        folder,
-        vocab_size=section.vocab_size,
-        type=section.type,
-        byte_fallback=section.byte_fallback,
-        model_max_length=job.model.max_positions,
-        max_sentences=section.max_sentences,
-    )
+    return kept_in_run(run_dir, "tokenizer", trained_alike, ranks)
 
 
 def prepare(

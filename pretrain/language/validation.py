@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-
 import torch
 
 from pretrain.contrast.accumulators import MaskedTokenAccumulator, PairAccumulator
+from pretrain.contrast.collapse import warn_of_collapse
 from pretrain.contrast.metrics import contrast_metrics, noise_invariance
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.task import StepMetrics
 from pretrain.language.batches import Assembler, validation_batches
 from pretrain.language.config import LanguageJob
-
-logger = logging.getLogger(__name__)
-_COLLAPSED = -0.1
-"""Uniformity above this: nearly all representations in one point (0 is one point, about -4 an even spread)."""
 
 
 @torch.no_grad()
@@ -45,11 +40,7 @@ def validate(engine: Engine, assembler: Assembler, job: LanguageJob, windows: in
     report: StepMetrics = {**masked.compute(), "validation_samples": samples}
     if job.contrast.weight > 0:
         contrast = contrast_metrics(*head.gather(), job.validate_.temperature)
-        if contrast["uniformity"] > _COLLAPSED:
-            logger.warning(
-                "uniformity is %.3f: the representations are collapsing into one point; a lower optimizer.lr, a later "
-                "contrast.queue_start or a smaller contrast.queue helps", contrast["uniformity"],
-            )  # fmt: skip
+        warn_of_collapse(contrast["uniformity"])
         report |= contrast
     for name, pairs in pools.items():
         report |= {f"noise/{name}/{key}": value for key, value in noise_invariance(*pairs.gather()).items()}

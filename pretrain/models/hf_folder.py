@@ -32,7 +32,7 @@ TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 _DTYPES = ("F64", "F32", "F16", "BF16")
 """Types of weights that can be read; quantized weights are not numbers that could be copied into a model."""
 
-_BUFFER = re.compile(r"(.*\.)?(position|token_type)_ids")
+_BUFFER = re.compile(r"(.*\.)?((position|token_type)_ids|num_batches_tracked)")
 """Integers that old releases of transformers wrote beside the weights."""
 
 

@@ -6,13 +6,13 @@ Where several Hugging Face tensors stand for one of ours, they are its rows in t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
-import torch
 from torch import Tensor
 
-from pretrain.base.errors import CheckpointError
-from pretrain.models.hf_config import list_names
+from pretrain.models.name_table import check_names, check_ties, concatenate, expand, split
+
+WHAT = "RoBERTa"
 
 ROBERTA: dict[str, tuple[str, ...]] = {
     "encoder.embeddings.word.weight": ("roberta.embeddings.word_embeddings.weight",),
@@ -60,11 +60,7 @@ MLM = "mlm."
 
 def parameter_names(layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Every parameter of a model of ``layers`` layers: our name and the Hugging Face names of its parts."""
-    for ours, theirs in ROBERTA.items():
-        for layer in range(layers) if "#" in ours else (0,):
-            for kind in ("weight", "bias") if "*" in ours else ("",):
-                at = {"#": str(layer), "*": kind}
-                yield _fill(ours, at), tuple(_fill(name, at) for name in theirs)
+    return expand(ROBERTA, layers)
 
 
 def to_hf(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
@@ -73,15 +69,11 @@ def to_hf(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
     Raises:
         CheckpointError: names are missing or unexpected, or a tied pair differs.
     """
-    _check_ties(state, TIED, "the checkpoint")
+    check_ties(state, TIED, "the checkpoint", WHAT)
     table = dict(parameter_names(layers))
     mine = {name for name in state if name not in TIED and not name.startswith(HEAD)}
-    _check_names(mine, set(table), "the checkpoint")
-    out: dict[str, Tensor] = {}
-    for ours, theirs in table.items():
-        for name, part in zip(theirs, state[ours].chunk(len(theirs)), strict=True):
-            out[name] = part.detach().clone().contiguous()
-    return out
+    check_names(mine, set(table), "the checkpoint", WHAT)
+    return split(state, table)
 
 
 def from_hf(state: Mapping[str, Tensor], layers: int, source: str = "the Hugging Face model") -> dict[str, Tensor]:
@@ -93,22 +85,13 @@ def from_hf(state: Mapping[str, Tensor], layers: int, source: str = "the Hugging
         CheckpointError: names are missing or unexpected, or a tied pair differs (such a model is not RoBERTa: newer
             releases of transformers load it untied, with only a warning).
     """
-    _check_ties(state, HF_TIED, source)
+    check_ties(state, HF_TIED, source, WHAT)
     headless = not any(name.startswith("lm_head.") for name in state)
     table = {ours: parts for ours, parts in parameter_names(layers) if not (headless and ours.startswith(MLM))}
     theirs = {name for name in state if name not in HF_TIED and not HF_UNUSED.fullmatch(name)}
-    _check_names(theirs, {name for parts in table.values() for name in parts}, source)
-    out = {ours: concatenate(state, parts, source) for ours, parts in table.items()}
+    check_names(theirs, {name for parts in table.values() for name in parts}, source, WHAT)
+    out = {ours: concatenate(state, parts, source, WHAT) for ours, parts in table.items()}
     return out | {name: out[other] for name, other in TIED.items()}
-
-
-def concatenate(state: Mapping[str, Tensor], parts: Sequence[str], source: str) -> Tensor:
-    """The tensors ``parts`` of ``state`` as the rows of one. Raises ``CheckpointError`` where their shapes differ."""
-    try:
-        return torch.cat([state[name] for name in parts])
-    except RuntimeError:
-        shapes = ", ".join(f"{name} {tuple(state[name].shape)}" for name in parts)
-        raise CheckpointError(f"{source}: not the shapes of this RoBERTa: {shapes}") from None
 
 
 def with_roberta_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -116,21 +99,3 @@ def with_roberta_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if any(name.startswith("roberta.") for name in state):
         return dict(state)
     return {name if name.startswith("lm_head.") else f"roberta.{name}": tensor for name, tensor in state.items()}
-
-
-def _fill(name: str, at: Mapping[str, str]) -> str:
-    return name.replace("#", at["#"]).replace("*", at["*"])
-
-
-def _check_names(given: set[str], wanted: set[str], source: str) -> None:
-    missing, unexpected = sorted(wanted - given), sorted(given - wanted)
-    if missing or unexpected:
-        differences = {"missing": missing, "unexpected": unexpected}
-        problem = "; ".join(f"{kind}: {list_names(names)}" for kind, names in differences.items() if names)
-        raise CheckpointError(f"{source} does not have the tensors of this RoBERTa: {problem}")
-
-
-def _check_ties(state: Mapping[str, Tensor], ties: Mapping[str, str], source: str) -> None:
-    for name, other in ties.items():
-        if name in state and other in state and not torch.equal(state[name], state[other]):
-            raise CheckpointError(f"{source}: {name} differs from {other}; RoBERTa ties them, so one of them is wrong")

@@ -1,13 +1,22 @@
-"""The section of a job that names the tokenizer of its model, or says how one is trained. No torch here."""
+"""The tokenizer of a model: the section of a job that names it, or says how one is trained. No torch here."""
 
 from __future__ import annotations
 
-from typing import Literal
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import Field
 
+from pretrain.base.locks import cache_lock
+from pretrain.base.verification import ALONE, Ranks
 from pretrain.config.base import PositiveInt, Section
 from pretrain.models.hub import Source
+
+logger = logging.getLogger(__name__)
 
 
 class TokenizerSection(Section):
@@ -22,3 +31,48 @@ class TokenizerSection(Section):
     vocab_size: PositiveInt = Field(8192, le=2**24, description="pieces of a trained tokenizer, special ones included")
     byte_fallback: bool = Field(True, description="write unknown characters as bytes instead of <unk>")
     max_sentences: PositiveInt = Field(1_000_000, description="lines of the corpus to train on, sampled by seed")
+
+
+def trained_tokenizer(
+    section: TokenizerSection,
+    content: Mapping[str, Any],
+    texts: Callable[[], Iterable[str]],
+    cache: Path,
+    *,
+    longest: int,
+    normalization: Literal["nmt_nfkc", "nmt_nfkc_cf"] = "nmt_nfkc",
+    ranks: Ranks = ALONE,
+) -> Path:
+    """The folder of a tokenizer trained on ``texts``, in the cache. All ``ranks`` call this: one trains, others wait.
+
+    Args:
+        section: how it is trained.
+        content: what the texts are, as JSON, and all else that decides the result: it names the folder, together with
+            the section.
+        texts: called where the tokenizer is not in the cache yet.
+        cache: the host's.
+        longest: sequence in tokens that ``transformers`` should let pass.
+        normalization: of SentencePiece; ``_cf`` folds upper and lower case.
+        ranks: those that need it.
+    """
+    recipe = {**content, **section.model_dump(mode="json", exclude={"path"})}
+    name = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:32]
+    folder = cache / "tokenizers" / name
+    with ranks.synchronize_errors():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with cache_lock(folder.with_suffix(".lock")):
+            if not folder.exists():
+                from tokenizer.train import train
+
+                logger.info("no tokenizer.path: one is trained on the text, and kept in %s", folder)
+                train(
+                    texts(),
+                    folder,
+                    vocab_size=section.vocab_size,
+                    type=section.type,
+                    byte_fallback=section.byte_fallback,
+                    normalization=normalization,
+                    model_max_length=longest,
+                    max_sentences=section.max_sentences,
+                )
+    return folder

@@ -24,7 +24,8 @@ def checked(picture: Picture, dtype: FeatureType) -> Picture:
             of regions asks for, or not finite (in ``dtype``); a box with an edge outside of the picture; a class below
             0; or a score outside of [0, 1].
     """
-    name = _checked_name(picture.id)
+    check_name(picture.id)
+    name = shown(picture.id)
     for what, length in (("width", picture.width), ("height", picture.height)):
         if not 0 < length <= _WIDEST:
             raise DataError(f"picture {name}: a {what} of {shown(length)} pixels; it must be from 1 to {_WIDEST}")
@@ -42,10 +43,10 @@ def checked(picture: Picture, dtype: FeatureType) -> Picture:
     )
 
 
-def _checked_name(name: str) -> str:
+def check_name(name: str) -> None:
+    """Refuse what is no name for a picture."""
     if not name or not name.isprintable() or len(name.encode(errors="replace")) > LONGEST_NAME:
         raise DataError(f"{shown(name)} is no name for a picture: 1 to {LONGEST_NAME} bytes of printable text are")
-    return shown(name)
 
 
 def _checked_features(

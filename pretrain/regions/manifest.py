@@ -1,23 +1,21 @@
-"""``manifest.json`` of a region store, and how the store's arrays lie in their files."""
+"""``manifest.json`` of a region store, which says what arrays a store has."""
 
 from __future__ import annotations
 
 import json
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import Field
 
 from pretrain.base.errors import DataError
 from pretrain.base.files import file_in
 from pretrain.base.hashing import ExpectedFile
 from pretrain.base.records import Count, Record, read_record
+from pretrain.regions.arrays import ArrayFile
 
 MANIFEST = "manifest.json"
-HEADER_BYTES = 128
-"""Bytes before the values in an array's file, whatever its shape: so it is known before the shape is."""
 LONGEST_NAME = 1024
 """Bytes of a picture's name."""
 
@@ -105,29 +103,6 @@ class StoreManifest(Shape):
     def records(self) -> dict[str, ExpectedFile]:
         """The files of the arrays, as `pretrain.base.verification.Verifier` takes them."""
         return {name: ExpectedFile(file.bytes, file.sha256) for name, file in self.files.items()}
-
-
-class ArrayFile(NamedTuple):
-    """Type (as numpy writes it) and shape of an array in a ``.npy`` file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one entry of the first dimension."""
-        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape[1:], dtype=np.int64))
-
-    @property
-    def length(self) -> int:
-        """Length of the file in bytes."""
-        return HEADER_BYTES + self.shape[0] * self.row_bytes
-
-    def header(self) -> bytes:
-        """The first bytes of the file: numpy's format 1.0, padded to ``HEADER_BYTES``."""
-        fields = f"{{'descr': {self.dtype!r}, 'fortran_order': False, 'shape': {self.shape!r}, }}".encode()
-        before = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
-        return before + fields.ljust(HEADER_BYTES - 11) + b"\n"
 
 
 def read_manifest(folder: Path) -> StoreManifest:

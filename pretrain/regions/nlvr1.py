@@ -76,8 +76,8 @@ def scene_name(row: Mapping[str, Any]) -> str:
     return f"{row['identifier']}-{sha256(scene.encode()).hexdigest()[:8]}"
 
 
-def read_scenes(paths: Sequence[Path], progress: ProgressCallback | None = None) -> Iterator[Picture]:
-    """The pictures of NLVR v1 files (JSON lines, ``.gz`` too), in their order, each scene once.
+def read_scenes(paths: Sequence[Path], progress: ProgressCallback | None = None) -> Iterator[tuple[Path, Picture]]:
+    """The pictures of NLVR v1 files (JSON lines, ``.gz`` too) and their files, in their order, each scene once.
 
     Rows of one file that give the same identifier to the same scene are several sentences about one picture.
 
@@ -102,7 +102,7 @@ def read_scenes(paths: Sequence[Path], progress: ProgressCallback | None = None)
             picture = _picture(line, f"{path}, line {number}")
             if picture.id not in seen:
                 seen[picture.id] = path
-                yield picture
+                yield path, picture
             elif seen[picture.id] == path:
                 repeated += 1
             else:

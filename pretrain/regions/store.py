@@ -11,12 +11,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int64
 
 from pretrain.base.errors import DataError, counted, shown
-from pretrain.base.files import open_regular
-from pretrain.base.hashing import check_size
 from pretrain.base.verification import Verifier
+from pretrain.regions.arrays import map_array
 from pretrain.regions.checks import TOLERANCE
 from pretrain.regions.coco import other_forms
-from pretrain.regions.manifest import HEADER_BYTES, ArrayFile, StoreManifest, read_manifest
+from pretrain.regions.manifest import StoreManifest, read_manifest
 
 Rows = Int64[np.ndarray, " n"]
 _REMEDY = "; import the store again"
@@ -53,7 +52,9 @@ class RegionStore:
 
     def __init__(self, folder: Path, manifest: StoreManifest) -> None:
         self.folder, self.manifest = folder, manifest
-        arrays = {name: _mapped(folder / f"{name}.npy", layout) for name, layout in manifest.arrays().items()}
+        arrays = {
+            name: map_array(folder / f"{name}.npy", layout, _REMEDY) for name, layout in manifest.arrays().items()
+        }
         self._offsets = arrays["offsets"]  # int64 [N + 1]
         self._sizes = arrays["sizes"]  # int32 [N, 2]: width, height
         self._names = arrays["names"]  # bytes [N], UTF-8, sorted
@@ -146,7 +147,8 @@ class RegionStore:
             return out
 
         boxes = filled(self._boxes)
-        boxes /= np.tile(self._sizes[rows].astype(np.float32), 2)[:, None]
+        with np.errstate(all="ignore"):  # what comes of a damaged box is refused in the next line
+            boxes /= np.tile(self._sizes[rows].astype(np.float32), 2)[:, None]
         self._require(rows, (boxes >= -TOLERANCE) & (boxes <= 1 + TOLERANCE), "boxes that are not in the picture")
         labels: list[Any] = []
         for what in ("object", "attribute"):
@@ -207,20 +209,3 @@ class RegionStore:
             raise DataError(
                 f"{self.folder}: picture {shown(name[0].decode(errors='replace') if name else row)} has {what}{_REMEDY}"
             )
-
-
-def _mapped(path: Path, layout: ArrayFile) -> np.ndarray:
-    """The values of an array's file, whose length and first bytes are what ``layout`` says."""
-    try:
-        size = check_size(path, None, DataError).size
-        with open_regular(path) as file:
-            header = file.read(HEADER_BYTES)
-            if size != layout.length or header != layout.header():
-                raise DataError(
-                    f"{path} is damaged: {layout.length} bytes of {layout.dtype} {list(layout.shape)} are expected, "
-                    f"found {size} bytes{_REMEDY}"
-                )
-            mapped = np.memmap(file, dtype=layout.dtype, mode="r", offset=HEADER_BYTES, shape=layout.shape)
-    except OSError as problem:
-        raise DataError(f"{path}: cannot be mapped: {problem.strerror}") from problem
-    return mapped.view(np.ndarray)

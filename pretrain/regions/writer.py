@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
@@ -15,17 +15,9 @@ from pretrain.base.atomic import new_folder
 from pretrain.base.errors import DataError, counted, shown
 from pretrain.base.files import write_text
 from pretrain.base.hashing import sha256
+from pretrain.regions.arrays import HEADER_BYTES, write_array
 from pretrain.regions.checks import checked
-from pretrain.regions.manifest import (
-    HEADER_BYTES,
-    MANIFEST,
-    ArrayFile,
-    FeatureType,
-    Shape,
-    Source,
-    StoreFile,
-    StoreManifest,
-)
+from pretrain.regions.manifest import MANIFEST, FeatureType, Shape, Source, StoreFile, StoreManifest
 from pretrain.regions.picture import Picture
 
 _NAMES_TOGETHER = 4096
@@ -37,7 +29,7 @@ def write_store(
     *,
     feature_dtype: FeatureType = "fp16",
     features_of: Mapping[str, Any],
-    sources: Sequence[Source] = (),
+    sources: Iterable[Source] = (),
 ) -> StoreManifest:
     """Write ``pictures``, in their order, to the new store ``out``. It appears whole, or not at all.
 
@@ -46,7 +38,7 @@ def write_store(
         pictures: read once, one at a time.
         feature_dtype: type in which the features are stored.
         features_of: what made the features: ``backend`` and whatever decides its output.
-        sources: what the pictures were read from.
+        sources: what the pictures were read from; looked at when all pictures were.
 
     Raises:
         DataError: ``out`` holds something; there are no pictures; a picture is not valid (see
@@ -162,21 +154,13 @@ def write_pictures(
         write_array(folder / f"{name}.npy", shape.arrays()[name], content)
 
 
-def write_array(path: Path, layout: ArrayFile, values: np.ndarray) -> None:
-    """Write an array's file as ``layout`` says."""
-    assert values.shape == layout.shape, f"{path}: {values.shape} is not {layout.shape}"
-    with path.open("xb") as file:
-        file.write(layout.header())
-        file.write(np.ascontiguousarray(values, dtype=layout.dtype).data)
-
-
 def most_regions(offsets: Int64[np.ndarray, " borders"]) -> int:
     """How many regions the picture with the most has."""
     return int(np.diff(offsets).max())
 
 
 def seal(
-    folder: Path, shape: Shape, most: int, features_of: Mapping[str, Any], sources: Sequence[Source]
+    folder: Path, shape: Shape, most: int, features_of: Mapping[str, Any], sources: Iterable[Source]
 ) -> StoreManifest:
     """Hash the files of the arrays in ``folder`` and write the manifest, which makes it a store."""
     files = {

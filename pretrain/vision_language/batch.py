@@ -28,12 +28,14 @@ class PairBatch:
         zeroed: True for a masked region whose features are zeros in the corrupted view.
         replaced: flat positions of regions that have the features of another region in the corrupted view.
         replacements: those features.
-        region_masked: True for every masked region, whatever became of its features.
+        masked_regions: flat positions of all masked regions, whatever became of their features: region ``r`` of pair
+            ``i`` is ``i R + r``.
         object_ids: None in a store without object labels (so the other three).
         object_scores: the detector's confidence.
         attribute_ids: as for objects.
         attribute_scores: as for objects.
-        matched: 1 where the sentence belongs to the picture, 0 where it does not.
+        matched: 1 where the sentence belongs to the picture, 0 where it does not, -100 in a row that only fills up the
+            batch and has nothing to predict.
         answers: class of the answer, -100 for a pair without one; None where the job has no QA objective.
         ids: instance of each pair, for the contrast.
         padded: whether any token of the micro-batch is padding.
@@ -50,7 +52,7 @@ class PairBatch:
     zeroed: Bool[Tensor, "n R"]
     replaced: Int[Tensor, " r"]
     replacements: Float[Tensor, "r f"]
-    region_masked: Bool[Tensor, "n R"]
+    masked_regions: Int[Tensor, " m"]
     object_ids: Int[Tensor, "n R"] | None
     object_scores: Float[Tensor, "n R"] | None
     attribute_ids: Int[Tensor, "n R"] | None

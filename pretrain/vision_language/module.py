@@ -34,6 +34,6 @@ class VisionLanguageModule(nn.Module):
         output = self.lxmert(
             batch.tokens, batch.corrupted, batch.masked, batch.labels, batch.features.to(dtype),
             batch.corrupted_features().to(dtype), batch.boxes, batch.present if batch.missing else None,
-            padded=batch.padded,
+            batch.masked_regions, padded=batch.padded,
         )  # fmt: skip
         return VisionLanguageOutput(output, self.temperature(step))

@@ -89,9 +89,9 @@ def trainer(pipe: Connection, task: str, model: Path, data: Path) -> None:
         TrainingArguments,
     )  # fmt: skip
 
-    from finetune.glue.data import chosen_rows
     from finetune.glue.files import read_split
     from finetune.glue.tasks import glue_task
+    from finetune.order import chosen_rows
 
     examples = read_split(data / "glue", glue_task(task), "train")
     tokenizer = AutoTokenizer.from_pretrained(model)

@@ -17,7 +17,8 @@ from torch import Tensor
 from pretrain.base.errors import CheckpointError, DataError, shown
 from pretrain.models.foreign.families import ROBERTA_TYPES, family_of
 from pretrain.models.hf_folder import TOKENIZER_CONFIGS, read_config, read_json, read_tensors
-from pretrain.models.hf_map import concatenate, parameter_names
+from pretrain.models.hf_map import parameter_names
+from pretrain.models.name_table import concatenate
 from tokenizer.encode import TextTokenizer, load_tokenizer
 
 _HEADS = re.compile(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from finetune.batches import Batch, training_steps
 from finetune.order import ExampleOrder, micro_batches_of_rank
 
 
@@ -71,7 +72,8 @@ def test_seeds_and_epochs_differ_and_file_order_is_kept() -> None:
 def test_ranks_share_a_step(world: int, micro: int) -> None:
     lengths = _lengths(100)
     rows = np.random.default_rng(0).permutation(100)[: world * micro * 3]
-    parts = [micro_batches_of_rank(rows, lengths, micro, world, rank) for rank in range(world)]
+    places = [micro_batches_of_rank(lengths[rows], micro, world, rank, bucketing=True) for rank in range(world)]
+    parts = [[rows[part] for part in rank] for rank in places]
     assert sorted(np.concatenate([part for rank in parts for part in rank])) == sorted(rows)
     for together in zip(*parts, strict=True):
         assert all(len(part) == micro for part in together)
@@ -82,7 +84,46 @@ def test_ranks_share_a_step(world: int, micro: int) -> None:
 
 def test_neighbours_share_a_micro_batch() -> None:
     lengths = np.array([9, 1, 8, 2, 7, 3, 6, 4])
-    rows = np.arange(8)
-    assert [lengths[part].tolist() for part in micro_batches_of_rank(rows, lengths, 2, 2, 0)] == [[1, 2], [6, 7]]
-    assert [lengths[part].tolist() for part in micro_batches_of_rank(rows, lengths, 2, 2, 1)] == [[3, 4], [8, 9]]
-    assert [part.tolist() for part in micro_batches_of_rank(rows, None, 2, 2, 1)] == [[2, 3], [6, 7]]
+
+    def micro_batches(rank: int, bucketing: bool) -> list[list[int]]:
+        return [part.tolist() for part in micro_batches_of_rank(lengths, 2, 2, rank, bucketing=bucketing)]
+
+    assert [lengths[part].tolist() for part in micro_batches(0, True)] == [[1, 2], [6, 7]]
+    assert [lengths[part].tolist() for part in micro_batches(1, True)] == [[3, 4], [8, 9]]
+    assert micro_batches(1, False) == [[2, 3], [6, 7]]
+
+
+class _Doubled:
+    """Rows that show with which sample numbers they are trained on."""
+
+    lengths = np.array([9, 1, 8, 2, 7, 3, 6, 4])
+
+    def __len__(self) -> int:
+        return 8
+
+    def batch(self, numbers: np.ndarray) -> Batch[tuple[np.ndarray]]:
+        raise AssertionError("training asks for training_batch")
+
+    def training_batch(self, numbers: np.ndarray, samples: np.ndarray) -> Batch[tuple[np.ndarray]]:
+        return Batch((np.stack([numbers, samples]),))
+
+
+@pytest.mark.parametrize("bucketing", [False, True])
+def test_a_sample_has_the_same_number_on_every_world_and_after_a_restart(bucketing: bool) -> None:
+    rows = _Doubled()
+    order = ExampleOrder(rows.lengths, 12, 1, bucketing=bucketing)
+
+    def seen(world: int, micro: int, first: int) -> set[tuple[int, int]]:
+        starts = range(first, 48, 12)
+        pairs: set[tuple[int, int]] = set()
+        for rank in range(world):
+            for step in training_steps(rows, order, starts, micro, world, rank, bucketing=bucketing):
+                pairs |= {tuple(pair) for part in step.micro_batches for pair in part.inputs[0].T.tolist()}
+        return pairs
+
+    whole = seen(1, 12, 0)
+    assert len(whole) == 48
+    assert {sample for _, sample in whole} == set(range(48))
+    assert whole == seen(2, 3, 0) == seen(4, 1, 24) | {pair for pair in whole if pair[1] < 24}
+    by_sample = {sample: number for number, sample in whole}
+    assert [by_sample[sample] for sample in range(12)] == order.rows(0).tolist()

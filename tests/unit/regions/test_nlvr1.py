@@ -34,7 +34,7 @@ def _written(path: Path, *rows: Any) -> Path:
 
 
 def test_objects_and_boxes_are_regions(tmp_path: Path) -> None:
-    (picture,) = read_scenes([_written(tmp_path / "f.json", ROW)])
+    ((_, picture),) = read_scenes([_written(tmp_path / "f.json", ROW)])
     assert (picture.width, picture.height) == (400, 100)
     assert picture.features.shape == (6, len(COLUMNS))
     assert picture.boxes.tolist() == [
@@ -55,7 +55,7 @@ def test_objects_and_boxes_are_regions(tmp_path: Path) -> None:
 
 def test_the_scene_can_be_read_back_from_its_features(tmp_path: Path) -> None:
     """Otherwise two scenes that differ would look the same to the model."""
-    (picture,) = read_scenes([_written(tmp_path / "f.json", ROW)])
+    ((_, picture),) = read_scenes([_written(tmp_path / "f.json", ROW)])
     boxes: list[list[dict[str, Any]]] = [[], [], []]
     for row in picture.features.astype(np.float16).astype(float):
         of = dict(zip(COLUMNS, row.tolist(), strict=True))
@@ -95,7 +95,7 @@ def _changed(**change: Any) -> dict[str, Any]:
 
 
 def test_an_object_that_leaves_its_box_is_boxed_by_what_is_seen(tmp_path: Path) -> None:
-    (picture,) = read_scenes([_written(tmp_path / "f.json", _changed(x_loc=95, y_loc=-4))])
+    ((_, picture),) = read_scenes([_written(tmp_path / "f.json", _changed(x_loc=95, y_loc=-4))])
     assert picture.boxes[3].tolist() == [245, 0, 250, 16]
 
 
@@ -126,7 +126,7 @@ def test_a_line_that_is_no_scene_is_named(tmp_path: Path, row: Any, message: str
 def test_real_scenes(data_folder: Path, name: str, count: int) -> None:
     path = data_folder / "vl" / "nlvr1" / f"{name}.json"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    pictures = list(read_scenes([path]))
+    pictures = [picture for _, picture in read_scenes([path])]
     assert len(pictures) == count
     assert [picture.id for picture in pictures] == [scene_name(row) for row in rows]
     for picture, row in zip(pictures, rows, strict=True):

@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from threading import Thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -24,7 +25,7 @@ def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int) ->
     """``map(function, items)`` on ``workers`` processes (1: in this one), at most ``2 * workers`` items in flight.
 
     ``function`` is sent to each process once. Processes are spawned, not forked: a fork of a process that runs threads
-    (torch, NCCL) may hang.
+    (torch, NCCL) may hang. They end with this process, however it ends.
     """
     if workers == 1:
         yield from map(function, items)
@@ -47,6 +48,15 @@ def _install(function: Callable[[Any], Any]) -> None:
     global _function
     _function = function
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism: no threads in each of them
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """The pool of a process that was killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _call_function(item: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from pretrain.base.errors import DataError
-from pretrain.data.parallel import ordered_map
+from pretrain.base.parallel import ordered_map
 
 
 def slow_square(x: int) -> tuple[int, int]:

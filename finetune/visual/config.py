@@ -1,0 +1,170 @@
+"""The configuration of the ``visual`` job: LXMERT fine-tuned on VQA, GQA, NLVR2 or NLVR v1. No torch here.
+
+Defaults are LXMERT's recipe (Tan and Bansal 2019, section 4.2, and their code): batches of 32, 4 epochs, 10% of
+warmup and a linear decay to 0, gradients clipped at 5, weight decay 0.01. Two things differ: Adam corrects its bias,
+and biases and LayerNorm do not decay, as in every job here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from finetune.config import FineTuningJob, FineTuningSchedule
+from pretrain.config.base import PathField, PositiveInt, Section
+from pretrain.config.schema import BatchSection, OptimizerSection
+from pretrain.models.hub import Source
+from pretrain.models.lxmert.config import LxmertConfig
+from pretrain.vision_language.inputs import describe_inputs
+from pretrain.vision_language.sections import SentenceTokenizer, VisionLanguageData, without_microworld
+
+SCRATCH = Path("scratch")
+"""The value of ``model.init`` for random weights."""
+
+
+class VisualTask(NamedTuple):
+    """What the four data sets differ in.
+
+    Attributes:
+        name: as papers write it.
+        pictures: how many a row shows.
+        answers: whether rows are questions with an answer table; else they are statements, true or false.
+        metrics: what validation reports, the one that selects models first.
+    """
+
+    name: str
+    pictures: int
+    answers: bool
+    metrics: tuple[str, ...]
+
+
+TASKS = {
+    "vqa": VisualTask("VQA", 1, True, ("accuracy",)),
+    "gqa": VisualTask("GQA", 1, True, ("accuracy",)),
+    "nlvr2": VisualTask("NLVR2", 2, False, ("accuracy", "consistency")),
+    "nlvr1": VisualTask("NLVR v1", 1, False, ("accuracy", "consistency")),
+}
+"""By the value of ``data.task``."""
+
+
+class VisualData(VisionLanguageData):
+    """Which task, its files, and the region store that holds its pictures."""
+
+    task: Literal["vqa", "gqa", "nlvr2", "nlvr1"] = Field(description="vqa, gqa, nlvr2 or nlvr1")
+    validation_share: float | None = Field(
+        None, gt=0, lt=1, description="without data.validation: this share of data.train, whole groups of rows that "
+        "share their pictures, is what models are selected on"
+    )  # fmt: skip
+    bucketing: bool = Field(True, description="put rows of similar size into a batch; false = plain shuffled order")
+    shuffle: bool = Field(True, description="false = file order in every epoch, without bucketing")
+    max_train: PositiveInt | None = Field(None, description="train on this many rows, the same ones for every seed")
+    allow_other_features: bool = Field(
+        False, description="go on where model.init was trained on features of another kind than the store's"
+    )
+
+    @property
+    def visual_task(self) -> VisualTask:
+        """The task that ``task`` names."""
+        return TASKS[self.task]
+
+    @model_validator(mode="after")
+    def _has_validation(self) -> VisualData:
+        if self.train and not self.validation and self.validation_share is None:
+            raise ValueError(
+                "data.validation is missing: name the files to select models on, or set data.validation_share=0.1"
+            )
+        return self
+
+
+class VisualModel(Section):
+    """The LXMERT to start from, and the dropouts of fine-tuning."""
+
+    init: Source = Field(
+        description="a run or checkpoint of ours, a Hugging Face folder, airsplay's .pth file, USER/NAME[@REV] of the "
+        "hub, or scratch for random weights"
+    )
+    init_answers: PathField | None = Field(
+        None,
+        description="what the classes of init's answer head are, where it does not say (LXMERT's all_ans.json)",
+    )
+    encoder: LxmertConfig | None = Field(
+        None, description="with init=scratch: the encoder's sizes; else those of model.init take their place"
+    )
+    dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of embeddings and layer outputs")
+    attention_dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of the attention weights")
+    activation_checkpointing: Literal["none", "full", "offload"] = Field(
+        "none", description="recompute layers in the backward pass; offload also moves their inputs to host memory"
+    )
+    augment: Literal["none", "permute"] = Field(
+        "none", description="nlvr1: permute puts the three boxes of a picture in a random order, which keeps its truth"
+    )
+
+    @property
+    def scratch(self) -> bool:
+        """Whether training starts from random weights."""
+        return self.init == SCRATCH
+
+    @model_validator(mode="after")
+    def _one_init(self) -> VisualModel:
+        if self.encoder is not None and self.encoder.init is not None:
+            raise ValueError("model.encoder.init: not used here; model.init names what to start from")
+        return self
+
+
+class VisualSchedule(FineTuningSchedule):
+    """LXMERT's four epochs."""
+
+    epochs: PositiveFloat | None = Field(4.0, description="passes over the training data; null = max_steps alone")
+    warmup_ratio: NonNegativeFloat | None = Field(0.1, le=1, description="of max_steps; null = warmup_steps")
+
+
+class VisualOptimizer(OptimizerSection):
+    """Adam as LXMERT was fine-tuned."""
+
+    lr: PositiveFloat = Field(5e-5, description="peak learning rate")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="decay of Adam's two moments; of adamw, lamb and muon")
+    clip: NonNegativeFloat = Field(5.0, description="largest global gradient norm; 0 = off")
+
+
+class VisualJob(FineTuningJob):
+    """A ``visual`` job: a pretrained LXMERT fine-tuned on questions or statements about pictures."""
+
+    data: VisualData
+    tokenizer: SentenceTokenizer = SentenceTokenizer()
+    model: VisualModel
+    batch: BatchSection = BatchSection(global_=32, micro=32)
+    schedule: VisualSchedule = VisualSchedule()
+    optimizer: VisualOptimizer = VisualOptimizer()
+
+    @model_validator(mode="after")
+    def _fits_the_task(self) -> VisualJob:
+        task = self.data.task
+        if self.model.augment == "permute" and task != "nlvr1":
+            raise ValueError(f"model.augment permute is for pictures of three boxes (nlvr1), not for {task}")
+        if self.data.answers is not None and not self.data.visual_task.answers:
+            raise ValueError(f"data.answers: {task} has statements, which are true or false; leave it out")
+        return self
+
+    @classmethod
+    def replaced_by(cls, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Files that are named later take the place of the microworld."""
+        return without_microworld(below, above)
+
+    def metric_names(self) -> frozenset[str]:
+        """The task's metrics, the loss, and what tells a model that has learnt nothing."""
+        return frozenset((*self.data.visual_task.metrics, "loss", "degenerate", "baseline"))
+
+    def check_inputs(self) -> list[str]:
+        """Describe the store, the files, the tokenizer and ``model.init``; no row is read."""
+        lines = describe_inputs(self.data, None if self.model.scratch else self.model.init, self.tokenizer)
+        return lines + (["model.init: random weights"] if self.model.scratch else [])
+
+    def with_encoder(self, encoder: LxmertConfig) -> VisualJob:
+        """The job with the sizes of the model that it trains filled in."""
+        return self.model_copy(update={"model": self.model.model_copy(update={"encoder": encoder})})
+
+
+JOB = VisualJob

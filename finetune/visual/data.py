@@ -1,0 +1,196 @@
+"""Read the files of a ``visual`` job: rows, the split off part for validation, the answer table, data sets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from finetune.encoding import encode_texts
+from finetune.order import chosen_rows
+from finetune.visual.config import VisualData, VisualTask
+from finetune.visual.nlvr import nlvr1_group
+from finetune.visual.rows import Augment, AugmentedRows, PictureRows, SoftTargets
+from pretrain.base.errors import DataError
+from pretrain.regions.store import RegionStore
+from pretrain.vision_language.data.answers import AnswerTable, build_table, coverage, load_table, log_coverage
+from pretrain.vision_language.data.examples import Example
+from pretrain.vision_language.data.read import read_examples
+from tokenizer.encode import TextTokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class Splits(NamedTuple):
+    """The rows to train on and those to select models on."""
+
+    train: list[Example]
+    validation: list[Example]
+
+
+def read_splits(data: VisualData) -> Splits:
+    """The rows of both splits, all labelled.
+
+    Raises:
+        DataError: a file cannot be read, a row has no label or is of another kind of task.
+    """
+    train = read_labelled(data.train, data.visual_task, "data.train")
+    if data.validation:
+        validation = read_labelled(data.validation, data.visual_task, "data.validation")
+    else:
+        assert data.validation_share is not None, "VisualData lets no job through without it"
+        train, validation = split_off(train, data.visual_task, data.validation_share)
+    require_own_ids(validation, "data.validation")
+    keep = chosen_rows(len(train), data.max_train)
+    return Splits([train[i] for i in keep], validation)
+
+
+def read_rows(paths: Sequence[Path], task: VisualTask, what: str) -> list[Example]:
+    """The rows of these files, with labels or without. Raises ``DataError`` for rows of another kind of task."""
+    rows = read_examples(paths, what=what)
+    if not rows:
+        raise DataError(f"{what}: no rows in {', '.join(map(str, paths))}")
+    for row in rows:
+        if len(row.pictures) != task.pictures:
+            raise DataError(f"{what}: row {row.id} has {len(row.pictures)} pictures; {task.name} has {task.pictures}")
+        if row.answers is not None if not task.answers else row.truth is not None:
+            kind = "a question with an answer table" if task.answers else "a statement that is true or false"
+            raise DataError(f"{what}: row {row.id} is of another task; a row of {task.name} is {kind}")
+    return rows
+
+
+def read_labelled(paths: Sequence[Path], task: VisualTask, what: str) -> list[Example]:
+    """As `read_rows`. Raises ``DataError`` where a row has no label."""
+    rows = read_rows(paths, task, what)
+    bare = [row.id for row in rows if not is_labelled(row, task)]
+    if bare:
+        raise DataError(f"{what}: {len(bare)} of {len(rows)} rows have no label, such as {bare[0]}")
+    return rows
+
+
+def require_own_ids(rows: Sequence[Example], what: str) -> None:
+    """Raise ``DataError`` where two rows have one id: metrics and result files are by id."""
+    seen = set[int | str]()
+    for row in rows:
+        if row.id in seen:
+            raise DataError(f"{what}: the id {row.id} stands twice; name the files of one split")
+        seen.add(row.id)
+
+
+def is_labelled(row: Example, task: VisualTask) -> bool:
+    """Whether the file says what is right for this row."""
+    return (row.answers if task.answers else row.truth) is not None
+
+
+def split_off(rows: Sequence[Example], task: VisualTask, share: float) -> Splits:
+    """About ``share`` of ``rows`` for validation, the same rows for every seed.
+
+    Rows that were written together stay together: statements with the same stem of their identifier, questions about
+    the same picture. Groups are ordered by a digest of their names.
+
+    Raises:
+        DataError: there are fewer than two groups.
+    """
+    groups: dict[str, list[int]] = {}
+    for number, row in enumerate(rows):
+        groups.setdefault(group_of(row, task), []).append(number)
+    if len(groups) < 2:
+        raise DataError("data.validation_share: all rows belong together; name data.validation instead")
+    wanted, chosen = share * len(rows), set[int]()
+    for name in sorted(groups, key=lambda name: sha256(name.encode()).digest())[:-1]:
+        if chosen and len(chosen) + len(groups[name]) / 2 > wanted:
+            break
+        chosen.update(groups[name])
+    logger.info("data.validation_share %g: %d of %d rows are for validation", share, len(chosen), len(rows))
+    kept = [row for number, row in enumerate(rows) if number not in chosen]
+    return Splits(kept, [rows[number] for number in sorted(chosen)])
+
+
+def group_of(row: Example, task: VisualTask) -> str:
+    """NLVR2's ``dev-850-0-1`` and ``dev-850-1-0`` share pictures, NLVR v1's ``1572-0`` and ``1572-3`` a stem."""
+    if task.answers:
+        return " ".join(row.pictures)
+    return nlvr1_group(str(row.id)) if task.pictures == 1 else "-".join(str(row.id).split("-")[:2])
+
+
+def answer_table(data: VisualData, splits: Splits) -> AnswerTable | None:
+    """The answers of a task of questions: those of ``data.answers``, or those of the rows; None for statements.
+
+    VQA's are the answers of ``data.minimum_answers`` questions or more in both splits (9, as Anderson et al. 2018 and
+    LXMERT have it), GQA's are all.
+
+    Raises:
+        DataError: the table cannot be read, would be empty, or has no answer of any question.
+    """
+    if not data.visual_task.answers:
+        return None
+    if data.answers is not None:
+        table = load_table(data.answers)
+        found = coverage(splits.train, table)
+        if found.uncovered == found.questions:
+            raise DataError(f"data.answers {data.answers}: it has no answer of any question in data.train")
+        return table
+    return build_table([*splits.train, *splits.validation], data.minimum_answers if data.task == "vqa" else 1)
+
+
+def data_digest(splits: Splits, store: RegionStore, answers: AnswerTable | None) -> str:
+    """Equal for jobs that train and validate on the same rows, regions and answers."""
+    digest = sha256(store.manifest.key.encode())
+    for part in (*splits, () if answers is None else answers.answers):
+        digest.update(f"{len(part)}\n".encode())
+        for row in part:
+            digest.update(f"{row!r}\n".encode())
+    return digest.hexdigest()[:32]
+
+
+def row_set(
+    rows: Sequence[Example],
+    data: VisualData,
+    tokenizer: TextTokenizer,
+    store: RegionStore,
+    answers: AnswerTable | None,
+    what: str,
+    augment: Augment | None = None,
+) -> PictureRows:
+    """Rows as a data set that batches can be made of.
+
+    Args:
+        rows: all labelled, or else without targets.
+        data: the section of the job.
+        tokenizer: that of the model.
+        store: where the pictures are.
+        answers: the table of a task of questions.
+        what: what to call the rows in errors and in the log.
+        augment: changes the regions of the rows that are trained on.
+
+    Raises:
+        DataError: a picture is not in the store.
+    """
+    pictures = store.rows([name for row in rows for name in row.pictures], what)
+    encoded = encode_texts(
+        [row.text for row in rows],
+        None,
+        tokenizer,
+        data.sequence_length,
+        source=what,
+        cache=data.cache / "finetune",
+    )
+    shape = (len(rows), data.visual_task.pictures)
+    targets = _targets(rows, data.visual_task, answers, what)
+    parts = (rows, encoded, store, pictures.reshape(shape), targets, tokenizer.special.pad)
+    return PictureRows(*parts) if augment is None else AugmentedRows(*parts, augment=augment)
+
+
+def _targets(
+    rows: Sequence[Example], task: VisualTask, answers: AnswerTable | None, what: str
+) -> SoftTargets | np.ndarray | None:
+    if not all(is_labelled(row, task) for row in rows):
+        return None
+    if answers is None:
+        return np.array([row.truth for row in rows], dtype=np.int64)
+    log_coverage(what, coverage(rows, answers), answers)
+    return SoftTargets.of([row.answers or {} for row in rows], answers.index)

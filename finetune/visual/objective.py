@@ -1,0 +1,108 @@
+"""What the model's outputs mean on questions and statements about pictures: losses, answers and metrics.
+
+The metrics are those of training: VQA's by the soft scores, GQA's over all questions. `finetune.visual.evaluate` gives
+the official ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from finetune.batches import Batch
+from finetune.metrics import compute_metrics
+from finetune.objective import RowResults
+from finetune.visual.config import VisualTask
+from finetune.visual.nlvr import nlvr_scores
+from finetune.visual.rows import PictureInputs, PictureRows, SoftTargets
+
+
+class AnswerObjective:
+    """Questions: binary cross entropy of every answer's soft score (Teney et al. 2018), summed over the answers.
+
+    LXMERT writes it as the mean over all answers times their number.
+    """
+
+    def __init__(self, task: VisualTask) -> None:
+        self.task = task
+
+    @property
+    def metric(self) -> str:
+        """The metric that selects models."""
+        return self.task.metrics[0]
+
+    def loss(self, outputs: Float[Tensor, "n answers"], labels: Float[Tensor, "n answers"]) -> Float[Tensor, ""]:
+        """The mean over the questions of the sum over all answers."""
+        return F.binary_cross_entropy_with_logits(outputs, labels) * outputs.shape[1]
+
+    def row_results(self, outputs: Float[Tensor, "n answers"], batch: Batch[PictureInputs]) -> dict[str, Tensor]:
+        """The best answer of each row alone, since a table has thousands, and the row's loss."""
+        results = {"answer": outputs.argmax(1)}
+        if batch.labels is not None:
+            losses = F.binary_cross_entropy_with_logits(outputs, batch.labels, reduction="none")
+            results["loss"] = losses.sum(1)
+        return results
+
+    def metrics(self, results: RowResults, rows: PictureRows) -> dict[str, float]:
+        """``loss``; ``accuracy``: the mean soft score of the chosen answers (0 where the file has no such answer).
+
+        ``degenerate`` is 1 where all answers are the same, ``baseline`` the accuracy of the best constant answer.
+        """
+        targets = rows.targets
+        assert isinstance(targets, SoftTargets), "only labelled rows are measured"
+        answer: Int64[np.ndarray, " n"] = results["answer"]
+        totals = np.bincount(targets.ids, weights=targets.scores, minlength=1)
+        return {
+            "loss": float(results["loss"].mean()),
+            "accuracy": float(targets.scores_of(answer).mean(dtype=np.float64)),
+            "degenerate": float(np.ptp(answer) == 0),
+            "baseline": float(totals.max() / len(rows)),
+        }
+
+
+class TruthObjective:
+    """Statements: cross entropy of the classes false and true."""
+
+    def __init__(self, task: VisualTask) -> None:
+        self.task = task
+
+    @property
+    def metric(self) -> str:
+        """The metric that selects models."""
+        return self.task.metrics[0]
+
+    def loss(self, outputs: Float[Tensor, "n 2"], labels: Int64[Tensor, " n"]) -> Float[Tensor, ""]:
+        """Mean cross entropy."""
+        return F.cross_entropy(outputs, labels)
+
+    def row_results(self, outputs: Float[Tensor, "n 2"], batch: Batch[PictureInputs]) -> dict[str, Tensor]:
+        """The class of each row, and its loss."""
+        results = {"answer": outputs.argmax(1)}
+        if batch.labels is not None:
+            results["loss"] = F.cross_entropy(outputs, batch.labels, reduction="none")
+        return results
+
+    def metrics(self, results: RowResults, rows: PictureRows) -> dict[str, float]:
+        """``loss``, ``accuracy``, ``consistency``, and what `finetune.metrics.compute_metrics` adds."""
+        targets: Any = rows.targets
+        assert isinstance(targets, np.ndarray), "only labelled rows are measured"
+        answer = results["answer"]
+        return {
+            "loss": float(results["loss"].mean()),
+            **compute_metrics(["accuracy"], answer, targets),
+            **nlvr_scores(truths(results, rows), rows.examples, "nlvr2" if self.task.pictures == 2 else "nlvr1"),
+        }
+
+
+def truths(results: RowResults, rows: PictureRows) -> dict[str, bool]:
+    """What is predicted of each statement, by its identifier."""
+    return {str(row.id): bool(answer) for row, answer in zip(rows.examples, results["answer"], strict=True)}
+
+
+def objective_of(task: VisualTask) -> AnswerObjective | TruthObjective:
+    """The objective of a task."""
+    return AnswerObjective(task) if task.answers else TruthObjective(task)

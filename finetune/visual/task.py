@@ -1,0 +1,131 @@
+"""The ``visual`` task: LXMERT under a new head, on questions or statements about pictures."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from finetune.task import FineTuningTask, Identity
+from finetune.visual.backbone import Backbone, start_from
+from finetune.visual.config import VisualJob
+from finetune.visual.data import Splits, answer_table, data_digest, read_splits, row_set
+from finetune.visual.module import PictureClassifier
+from finetune.visual.objective import objective_of
+from finetune.visual.permute import Permute, require_scenes
+from finetune.visual.pretrained import encoder_of, read_backbone
+from finetune.visual.restore import ANSWERS, classifier
+from pretrain.base.errors import ConfigError
+from pretrain.config.schema import Job
+from pretrain.engine.verification import all_ranks
+from pretrain.models.lxmert.config import LxmertConfig
+from pretrain.models.lxmert.flops import encoder_flops
+from pretrain.regions.store import RegionStore
+from pretrain.vision_language.features import FeatureKind, require_features
+from pretrain.vision_language.inputs import require
+from pretrain.vision_language.vocabulary import tokenizer_folder
+from tokenizer.encode import TextTokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class VisualFineTuning(FineTuningTask):
+    """Binary cross entropy of soft scores (VQA, GQA), or cross entropy of false and true (NLVR2, NLVR v1)."""
+
+    job: VisualJob
+
+    def __init__(self, job: Job, run_dir: Path) -> None:
+        assert isinstance(job, VisualJob)
+        data, task = job.data, job.data.visual_task
+        self.store = RegionStore.open(require(data))
+        splits = read_splits(data)
+        self.answers = answer_table(data, splits)
+        self._backbone = None if job.model.scratch else read_backbone(job)
+        self.tokenizer = self._tokenizer(job, splits)
+        self.config = _encoder(job, self._backbone, self.tokenizer, self.store)
+        augment = None
+        if job.model.augment == "permute":
+            require_scenes(self.store)
+            augment = Permute(job.run.seed)
+        common = (data, self.tokenizer, self.store, self.answers)
+        self._train = train = row_set(splits.train, *common, "data.train", augment)
+        validation = row_set(splits.validation, *common, "data.validation")
+        super().__init__(
+            job.with_encoder(self.config),
+            task.name,
+            train,
+            {"": validation},
+            objective_of(task),
+            identity={
+                "task": Identity(data.task, "data.task"),
+                "tokenizer": Identity(self.tokenizer.fingerprint, "tokenizer of model.init"),
+                "data": Identity(data_digest(splits, self.store, self.answers), "data"),
+            },
+            bucketing=data.bucketing,
+            shuffle=data.shuffle,
+        )
+        self._exported = run_dir
+
+    def _tokenizer(self, job: VisualJob, splits: Splits) -> TextTokenizer:
+        if self._backbone is not None:
+            return self._backbone.tokenizer
+        positions = (job.model.encoder or LxmertConfig()).max_positions
+        sentences = [row.text for row in splits.train]
+        return load_tokenizer(tokenizer_folder(job.tokenizer, sentences, job.data.cache, positions, all_ranks()))
+
+    def build_model(self) -> PictureClassifier:
+        """The pretrained encoder under a new head, or all of it from scratch."""
+        model = classifier(self.job, self.answers)
+        if self._backbone is None:
+            logger.warning("model.init=scratch: the model starts from random weights, without any pretraining")
+        else:
+            start_from(model, self._backbone, None if self.answers is None else self.answers.answers)
+        return model
+
+    def flops_per_row(self, length: float) -> float:
+        """Forward FLOP of the encoder on a sentence with each of its pictures; those of the head are few."""
+        rows, pictures = self._train, self.job.data.visual_task.pictures
+        return pictures * encoder_flops(self.config, rows.mean_words, rows.mean_regions)
+
+    def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of another task or tokenizer, and of other data unless ``data.allow_change`` is set.
+
+        Raises:
+            CheckpointError: it is one.
+        """
+        if self.job.data.allow_change and isinstance(state.get("data"), str):
+            state = {**state, "data": self._identity["data"].value}
+        super().load_state(folder, state)
+
+    def export_files(self) -> Mapping[str, Path]:
+        """Tokenizer, kind of features and answer table travel with every checkpoint."""
+        folder = self._exported
+        self.tokenizer.save(folder / "tokenizer")
+        files = {"tokenizer": folder / "tokenizer", "regions.json": FeatureKind.of(self.store).save(folder)}
+        if self.answers is not None:
+            self.answers.save(folder / ANSWERS)
+            files[ANSWERS] = folder / ANSWERS
+        return files
+
+
+def _encoder(job: VisualJob, backbone: Backbone | None, tokenizer: TextTokenizer, store: RegionStore) -> LxmertConfig:
+    """The sizes of the model. Raises ``CheckpointError`` where the store is not of the kind that it was trained on."""
+    size = store.manifest.feature_size
+    base = (job.model.encoder or LxmertConfig()) if backbone is None else backbone.config
+    if backbone is not None:
+        known = FeatureKind.of(store).model_copy(update={"feature_size": base.known("feature_size")})
+        allow = job.data.allow_other_features
+        require_features(store, backbone.features or known, backbone.source, allow_other=allow)
+        if backbone.features is None:
+            logger.warning("%s does not say what features it was trained on; they must be those of %s",
+                           backbone.source, store.folder)  # fmt: skip
+    if job.data.sequence_length > base.max_positions:
+        raise ConfigError(
+            f"data.sequence_length {job.data.sequence_length} is longer than the {base.max_positions} positions of "
+            "the model"
+        )
+    return encoder_of(job, base, tokenizer, size)
+
+
+TASK = VisualFineTuning

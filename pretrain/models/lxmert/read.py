@@ -1,0 +1,188 @@
+"""Read a pretrained LXMERT that somebody else wrote: a Hugging Face folder, or a file of airsplay's code.
+
+Nothing in it is run or followed, and no size that it claims is believed: sizes are those of the tensors.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pretrain.base.errors import CheckpointError
+from pretrain.models.hf_config import list_names
+from pretrain.models.hf_folder import (
+    TOKENIZER_CONFIGS,
+    is_hf,
+    open_tensors,
+    read_json,
+    read_tensor_file,
+    read_tensors,
+    require_regular,
+)
+from pretrain.models.hf_map import HEAD_FILE
+from pretrain.models.hub import local_folder
+from pretrain.models.lxmert.config import LxmertConfig
+from pretrain.models.lxmert.hf_config import LAYER_NORM_EPS, parse_hf_config
+from pretrain.models.lxmert.layers import SEGMENTS
+from pretrain.models.lxmert.names import AGGREGATION, from_hf, hugging_face_names
+from tokenizer.encode import TextTokenizer, load_tokenizer
+
+_HEAD_WIDTH = 64
+"""Columns of an attention head in every BERT and LXMERT; airsplay's files do not say it, and tensors do not show it."""
+
+_STACKS = {
+    "language_layers": re.compile(r"lxmert\.encoder\.layer\.(\d{1,4})\."),
+    "vision_layers": re.compile(r"lxmert\.encoder\.r_layers\.(\d{1,4})\."),
+    "cross_layers": re.compile(r"lxmert\.encoder\.x_layers\.(\d{1,4})\."),
+}
+_SIZES = {
+    "vocab_size": ("lxmert.embeddings.word_embeddings.weight", 0),
+    "hidden": ("lxmert.embeddings.word_embeddings.weight", 1),
+    "max_positions": ("lxmert.embeddings.position_embeddings.weight", 0),
+    "ffn": ("lxmert.encoder.layer.0.intermediate.dense.weight", 0),
+    "feature_size": ("lxmert.encoder.visn_fc.visn_fc.weight", 1),
+}
+_CLASSES = {
+    "object_classes": ("obj_predict_head.decoder_dict.obj.weight", 0),
+    "attribute_classes": ("obj_predict_head.decoder_dict.attr.weight", 0),
+    "answers": ("answer_head.logit_fc.3.weight", 0),
+}
+"""Field of `LxmertConfig` -> the tensor and the axis that have this size; those of heads may be missing."""
+
+
+@dataclass(frozen=True)
+class PretrainedLxmert:
+    """What a source holds.
+
+    Attributes:
+        config: its sizes; 0 classes for a head that it lacks.
+        state: its tensors under the names of `LxmertModel`; heads that it lacks are missing.
+        tokenizer: None where the source has none (airsplay's, which used that of ``bert-base-uncased``).
+        answers: of the answer head, in the order of its logits; None where the source does not name them.
+    """
+
+    config: LxmertConfig
+    state: dict[str, Tensor]
+    tokenizer: TextTokenizer | None
+    answers: tuple[str, ...] | None
+
+
+def is_lxmert(source: Path) -> bool:
+    """Whether ``source`` is something for `read_lxmert`, and not a run or checkpoint of ours."""
+    return source.is_file() or is_hf(source)
+
+
+def read_lxmert(source: Path) -> PretrainedLxmert:
+    """Read a Hugging Face folder (or hub id) of any class of LXMERT, or a ``.pth`` file of airsplay's code.
+
+    Raises:
+        CheckpointError: it is neither, is damaged or hostile, tensors are missing, unknown or of the wrong shape, or
+            the hub has no such model.
+        DataError: its tokenizer cannot be read.
+    """
+    if source.is_file():
+        return _read_airsplay(source)
+    folder = local_folder(source)
+    if not is_hf(folder):
+        raise CheckpointError(
+            f"{source}: no LXMERT here; give a Hugging Face folder (config.json, model.safetensors) or airsplay's .pth"
+        )
+    path = folder / "config.json"
+    claimed, answers = parse_hf_config(read_json(path), str(path))
+    tensors = hugging_face_names(read_tensors(folder), str(folder))
+    shown = _sizes(tensors, str(folder))
+    for name, size in shown.items():
+        if getattr(claimed, name) != size and not (name in _CLASSES and size == 0):
+            raise CheckpointError(f"{path}: says {name} {getattr(claimed, name)}, but the tensors have {size}")
+    config = claimed.model_copy(update={name: shown[name] for name in _CLASSES})
+    state = from_hf(tensors, config, str(folder))
+    if (folder / HEAD_FILE).exists():
+        state |= {AGGREGATION + name: tensor for name, tensor in read_tensor_file(folder / HEAD_FILE).items()}
+        config = config.model_copy(update={"pooling": _pooling(folder / HEAD_FILE)})
+    return PretrainedLxmert(config, state, _tokenizer(folder, config), answers if config.answers else None)
+
+
+def _read_airsplay(path: Path) -> PretrainedLxmert:
+    tensors = hugging_face_names(_load(path), str(path))
+    sizes = _sizes(tensors, str(path))
+    hidden = sizes["hidden"]
+    if hidden % _HEAD_WIDTH:
+        raise CheckpointError(
+            f"{path}: {hidden} columns are no multiple of {_HEAD_WIDTH}, the width of a head in LXMERT"
+        )
+    config = LxmertConfig(size="custom", heads=hidden // _HEAD_WIDTH, pad_id=0, layer_norm_eps=LAYER_NORM_EPS, **sizes)
+    return PretrainedLxmert(config, from_hf(tensors, config, str(path)), None, None)
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    """The state dict in a file of ``torch.save``, of which torch reads tensors and nothing else."""
+    require_regular(path)
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, KeyError, AttributeError, OSError,
+            IndexError, MemoryError, OverflowError) as error:  # fmt: skip
+        problem = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{path}: not a file of tensors alone, as torch.save writes it: {problem}") from None
+    if not isinstance(loaded, Mapping) or not loaded:
+        raise CheckpointError(f"{path}: holds no state dict (names and tensors), but {type(loaded).__name__}")
+    wrong = [str(name) for name, x in loaded.items() if not (isinstance(name, str) and _is_plain(x))]
+    if wrong:
+        raise CheckpointError(f"{path}: entries that are not dense tensors of numbers: {list_names(wrong)}")
+    return dict(loaded)
+
+
+def _is_plain(x: object) -> bool:
+    return isinstance(x, Tensor) and x.layout == torch.strided and not x.is_complex() and not x.is_quantized
+
+
+def _sizes(tensors: Mapping[str, Tensor], source: str) -> dict[str, int]:
+    """Fields of `LxmertConfig` as the tensors show them; 0 classes for heads that are missing."""
+    missing = [name for name, _ in _SIZES.values() if name not in tensors]
+    if missing:
+        raise CheckpointError(f"{source} does not have the tensors of this LXMERT: missing: {list_names(missing)}")
+    sizes = {field: _size(tensors[name], name, axis, source) for field, (name, axis) in _SIZES.items()}
+    for field, (name, axis) in _CLASSES.items():
+        sizes[field] = _size(tensors[name], name, axis, source) if name in tensors else 0
+    for field, pattern in _STACKS.items():
+        sizes[field] = len({match[1] for name in tensors if (match := pattern.match(name))})
+        if not 1 <= sizes[field] <= 1000:
+            raise CheckpointError(f"{source}: {sizes[field]} {field.replace('_', ' ')}; LXMERT has 1 to 1,000")
+    types = "lxmert.embeddings.token_type_embeddings.weight"
+    if types in tensors and len(tensors[types]) != SEGMENTS:
+        raise CheckpointError(f"{source}: {types} has {len(tensors[types])} rows; LXMERT has {SEGMENTS}")
+    return sizes
+
+
+def _size(tensor: Tensor, name: str, axis: int, source: str) -> int:
+    if tensor.ndim != 2 or 0 in tensor.shape:
+        raise CheckpointError(f"{source}: {name} has shape {tuple(tensor.shape)}; a matrix is expected")
+    return tensor.shape[axis]
+
+
+def _pooling(path: Path) -> str:
+    with open_tensors(path) as file:
+        pooling = (file.metadata() or {}).get("pooling", "cls")
+    if pooling not in ("cls", "pooled"):
+        raise CheckpointError(f"{path}: pooling is {pooling!r} in its metadata; cls or pooled is possible")
+    return str(pooling)
+
+
+def _tokenizer(folder: Path, config: LxmertConfig) -> TextTokenizer | None:
+    if not any((folder / name).exists() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
+        return None
+    for name in TOKENIZER_CONFIGS:
+        if (folder / name).exists():
+            read_json(folder / name)
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.vocab_size > config.known("vocab_size") or tokenizer.special.pad != config.pad_id:
+        raise CheckpointError(
+            f"{folder}: the tokenizer ({tokenizer.vocab_size} ids, padding {tokenizer.special.pad}) is not the model's "
+            f"({config.vocab_size} rows, padding {config.pad_id})"
+        )
+    return tokenizer

@@ -1,0 +1,163 @@
+"""From a picture to a model's input, as the model folder's ``preprocessor_config.json`` says.
+
+transformers' processors are used in their Pillow form, whether or not torchvision is installed: the two forms resize a
+little differently, and features must not depend on the machine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pretrain.base.errors import CheckpointError, shown
+from pretrain.engine.quiet import quiet_transformers
+from pretrain.models.hf_folder import read_json
+from pretrain.regions.extract.families import Family
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_KEYS = (
+    "size", "crop_size", "crop_pct", "resample", "do_resize", "do_center_crop", "do_rescale", "rescale_factor",
+    "do_normalize", "image_mean", "image_std", "do_pad", "pad_size", "include_top",
+)  # fmt: skip
+"""What of a processor decides the pixels that a model sees."""
+
+_LARGEST = 4096
+"""Pixels of the longest side of a model's input."""
+
+Box = tuple[float, float, float, float]
+
+
+class Prepared(NamedTuple):
+    """A picture as a model sees it.
+
+    Attributes:
+        pixels: normalised.
+        seen: left, top, right and bottom edge of what the model sees, in pixels of the picture.
+    """
+
+    pixels: Float[Tensor, "3 height width"]
+    seen: Box
+
+
+class Preparation:
+    """The processor of a model folder.
+
+    Args:
+        folder: holds ``preprocessor_config.json``.
+        family: which processors it may name.
+        fit: ``whole``, ``crop`` or, for a detector, ``own``: the processor's own way, which keeps the whole picture.
+
+    Raises:
+        CheckpointError: the file is missing, names code to run or a processor that is not known here, or asks for
+            something that cannot be followed.
+    """
+
+    def __init__(self, folder: Path, family: Family, fit: str) -> None:
+        self._path, self._fit = folder / "preprocessor_config.json", fit
+        self._processor = _processor(read_json(self._path), family, self._path)
+        self._input = (0, 0) if fit == "own" else self._input_size()
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What decides the pixels that the model sees, as the manifest of a store holds it."""
+        values = self._processor.to_dict()
+        kept = {key: values[key] for key in _KEYS if values.get(key) is not None}
+        return {"processor": values["image_processor_type"], "fit": self._fit, **kept}
+
+    def __call__(self, image: Image.Image) -> Prepared:
+        """Prepare one picture."""
+        if self._fit == "whole":
+            height, width = self._input
+            options = {"do_resize": False, "do_center_crop": False}
+            pixels = self._run(image.resize((width, height), self._resample), **options)
+            return Prepared(pixels, _whole(*image.size))
+        pixels = self._run(image)
+        return Prepared(pixels, _whole(*image.size) if self._fit == "own" else self._seen(*image.size))
+
+    @property
+    def _resample(self) -> Any:
+        from PIL import Image
+
+        return Image.Resampling(int(self._processor.resample))
+
+    def _run(self, image: Image.Image, **options: Any) -> Tensor:
+        prepared = self._processor(images=[image], return_tensors="pt", **options)
+        pixels: Tensor = prepared["pixel_values"][0]
+        return pixels.float()
+
+    def _input_size(self) -> tuple[int, int]:
+        """Height and width of the model's input."""
+        size, crop = self._processor.size, getattr(self._processor, "crop_size", None)
+        if self._processor.do_center_crop and crop:
+            size = crop
+        height, width = (
+            (size["height"], size["width"])
+            if size.get("height") and size.get("width")
+            else (size.get("shortest_edge"), size.get("shortest_edge"))
+        )
+        if not (isinstance(height, int) and isinstance(width, int) and 1 <= height <= _LARGEST >= width >= 1):
+            raise CheckpointError(f"{self._path}: size {shown(dict(size))} does not say how large the input is")
+        if self._fit == "crop" and not self._processor.do_resize:
+            raise CheckpointError(f"{self._path}: do_resize is false; --fit whole is possible")
+        return height, width
+
+    def _seen(self, width: int, height: int) -> Box:
+        """What the processor's own way leaves of a picture.
+
+        It resizes the picture so that its short side has ``size.shortest_edge`` pixels (ConvNeXt's: divided by
+        ``crop_pct``; and from 384 pixels on it stretches it to a square), and cuts the middle out.
+        """
+        size, input_height, input_width = self._processor.size, *self._input
+        short = size.get("shortest_edge")
+        crop_pct = getattr(self._processor, "crop_pct", None)
+        if crop_pct is not None and short >= 384:
+            return _whole(width, height)
+        if crop_pct is not None:
+            short = int(short / crop_pct)
+        elif not self._processor.do_center_crop and short is None:
+            return _whole(width, height)
+        if short is None:
+            resized = (size["width"], size["height"])
+        else:
+            longer = int(short * max(width, height) / min(width, height))
+            resized = (short, longer) if width <= height else (longer, short)
+        if crop_pct is None and not self._processor.do_center_crop:
+            return _whole(width, height)
+        if resized[0] < input_width or resized[1] < input_height:
+            raise CheckpointError(f"{self._path}: the crop is larger than what it is cut from; --fit whole is possible")
+        left, top = (resized[0] - input_width) // 2, (resized[1] - input_height) // 2
+        x, y = width / resized[0], height / resized[1]
+        return (left * x, top * y, (left + input_width) * x, (top + input_height) * y)
+
+
+def _whole(width: int, height: int) -> Box:
+    return 0.0, 0.0, float(width), float(height)
+
+
+def _processor(keys: dict[str, Any], family: Family, path: Path) -> Any:
+    from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
+
+    named = keys.get("image_processor_type") or keys.get("feature_extractor_type") or family.processors[0]
+    name = str(named).replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast").removesuffix("Pil")
+    if name not in family.processors:
+        raise CheckpointError(f"{path}: image_processor_type is {shown(named)}; known: {', '.join(family.processors)}")
+    with quiet_transformers():
+        try:
+            processor_class = get_image_processor_class_from_name(f"{name}Pil")
+            processor = processor_class(**{key: keys[key] for key in _KEYS if key in keys and keys[key] is not None})
+        except Exception as error:  # it raises what it likes for values that it does not
+            raise CheckpointError(f"{path}: not a {name}: {' '.join(str(error).split())[:300]}") from None
+    return processor
+
+
+def require_finite(prepared: Prepared) -> Prepared:
+    """The picture itself; raises ``ValueError`` where it has no pixels, or some that are no numbers."""
+    if 0 in prepared.pixels.shape or not torch.isfinite(prepared.pixels).all():
+        raise ValueError(f"as a model's input it has the shape {tuple(prepared.pixels.shape)}, or is not finite")
+    return prepared

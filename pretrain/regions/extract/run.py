@@ -1,0 +1,214 @@
+"""The extraction: pictures in, a region store out, a few pictures in memory at a time."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from pretrain.base.errors import ConfigError, DataError, UserError, counted
+from pretrain.base.progress import ProgressCallback
+from pretrain.regions.extract.cells import cell_boxes, feature_map, pooled
+from pretrain.regions.extract.damage import Damage
+from pretrain.regions.extract.decode import decode
+from pretrain.regions.extract.detector import detect
+from pretrain.regions.extract.find import Found, find_pictures, read_picture
+from pretrain.regions.extract.folder import VisionModel, load_vision_model
+from pretrain.regions.extract.options import Options
+from pretrain.regions.extract.prepare import Preparation, Prepared, require_finite
+from pretrain.regions.manifest import Source, StoreManifest
+from pretrain.regions.picture import Labels, Picture
+from pretrain.regions.writer import write_store
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+logger = logging.getLogger(__name__)
+
+_THREADS = 4
+"""Threads that read and decode pictures while the model computes."""
+
+
+class _Input(NamedTuple):
+    found: Found
+    sha256: str
+    width: int
+    height: int
+    prepared: Prepared
+
+
+class _Places:
+    """What was read of each place: how many pictures, and a digest of their names and files in their order."""
+
+    def __init__(self) -> None:
+        self._digests: dict[str, Any] = {}
+        self._counts: Counter[str] = Counter()
+
+    def add(self, one: _Input) -> None:
+        line = f"{one.sha256}  {one.found.name}\n"
+        self._digests.setdefault(one.found.place, sha256()).update(line.encode())
+        self._counts[one.found.place] += 1
+
+    def __iter__(self) -> Iterator[Source]:
+        """To be called when all pictures were read."""
+        for place, digest in self._digests.items():
+            yield Source(name=place, sha256=digest.hexdigest(), pictures=self._counts[place])
+
+
+def extract_regions(
+    places: Sequence[Path], out: Path, options: Options, progress: ProgressCallback | None = None
+) -> tuple[StoreManifest, Damage]:
+    """Write the region features of all pictures in ``places`` to the new store ``out``.
+
+    The order is that of the pictures' names. The store appears whole or not at all.
+
+    Args:
+        places: folders, files and ``.tar`` archives.
+        out: a folder that does not exist or is empty.
+        options: which model, how, and what to do with damaged pictures.
+        progress: called as pictures are done.
+
+    Returns:
+        The store's manifest, and what was left out.
+
+    Raises:
+        CheckpointError: the model folder is not one that the backend runs safely.
+        ConfigError: an option does not fit the model or this machine.
+        DataError: there are no pictures, or one cannot be used and damaged ones are not to be skipped.
+    """
+    import PIL  # noqa: F401 (its absence is said now, and not after a model was loaded)
+
+    damage = Damage(options.skip_damaged)
+    found = find_pictures(places, options.names, damage)
+    device = _device(options.device)
+    model = load_vision_model(options.model, options.backend)
+    model.network.to(device, torch.bfloat16 if options.precision == "bf16" else torch.float32)
+    preparation = Preparation(model.folder, model.family, "own" if options.backend == "detr" else options.fit)
+    read = _Places()
+    logger.info("%s, %s on %s", counted(len(found), "picture"), model.family.model, device)
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.filterwarnings("ignore", module="PIL")  # it warns of what is decided here, by name
+        inputs = _inputs(found, preparation, options, damage)
+        pictures = _pictures(inputs, read, model, options, device)
+        manifest = write_store(
+            out,
+            _counted(pictures, len(found), damage, progress),
+            feature_dtype="fp16" if options.dtype == "fp16" else "fp32",
+            features_of=features_of(model, preparation, options),
+            sources=read,
+        )
+    return manifest, damage
+
+
+def features_of(model: VisionModel, preparation: Preparation, options: Options) -> dict[str, Any]:
+    """What made the features, as a store's manifest says it: equal exactly where features may be mixed."""
+    described = {
+        "backend": options.backend,
+        "class": model.family.model,
+        "weights_sha256": model.weights,
+        "config_sha256": model.config_sha256,
+        "preprocessing": preparation.description,
+        "options": options.of_features,
+    }
+    if options.backend == "detr":
+        labels = getattr(model.config, "id2label", None) or {}
+        described["object_names"] = [str(labels[key]) for key in sorted(labels)]
+    return described
+
+
+def _inputs(
+    found: Sequence[Found], preparation: Preparation, options: Options, damage: Damage
+) -> Iterator[list[_Input]]:
+    """Batches of pictures; those that cannot be used are missing from them."""
+
+    def load(one: Found) -> _Input | str:
+        try:
+            content = read_picture(one)
+            image: Image = decode(content, options.most_pixels)
+            return _Input(one, sha256(content).hexdigest(), *image.size, require_finite(preparation(image)))
+        except DataError as error:
+            return str(error)
+        except UserError:
+            raise
+        except (ValueError, ArithmeticError) as error:  # a processor refuses a picture of 1 x 10,000 pixels
+            return f"cannot be made a model's input: {error}"
+
+    left = iter(found)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        ahead = list(islice(left, options.batch))
+        loading = [pool.submit(load, one) for one in ahead]
+        while ahead:
+            following = list(islice(left, options.batch))
+            then = [pool.submit(load, one) for one in following]
+            batch = []
+            for one, future in zip(ahead, loading, strict=True):
+                loaded = future.result()
+                if isinstance(loaded, str):
+                    damage.report(one.where, loaded)
+                else:
+                    batch.append(loaded)
+            yield batch
+            ahead, loading = following, then
+
+
+def _pictures(
+    inputs: Iterator[list[_Input]], read: _Places, model: VisionModel, options: Options, device: torch.device
+) -> Iterator[Picture]:
+    for batch in inputs:
+        by_size: dict[torch.Size, list[_Input]] = {}
+        for one in batch:
+            by_size.setdefault(one.prepared.pixels.shape, []).append(one)
+        done = {
+            picture.id: picture
+            for group in by_size.values()  # pictures of other sizes would pad each other and change the features
+            for picture in _run(group, model, options, device)
+        }
+        for one in batch:
+            read.add(one)
+            yield done[one.found.name]
+
+
+def _run(group: list[_Input], model: VisionModel, options: Options, device: torch.device) -> Iterator[Picture]:
+    pixels = torch.stack([one.prepared.pixels for one in group]).to(device, next(model.network.parameters()).dtype)
+    if options.backend == "detr":
+        detections = detect(model, pixels, threshold=options.threshold, most=options.most)
+        for one, found in zip(group, detections, strict=True):
+            boxes = found.boxes * np.array([one.width, one.height] * 2, dtype=np.float32)
+            labels = Labels(found.classes, found.scores)
+            yield Picture(one.found.name, one.width, one.height, found.features, boxes, labels)
+        return
+    features = feature_map(model, pixels)
+    rows, columns = features.shape[-2:]
+    cells = pooled(features, options.cells).flatten(2).transpose(1, 2).float().cpu().numpy()
+    for one, values in zip(group, cells, strict=True):
+        boxes = cell_boxes(rows, columns, options.cells, one.prepared.seen)
+        yield Picture(one.found.name, one.width, one.height, values, boxes)
+
+
+def _counted(
+    pictures: Iterator[Picture], total: int, damage: Damage, progress: ProgressCallback | None
+) -> Iterator[Picture]:
+    for number, picture in enumerate(pictures, 1):
+        yield picture
+        if progress is not None:
+            progress(number + len(damage.skipped), total)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch that was built without CUDA
+        raise ConfigError(f"--device {name}: {str(error).splitlines()[0]}") from None
+    return device

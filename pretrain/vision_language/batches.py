@@ -1,0 +1,203 @@
+"""Batches of pairs: the sentence, masked or exchanged, and the regions, masked; as LXMERT corrupts them.
+
+A batch is a pure function of the seed and the numbers of its samples, whoever assembles it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int32, Int64
+
+from pretrain.base.errors import DataError
+from pretrain.base.randomness import generator_for
+from pretrain.data.corruption import IGNORE
+from pretrain.data.sampler import Sampler
+from pretrain.regions.store import RegionStore
+from pretrain.vision_language.batch import PairBatch
+from pretrain.vision_language.pairs import EncodedPairs
+from pretrain.vision_language.sections import ObjectivesSection, PairContrastSection
+
+_MASKED, _CHANGED = 0.8, 0.9
+"""Of the chosen words and regions: 80% are masked, 10% changed, 10% kept (Devlin et al. 2019; Tan and Bansal 2019)."""
+_TRIES = 100
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What masking needs to know of a tokenizer: ids of special tokens, and of the others (``ordinary``)."""
+
+    bos: int
+    eos: int
+    pad: int
+    mask: int
+    special: Int64[np.ndarray, " special"]
+    ordinary: Int64[np.ndarray, " ordinary"]
+
+    @classmethod
+    def of(cls, size: int, special: tuple[int, ...], *, bos: int, eos: int, pad: int, mask: int) -> Vocabulary:
+        """The vocabulary of a tokenizer with ``size`` ids, of which ``special`` stand for no text."""
+        ids = np.array(special, dtype=np.int64)
+        return cls(bos, eos, pad, mask, ids, np.setdiff1d(np.arange(size, dtype=np.int64), ids))
+
+
+class _Draws(NamedTuple):
+    """Uniform numbers of ``n`` samples, each row from the generator of its sample.
+
+    Attributes:
+        words: whether a word is chosen, what becomes of it, and by which word it is replaced.
+        regions: the same of regions.
+        answer: which answer is trained on.
+        sentences: number of the pair whose sentence is shown.
+    """
+
+    words: Float[np.ndarray, "n 3 L"]
+    regions: Float[np.ndarray, "n 3 R"]
+    answer: Float[np.ndarray, " n"]
+    sentences: Int64[np.ndarray, " n"]
+
+
+class Assembler:
+    """Makes the micro-batch of any list of sample numbers; a pure function of (seed, sample numbers).
+
+    Args:
+        pairs: the sentences.
+        store: the regions of their pictures.
+        vocabulary: of the tokenizer that encoded the sentences.
+        objectives: rates, and which labels are needed.
+        contrast: what counts as the same pair.
+        length: tokens of a sentence, special ones included.
+        seed: of the noise and of the order.
+        stream: name of the noise, another one for each split.
+    """
+
+    def __init__(
+        self, pairs: EncodedPairs, store: RegionStore, vocabulary: Vocabulary, objectives: ObjectivesSection,
+        contrast: PairContrastSection, *, length: int, seed: int, stream: str,
+    ) -> None:  # fmt: skip
+        self._pairs, self._store, self._vocabulary = pairs, store, vocabulary
+        self._objectives, self._contrast = objectives, contrast
+        self._length, self._most = length, store.manifest.most_regions
+        self._seed, self._stream = seed, stream
+        self._sampler = Sampler(len(pairs), seed)
+
+    def __call__(self, samples: Int64[np.ndarray, " n"]) -> PairBatch:
+        """The batch of the samples numbered ``samples``.
+
+        Raises:
+            DataError: no sentence of another picture is found for a pair; or the store is damaged.
+        """
+        epochs, numbers = self._sampler.locate(samples)
+        draws = self._draw(epochs, numbers)
+        exchanged = draws.sentences != numbers
+        pictures = self._pairs.pictures[numbers]
+        tokens = self._tokens(draws.sentences)
+        corrupted, chosen_words = self._mask_words(tokens, draws.words)
+        regions = self._store.regions(pictures, self._most)
+        zeroed, replaced, chosen_regions = self._mask_regions(regions.present, draws.regions)
+        places = (draws.regions[:, 2] * self._store.manifest.regions).astype(np.int64)[replaced]
+        masked = np.flatnonzero(chosen_words)
+        wants = self._objectives
+        return PairBatch(
+            tokens=torch.from_numpy(tokens),
+            corrupted=torch.from_numpy(corrupted),
+            masked=torch.from_numpy(masked),
+            labels=torch.from_numpy(tokens.reshape(-1)[masked]),
+            features=torch.from_numpy(regions.features),
+            boxes=torch.from_numpy(regions.boxes),
+            present=torch.from_numpy(regions.present),
+            zeroed=torch.from_numpy(zeroed),
+            replaced=torch.from_numpy(np.flatnonzero(replaced)),
+            replacements=torch.from_numpy(self._store.features_at(places)),
+            masked_regions=torch.from_numpy(np.flatnonzero(chosen_regions)),
+            object_ids=_optional(regions.object_ids, wants.objects),
+            object_scores=_optional(regions.object_scores, wants.objects),
+            attribute_ids=_optional(regions.attribute_ids, wants.attributes),
+            attribute_scores=_optional(regions.attribute_scores, wants.attributes),
+            matched=torch.from_numpy((~(exchanged | self._pairs.untrue[numbers])).astype(np.int64)),
+            answers=_optional(self._answers(numbers, exchanged, draws.answer), wants.answers),
+            ids=torch.from_numpy(self._ids(pictures, draws.sentences)),
+            padded=bool((tokens[:, -1] == self._vocabulary.pad).any()),
+            missing=not regions.present.all(),
+        )
+
+    def _draw(self, epochs: Int64[np.ndarray, " n"], numbers: Int64[np.ndarray, " n"]) -> _Draws:
+        """What chance decides. Exchanging comes last: it draws until the picture is another one."""
+        n = len(numbers)
+        draws = _Draws(
+            np.empty((n, 3, self._length)), np.empty((n, 3, self._most)), np.empty(n), np.array(numbers, dtype=np.int64)
+        )
+        for i, (epoch, number) in enumerate(zip(epochs.tolist(), numbers.tolist(), strict=True)):
+            generator = generator_for(self._stream, self._seed, epoch, number)
+            generator.random(out=draws.words[i])
+            generator.random(out=draws.regions[i])
+            exchange, draws.answer[i] = generator.random(2)
+            if exchange < self._objectives.mismatched and not self._pairs.untrue[number]:
+                draws.sentences[i] = self._of_another_picture(number, generator)
+        return draws
+
+    def _of_another_picture(self, number: int, generator: np.random.Generator) -> int:
+        """A pair of another picture, every one being as likely."""
+        pictures = self._pairs.pictures
+        for _ in range(_TRIES):
+            other = int(generator.integers(len(pictures)))
+            if pictures[other] != pictures[number]:
+                return other
+        raise DataError(
+            f"data: {_TRIES} sentences drawn at random belong to one and the same picture, so that no mismatched pair "
+            "can be made: add sentences of other pictures, or set objectives.mismatched=0"
+        )
+
+    def _tokens(self, sentences: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, "n L"]:
+        vocabulary = self._vocabulary
+        tokens = np.full((len(sentences), self._length), vocabulary.pad, dtype=np.int64)
+        tokens[:, 0] = vocabulary.bos
+        for row, sentence in zip(tokens, sentences.tolist(), strict=True):
+            words: Int32[np.ndarray, " k"] = self._pairs.words(sentence)
+            row[1 : len(words) + 1] = words
+            row[len(words) + 1] = vocabulary.eos
+        return tokens
+
+    def _mask_words(
+        self, tokens: Int64[np.ndarray, "n L"], draws: Float[np.ndarray, "n 3 L"]
+    ) -> tuple[Int64[np.ndarray, "n L"], Bool[np.ndarray, "n L"]]:
+        """The corrupted tokens, and which words are to be predicted. Special tokens are never chosen."""
+        vocabulary, (chance, fate, which) = self._vocabulary, draws.swapaxes(0, 1)
+        chosen = (chance < self._objectives.word_rate) & ~np.isin(tokens, vocabulary.special)
+        words = vocabulary.ordinary[(which * len(vocabulary.ordinary)).astype(np.int64)]
+        changed = np.where(fate < _MASKED, vocabulary.mask, np.where(fate < _CHANGED, words, tokens))
+        return np.where(chosen, changed, tokens), chosen
+
+    def _mask_regions(
+        self, present: Bool[np.ndarray, "n R"], draws: Float[np.ndarray, "n 3 R"]
+    ) -> tuple[Bool[np.ndarray, "n R"], Bool[np.ndarray, "n R"], Bool[np.ndarray, "n R"]]:
+        """Which regions become zeros, which get the features of another region, and which are masked in any way."""
+        chance, fate = draws[:, 0], draws[:, 1]
+        chosen = (chance < self._objectives.region_rate) & present
+        return chosen & (fate < _MASKED), chosen & (fate >= _MASKED) & (fate < _CHANGED), chosen
+
+    def _answers(
+        self, numbers: Int64[np.ndarray, " n"], exchanged: Bool[np.ndarray, " n"], draws: Float[np.ndarray, " n"]
+    ) -> Int64[np.ndarray, " n"]:
+        """One answer of each question, drawn in proportion to the scores; -100 without one, or where exchanged."""
+        chosen = np.full(len(numbers), IGNORE, dtype=np.int64)
+        for i in np.flatnonzero(~exchanged).tolist():
+            ids, scores = self._pairs.answers(int(numbers[i]))
+            if len(ids):
+                ends = np.cumsum(scores, dtype=np.float64)
+                chosen[i] = ids[min(int(np.searchsorted(ends, draws[i] * ends[-1], side="right")), len(ids) - 1)]
+        return chosen
+
+    def _ids(self, pictures: Int64[np.ndarray, " n"], sentences: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """The instance that each pair is, for the contrast: a sentence about a picture, or the picture alone."""
+        if self._contrast.duplicates == "image":
+            return pictures
+        ids: np.ndarray = pictures * len(self._pairs) + sentences
+        return ids
+
+
+def _optional(values: np.ndarray | None, weight: float) -> torch.Tensor | None:
+    return torch.from_numpy(values) if values is not None and weight else None

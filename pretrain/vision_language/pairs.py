@@ -1,0 +1,128 @@
+"""Sentences about pictures as flat arrays of numbers in files, which all processes of a host map and share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int32, Int64
+
+from pretrain.base.atomic import new_folder
+from pretrain.base.errors import DataError
+from pretrain.base.files import write_json
+from pretrain.base.records import Count, Record, read_record
+
+_RECORD = "pairs.json"
+
+
+class PairsRecord(Record):
+    """What the arrays hold, and what a person may want to know of how they were made.
+
+    Attributes:
+        pairs: sentences with their pictures.
+        tokens: of all sentences, special tokens apart.
+        answers: scored answers of all questions.
+        cut: sentences that were longer than allowed.
+    """
+
+    pairs: Count
+    tokens: Count
+    answers: Count
+    cut: Count
+
+
+class EncodedPairs:
+    """Pairs of a sentence and a picture, by number. Sending them to another process sends the folder's name.
+
+    Tokens of sentence ``i`` are ``tokens[token_starts[i] : token_starts[i + 1]]``, without special ones; answers alike.
+
+    Attributes:
+        pictures: row of each sentence's picture in the region store.
+        untrue: True for a statement that does not hold for its picture.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.record = read_record(PairsRecord, folder / _RECORD, error=DataError)
+        self._tokens: Int32[np.ndarray, " tokens"] = self._array("tokens", self.record.tokens)
+        self._token_starts: Int64[np.ndarray, " n1"] = self._array("token_starts", self.record.pairs + 1)
+        self.pictures: Int64[np.ndarray, " n"] = self._array("pictures", self.record.pairs)
+        self.untrue: Bool[np.ndarray, " n"] = self._array("untrue", self.record.pairs)
+        self._answer_ids: Int32[np.ndarray, " answers"] = self._array("answer_ids", self.record.answers)
+        self._answer_scores: Float32[np.ndarray, " answers"] = self._array("answer_scores", self.record.answers)
+        self._answer_starts: Int64[np.ndarray, " n1"] = self._array("answer_starts", self.record.pairs + 1)
+
+    def __len__(self) -> int:
+        return self.record.pairs
+
+    def __reduce__(self) -> tuple[Callable[[Path], EncodedPairs], tuple[Path]]:
+        return EncodedPairs, (self.folder,)
+
+    def words(self, number: int) -> Int32[np.ndarray, " length"]:
+        """The tokens of a sentence."""
+        return self._tokens[self._token_starts[number] : self._token_starts[number + 1]]
+
+    def answers(self, number: int) -> tuple[Int32[np.ndarray, " k"], Float32[np.ndarray, " k"]]:
+        """The answers of a question and the score of each; none where it has none in the table."""
+        part = slice(self._answer_starts[number], self._answer_starts[number + 1])
+        return self._answer_ids[part], self._answer_scores[part]
+
+    def _array(self, name: str, length: int) -> Any:
+        path = self.folder / f"{name}.npy"
+        try:
+            mapped = np.load(path, mmap_mode="r" if length else None, allow_pickle=False)
+        except (OSError, ValueError) as problem:
+            raise DataError(f"{path}: damaged ({problem}); remove {self.folder}, it is made again") from None
+        if mapped.shape != (length,):
+            raise DataError(f"{path}: damaged: {length} values are expected; remove {self.folder}, it is made again")
+        return mapped.view(np.ndarray)
+
+
+def write_pairs(
+    folder: Path,
+    *,
+    sentences: Sequence[Int32[np.ndarray, " length"]],
+    pictures: Int64[np.ndarray, " n"],
+    untrue: Bool[np.ndarray, " n"],
+    answers: Iterable[Mapping[int, float]],
+    longest: int,
+) -> EncodedPairs:
+    """Write pairs to the new folder ``folder``.
+
+    Args:
+        folder: appears whole or not at all.
+        sentences: tokens of each, special ones apart.
+        pictures: row of each one's picture in the region store.
+        untrue: whether it is a statement that does not hold.
+        answers: score of each class of answers to each sentence.
+        longest: so many tokens of a sentence are kept.
+    """
+    kept = [words[:longest] for words in sentences]
+    known = [{class_: score for class_, score in each.items() if score > 0} for each in answers]
+    arrays = {
+        "tokens": np.concatenate(kept, dtype=np.int32) if kept else np.empty(0, np.int32),
+        "token_starts": _starts([len(words) for words in kept]),
+        "pictures": pictures.astype(np.int64),
+        "untrue": untrue.astype(bool),
+        "answer_ids": np.array([class_ for each in known for class_ in each], dtype=np.int32),
+        "answer_scores": np.array([score for each in known for score in each.values()], dtype=np.float32),
+        "answer_starts": _starts([len(each) for each in known]),
+    }
+    record = PairsRecord(
+        pairs=len(kept),
+        tokens=len(arrays["tokens"]),
+        answers=len(arrays["answer_ids"]),
+        cut=sum(len(words) > longest for words in sentences),
+    )
+    with new_folder(folder) as partial:
+        for name, values in arrays.items():
+            np.save(partial / f"{name}.npy", values, allow_pickle=False)
+        write_json(partial / _RECORD, record.model_dump())
+    return EncodedPairs(folder)
+
+
+def _starts(lengths: Sequence[int]) -> Int64[np.ndarray, " n1"]:
+    starts: np.ndarray = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
+    return starts

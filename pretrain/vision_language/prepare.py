@@ -1,0 +1,204 @@
+"""Everything that a job reads: store, tokenizer, answer table, encoded pairs; as configured, cached, or made at once.
+
+What is made of sentences lies in the cache under the name of its content, is made by one process of a host, and is
+mapped by all: nine million sentences are no Python objects in any rank that trains.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pretrain.base.errors import ConfigError, DataError, counted
+from pretrain.base.locks import cache_lock
+from pretrain.base.verification import ALONE, Ranks, Verifier
+from pretrain.config.schema import Job
+from pretrain.engine.kept import kept_in_run
+from pretrain.models.hub import TOKENIZER_FILES, local_folder
+from pretrain.regions.store import RegionStore
+from pretrain.vision_language.batches import Vocabulary
+from pretrain.vision_language.config import VisionLanguageJob
+from pretrain.vision_language.data.answers import (
+    AnswerTable,
+    build_table,
+    convert_ans,
+    coverage,
+    load_table,
+    log_coverage,
+)
+from pretrain.vision_language.pairs import EncodedPairs, write_pairs
+from pretrain.vision_language.sizes import completed
+from pretrain.vision_language.sources import DataFiles, Split, data_files, digest_of
+from pretrain.vision_language.start import Start, read_start, require_same_features
+from pretrain.vision_language.vocabulary import trained_on
+from tokenizer.encode import TextTokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+_VERSION = 1
+"""Of the encoded pairs: counts up when the same sentences would give other arrays."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The inputs of a job, and the job with what the data decide filled in."""
+
+    tokenizer: TextTokenizer
+    tokenizer_folder: Path
+    store: RegionStore
+    train: EncodedPairs
+    validation: EncodedPairs | None
+    answers: AnswerTable | None
+    text: str
+    """Digest of the training files."""
+    start: Start | None
+    """The pretrained model that ``model.init`` names."""
+    job: VisionLanguageJob
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What masking needs to know of the tokenizer."""
+        tokenizer, special = self.tokenizer, self.tokenizer.special
+        return Vocabulary.of(
+            tokenizer.vocab_size, tokenizer.special_ids, bos=special.bos, eos=special.eos, pad=special.pad,
+            mask=special.mask,
+        )  # fmt: skip
+
+
+def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None = None) -> Prepared:
+    """Everything a rank needs before it can build the model. All ``ranks`` call this; what fails on one fails on all.
+
+    A run in ``run_dir`` that has begun goes on with the tokenizer and the answer table that it has made.
+
+    Raises:
+        DataError: files or the store cannot be used, or pictures are not in the store.
+        ConfigError: the job does not fit its data.
+        CheckpointError: ``model.init`` cannot be read.
+    """
+    verifier = Verifier(job.data.cache, ranks)
+    files = data_files(job.data, ranks)
+    store = RegionStore.open(files.regions, verifier)
+    train = Split(files.train, "data.train", verifier)
+    held_out = Split(files.validation, "data.validation", verifier) if files.validation else None
+    with ranks.synchronize_errors():
+        start = None if job.model.init is None else read_start(job.model.init)
+        if start is not None:
+            require_same_features(start, store)
+    folder = _tokenizer_folder(job, start, train, ranks, run_dir)
+    answers_file = _answers_file(job, files, train, verifier, run_dir) if job.objectives.answers else None
+    with ranks.synchronize_errors():
+        tokenizer = load_tokenizer(folder)
+        answers = None if answers_file is None else load_table(answers_file)
+        job = completed(job, store.manifest, tokenizer, answers, None if start is None else start.config)
+        splits = [_encoded(split, job, store, tokenizer, answers) for split in (train, held_out) if split is not None]
+        _check_mismatches(job, splits[0])
+    train.forget()
+    return Prepared(
+        tokenizer=tokenizer,
+        tokenizer_folder=folder,
+        store=store,
+        train=splits[0],
+        validation=splits[1] if held_out is not None else None,
+        answers=answers,
+        text=train.key,
+        start=start,
+        job=job,
+    )
+
+
+def _tokenizer_folder(
+    job: VisionLanguageJob, start: Start | None, train: Split, ranks: Ranks, run_dir: Path | None
+) -> Path:
+    """``tokenizer.path``, that of ``model.init``, that of the run, or one trained on the sentences."""
+
+    def trained_alike(before: Job) -> bool:
+        return isinstance(before, VisionLanguageJob) and before.tokenizer == job.tokenizer and before.model.init is None
+
+    with ranks.synchronize_errors():
+        if job.tokenizer.path is not None:
+            return local_folder(job.tokenizer.path, TOKENIZER_FILES)
+        if start is not None:
+            if start.tokenizer_folder is None:
+                raise ConfigError(f"tokenizer.path is missing: model.init {job.model.init} has no tokenizer")
+            return start.tokenizer_folder
+    kept = None if run_dir is None else kept_in_run(run_dir, "tokenizer", trained_alike, ranks)
+    return kept or trained_on(job.tokenizer, train.key, train.texts, job.data.cache, job.model.max_positions, ranks)
+
+
+def _answers_file(
+    job: VisionLanguageJob, files: DataFiles, train: Split, verifier: Verifier, run_dir: Path | None
+) -> Path:
+    """``data.answers``, the table of the run, or one built from the training data."""
+
+    def built_alike(before: Job) -> bool:
+        if not isinstance(before, VisionLanguageJob) or not before.objectives.answers:
+            return False
+        return (before.data.answers, before.data.minimum_answers) == (job.data.answers, job.data.minimum_answers)
+
+    if files.answers is not None:
+        return files.answers
+    kept = None if run_dir is None else kept_in_run(run_dir, "answers.json", built_alike, verifier.ranks)
+    if kept is not None:
+        return kept
+    minimum = job.data.minimum_answers
+    path = job.data.cache / "answers" / f"{digest_of([train.content, minimum])}.json"
+    with verifier.ranks.synchronize_errors():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with cache_lock(path.with_suffix(".lock")):
+            if not path.exists():
+                table = build_table(train.examples, minimum)
+                logger.info("answers: %s that stand with %d questions or more", f"{len(table):,}", minimum)
+                table.save(path)
+    return path
+
+
+def _encoded(
+    split: Split, job: VisionLanguageJob, store: RegionStore, tokenizer: TextTokenizer, answers: AnswerTable | None
+) -> EncodedPairs:
+    """The encoded pairs of a split, from the cache or made now, by one process of the host."""
+    length, table = job.data.sequence_length, [] if answers is None else list(answers.answers)
+    key = digest_of([_VERSION, split.content, store.manifest.key, tokenizer.fingerprint, length, table])
+    folder = job.data.cache / "pairs" / key
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with cache_lock(folder.with_suffix(".lock")):
+        pairs = EncodedPairs(folder) if folder.exists() else _encode(split, folder, length, store, tokenizer, answers)
+    if pairs.record.cut:
+        logger.warning("%s: %s were cut to %d tokens", split.what, counted(pairs.record.cut, "sentence"), length)
+    return pairs
+
+
+def _encode(
+    split: Split, folder: Path, length: int, store: RegionStore, tokenizer: TextTokenizer, table: AnswerTable | None
+) -> EncodedPairs:
+    examples = split.examples
+    logger.info("%s: encoding %s into %s", split.what, counted(len(examples), "sentence"), folder)
+    if table is not None:
+        log_coverage(split.what, coverage(examples, table, convert_ans), table)
+    scored = [
+        {} if table is None or example.answers is None else class_scores(table, example.answers) for example in examples
+    ]
+    return write_pairs(
+        folder,
+        sentences=tokenizer.encode_batch([example.text for example in examples]),
+        pictures=store.rows([example.pictures[0] for example in examples], split.what),
+        untrue=np.array([example.truth is False for example in examples]),
+        answers=scored,
+        longest=length - 2,
+    )
+
+
+def class_scores(table: AnswerTable, answers: Mapping[str, float]) -> dict[int, float]:
+    """The score of each class: an answer is looked up as it stands, or else as `convert_ans` writes it."""
+    return table.scores(answers, lambda text: text if text in table.index else convert_ans(text))
+
+
+def _check_mismatches(job: VisionLanguageJob, pairs: EncodedPairs) -> None:
+    """Raise ``DataError`` where no sentence of another picture exists."""
+    if job.objectives.mismatched and (pairs.pictures == pairs.pictures[0]).all():
+        raise DataError(
+            "data.train: all sentences are about one picture, so that no mismatched pair can be made: add sentences of "
+            "other pictures, or set objectives.mismatched=0"
+        )

@@ -1,0 +1,102 @@
+"""Validation during training: the same samples, corruptions and temperature at every step and for every run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pretrain.contrast.accumulators import PairAccumulator
+from pretrain.contrast.collapse import warn_of_collapse
+from pretrain.contrast.metrics import contrast_metrics
+from pretrain.data.corruption import IGNORE
+from pretrain.data.sampler import validation_samples
+from pretrain.engine import distributed
+from pretrain.engine.engines.base import Engine
+from pretrain.engine.task import StepMetrics
+from pretrain.vision_language.batch import PairBatch
+from pretrain.vision_language.batches import Assembler
+from pretrain.vision_language.config import ACCURACIES, VisionLanguageJob
+from pretrain.vision_language.objectives import Counts, divisors, loss_sums
+
+
+@torch.no_grad()
+def validate(engine: Engine, assembler: Assembler, job: VisionLanguageJob, pairs: int) -> StepMetrics:
+    """Metrics over ``validate.samples`` held-out pairs (all of them where there are fewer), equal on all ranks.
+
+    Every loss and accuracy of an objective that has a weight, as in training but over these pairs alone; ``loss`` is
+    their weighted sum, without the contrast. With it `contrast_metrics` of the aggregation head.
+    """
+    samples = min(job.validate_.samples, pairs)
+    head, sums, counts = PairAccumulator(), _Sums(engine.device), torch.zeros(4, dtype=torch.float64)
+    for batch, valid in validation_batches(assembler, samples, job.batch.micro):
+        counts += torch.tensor(Counts.of(batch), dtype=torch.float64)
+        rows = batch.matched[:valid] == 1 if not job.contrast.mismatched else torch.ones(valid, dtype=torch.bool)
+        rows = rows.nonzero().flatten().to(engine.device)
+        batch = batch.to(engine.device)
+        out = engine(batch, step=0).lxmert
+        for name, (loss, correct) in loss_sums(out, batch, job.objectives).items():
+            sums.add(f"loss/{name}", loss)
+            if correct is not None:
+                sums.add(f"accuracy/{name}", correct)
+        if out.s is not None:
+            head.update(out.s[rows], out.s_hat[rows])
+    report = _means(sums.totals(), distributed.all_reduce_sum(counts.to(engine.device)).cpu(), job)
+    if job.contrast.weight > 0:
+        contrast = contrast_metrics(*head.gather(), job.validate_.temperature)
+        warn_of_collapse(contrast["uniformity"])
+        report |= contrast
+    return {**report, "validation_samples": samples}
+
+
+def validation_batches(assembler: Assembler, samples: int, micro: int) -> Iterator[tuple[PairBatch, int]]:
+    """This rank's validation batches, each with the number of its rows that are valid."""
+    for numbers, valid in validation_samples(samples, micro, distributed.world_size(), distributed.rank()):
+        yield only_first(assembler(numbers), valid), valid
+
+
+def only_first(batch: PairBatch, valid: int) -> PairBatch:
+    """The batch with nothing to predict from row ``valid`` on."""
+    rows, length = len(batch.tokens), batch.tokens.shape[1]
+    if valid == rows:
+        return batch
+    regions = batch.masked_regions[batch.masked_regions < valid * batch.present.shape[1]]
+    labels = batch.labels.masked_fill(batch.masked >= valid * length, IGNORE)
+    matched = batch.matched.clone()
+    matched[valid:] = IGNORE
+    answers = None if batch.answers is None else torch.where(matched == IGNORE, IGNORE, batch.answers)
+    return replace(batch, labels=labels, matched=matched, answers=answers, masked_regions=regions)
+
+
+def _means(sums: dict[str, float], counts: Tensor, job: VisionLanguageJob) -> StepMetrics:
+    by = {name: float(value) for name, value in divisors(counts, job.objectives.region_rate).items()}
+    report: StepMetrics = {}
+    total = 0.0
+    for name, weight in job.objectives.weights().items():
+        if not weight:
+            continue
+        mean = sums[f"loss/{name}"] / by[name]
+        total += weight * mean
+        report[f"loss/{name}"] = mean
+        if name in ACCURACIES:
+            report[f"accuracy/{name}"] = sums[f"accuracy/{name}"] / by[name]
+    return {"loss": total, **report}
+
+
+class _Sums:
+    """Sums by name over batches and ranks, in double precision on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add a scalar."""
+        self._sums[name] = self._sums.get(name, torch.zeros((), dtype=torch.float64, device=self._device)) + value
+
+    def totals(self) -> dict[str, float]:
+        """The sums over all ranks (collective; all ranks have the same names)."""
+        values = distributed.all_reduce_sum(torch.stack(list(self._sums.values())))
+        return dict(zip(self._sums, values.tolist(), strict=True))

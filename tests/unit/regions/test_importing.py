@@ -1,0 +1,220 @@
+"""Feature files to stores: the same for any number of processes, after a kill, and never half."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pretrain.base.errors import DataError
+from pretrain.regions import block_writer, tsv_import
+from pretrain.regions.importing import import_regions
+from pretrain.regions.picture import Picture
+from pretrain.regions.store import RegionStore
+from pretrain.regions.tsv import encode
+from pretrain.regions.writer import write_store
+from tests.unit.regions.pictures import random_pictures
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_writer, "_ROWS", 5)
+    monkeypatch.setattr(tsv_import, "_SYNC_SECONDS", 0.0)
+
+
+def _pictures() -> list[Picture]:
+    return list(random_pictures(60, size=16))
+
+
+def _files(folder: Path) -> list[Path]:
+    """Three files with 60 pictures: of one, of 22 and of 37."""
+    pictures, paths = _pictures(), []
+    for name, start, stop in (("b", 0, 1), ("a", 1, 23), ("c", 23, 60)):
+        paths.append(folder / f"{name}.tsv")
+        paths[-1].write_bytes(b"".join(encode(picture) for picture in pictures[start:stop]))
+    return paths
+
+
+def _content(store: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(store.iterdir())}
+
+
+def test_the_store_is_that_of_the_writer_whatever_the_number_of_processes(tmp_path: Path) -> None:
+    paths = _files(tmp_path)
+    steps: list[tuple[int, int]] = []
+    manifest = import_regions(tmp_path / "one", paths, workers=1, progress=lambda *step: steps.append(step))
+    import_regions(tmp_path / "three", paths, workers=3)
+    assert _content(tmp_path / "one") == _content(tmp_path / "three")
+    write_store(
+        tmp_path / "plain", _pictures(), feature_dtype="fp16", features_of=manifest.features_of,
+        sources=manifest.sources,
+    )  # fmt: skip
+    assert _content(tmp_path / "one") == _content(tmp_path / "plain")
+    assert [source.pictures for source in manifest.sources] == [1, 22, 37]
+    total = 2 * sum(path.stat().st_size for path in paths)
+    assert steps[-1] == (total, total)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tsv", "b.tsv", "c.tsv", "one", "plain", "three"]
+
+
+def _import_until(step: int, out: Path, paths: list[Path]) -> None:
+    """Import, and be killed when the progress is called for the ``step``-th time."""
+    calls = 0
+
+    def kill(done: int, total: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    import_regions(out, paths, workers=1, progress=kill)
+
+
+@pytest.mark.parametrize("step", [1, 40, 62, 66, 73])
+def test_an_import_that_was_killed_goes_on(tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = _files(tmp_path)
+    import_regions(tmp_path / "whole", paths, workers=1)
+    process = get_context("fork").Process(target=_import_until, args=(step, tmp_path / "store", paths))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert not (tmp_path / "store").exists()
+    written: list[int] = []
+    write = block_writer.BlockWriter.__call__
+    monkeypatch.setattr(
+        block_writer.BlockWriter, "__call__", lambda self, block: (written.append(block.number), write(self, block))[1]
+    )
+    steps: list[tuple[int, int]] = []
+    import_regions(tmp_path / "store", paths, workers=1, progress=lambda *step: steps.append(step))
+    assert _content(tmp_path / "store") == _content(tmp_path / "whole")
+    blocks = 1 + 5 + 8
+    assert len(written) == blocks - max(0, step - 61)  # 60 rows are counted first, then comes a call for each block
+    assert steps[-1] == (2 * sum(path.stat().st_size for path in paths),) * 2
+
+
+def _killed(tmp_path: Path, paths: list[Path]) -> None:
+    process = get_context("fork").Process(target=_import_until, args=(70, tmp_path / "store", paths))
+    process.start()
+    process.join(60)
+    assert (tmp_path / ".store.import" / "journal").exists()
+
+
+def test_a_changed_file_begins_it_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    paths = _files(tmp_path)
+    _killed(tmp_path, paths)
+    paths[1].write_bytes(paths[1].read_bytes() + encode(next(random_pictures(1, size=16))._replace(id="new")))
+    import_regions(tmp_path / "store", paths, workers=1)
+    assert "beginning anew" in caplog.text
+    import_regions(tmp_path / "whole", paths, workers=1)
+    assert _content(tmp_path / "store") == _content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("damage", ["journal", "plan.json", "features.npy", "index"])
+def test_a_damaged_folder_of_an_import_is_not_believed(tmp_path: Path, damage: str) -> None:
+    paths = _files(tmp_path)
+    _killed(tmp_path, paths)
+    work = tmp_path / ".store.import"
+    for path in [work / damage] if damage != "index" else list((work / "index").iterdir()):
+        path.write_bytes(path.read_bytes()[:-7])
+    import_regions(tmp_path / "store", paths, workers=1)
+    import_regions(tmp_path / "whole", paths, workers=1)
+    assert _content(tmp_path / "store") == _content(tmp_path / "whole")
+
+
+def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
+    paths = _files(tmp_path)
+    calls = 0
+
+    def change(done: int, total: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 63:
+            os.utime(paths[2], ns=(1, 1))
+
+    with pytest.raises(DataError, match=r"c.tsv has changed since its rows were counted"):
+        import_regions(tmp_path / "store", paths, workers=1, progress=change)
+
+
+def _row(number: int, **change: Any) -> bytes:
+    return encode(_pictures()[number]._replace(**change))
+
+
+BAD = {
+    "truncated": (lambda row: row[:-30], "b.tsv, row 2: features"),
+    "not base64": (lambda row: row[:-20] + b"!" * 8 + row[-12:], "b.tsv, row 2: features is not base64"),
+    "cut in a field": (lambda row: row[:60], "b.tsv, row 2: .*not the 10"),
+    "twice": (lambda row: _row(0), "1 picture more than once: 'p0'"),
+    "outside": (lambda row: _row(1, width=1), "b.tsv, row 2: picture 'p1': box 1 .* does not lie"),
+    "other size": (
+        lambda row: _row(1, features=_pictures()[1].features[:, :5]),
+        r"b.tsv, row 2 \(picture 'p1'\): 5 f",
+    ),
+    "no objects": (lambda row: _row(1, objects=None), "b.tsv, row 2 .*: 16 features a region and attributes, and 16"),
+    "nan": (lambda row: _row(1, features=_pictures()[1].features * np.nan), "b.tsv, row 2: .*not finite"),
+    "no name": (lambda row: _row(1, id=""), "b.tsv, row 2: '' is no name"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_row_is_named_and_nothing_is_left(tmp_path: Path, case: str) -> None:
+    change, message = BAD[case]
+    paths = _files(tmp_path)
+    with paths[0].open("ab") as file:
+        file.write(change(_row(1)))
+    shutil.rmtree(tmp_path / "store", ignore_errors=True)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(DataError, match=message):
+        import_regions(tmp_path / "store", [paths[0]], workers=1)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    paths = _files(tmp_path)
+    other = tmp_path / "other.tsv"
+    other.write_bytes(encode(next(random_pictures(1, size=4))._replace(id="o")))
+    empty, packed = tmp_path / "empty.tsv", tmp_path / "f.tsv.gz"
+    empty.touch()
+    packed.write_bytes(b"\x1f\x8b" + bytes(50))
+    for files, message in (
+        ([paths[0], other], "other.tsv: 4 features a region.* 16"),
+        ([tmp_path / "none.tsv"], "none.tsv: no such file"),
+        ([paths[0], tmp_path / "none.tsv"], "none.tsv: no such file"),
+        ([empty], "empty.tsv: the file is empty"),
+        ([paths[0], empty], "empty.tsv: the file is empty"),
+        ([packed], "unpack it first"),
+        ([paths[0], paths[0]], "1 picture more than once: 'p0'"),
+    ):
+        with pytest.raises(DataError, match=message):
+            import_regions(tmp_path / "store", files, workers=2)
+
+
+def test_the_disk_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tsv_import, "_FREE", 1 << 60)
+    with pytest.raises(DataError, match=r"the store needs [\d,]+ bytes and [\d,]+ are free"):
+        import_regions(tmp_path / "store", _files(tmp_path), workers=1)
+
+
+def test_fp32_keeps_every_bit(tmp_path: Path) -> None:
+    import_regions(tmp_path / "store", _files(tmp_path), feature_dtype="fp32", features_of="a detector", workers=1)
+    store = RegionStore.open(tmp_path / "store")
+    assert store.manifest.features_of == {"backend": "lxmert", "features": "a detector"}
+    picture = _pictures()[30]
+    read = store.regions(store.rows(["p30"]))
+    assert np.array_equal(read.features[0], picture.features)
+
+
+@pytest.mark.realdata
+def test_real_scenes_of_both_splits(data_folder: Path, tmp_path: Path) -> None:
+    paths = [data_folder / "vl" / "nlvr1" / f"{split}.json" for split in ("dev", "hidden")]
+    manifest = import_regions(tmp_path / "store", paths)
+    assert [source.pictures for source in manifest.sources] == [989, 985]
+    assert (manifest.pictures, manifest.feature_dtype) == (1974, "fp32")
+    assert (manifest.object_classes, manifest.attribute_classes) == (4, 4)
+    store = RegionStore.open(tmp_path / "store")
+    read = store.regions(np.arange(len(store)))
+    assert read.present.sum() == 8876 + 8825 + 3 * 1974  # objects of both splits, and three boxes a picture
