@@ -16,12 +16,10 @@ from finetune.visual.config import VisualData, VisualTask
 from finetune.visual.nlvr import nlvr1_group
 from finetune.visual.rows import Augment, AugmentedRows, PictureRows, SoftTargets
 from pretrain.base.errors import DataError
-from pretrain.base.verification import ALONE, Ranks
 from pretrain.regions.store import RegionStore
 from pretrain.vision_language.data.answers import AnswerTable, build_table, coverage, load_table, log_coverage
 from pretrain.vision_language.data.examples import Example
 from pretrain.vision_language.data.read import read_examples
-from pretrain.vision_language.inputs import require
 from tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -34,19 +32,8 @@ class Splits(NamedTuple):
     validation: list[Example]
 
 
-def located(data: VisualData, ranks: Ranks = ALONE) -> VisualData:
-    """The section with its store and its files. All ``ranks`` call this.
-
-    Raises:
-        ConfigError: the store or the files to train on are not named.
-    """
-    with ranks.synchronize_errors():
-        require(data)
-        return data
-
-
 def read_splits(data: VisualData) -> Splits:
-    """The rows of both splits of a section that `located` has seen, all labelled.
+    """The rows of both splits of a section that names its files, all labelled.
 
     Raises:
         DataError: a file cannot be read, a row has no label or is of another kind of task.

@@ -11,7 +11,7 @@ from finetune.evaluation import as_text, evaluation_result, results_of_all_rows
 from finetune.objective import RowResults
 from finetune.visual.check import check_predictions
 from finetune.visual.config import VisualJob
-from finetune.visual.data import located, read_rows, read_splits, require_own_ids, row_set
+from finetune.visual.data import read_rows, read_splits, require_own_ids, row_set
 from finetune.visual.objective import objective_of
 from finetune.visual.predictions import write_dump
 from finetune.visual.restore import FineTunedLxmert, load_visual, read_answers
@@ -22,6 +22,7 @@ from pretrain.regions.store import RegionStore
 from pretrain.vision_language.data.answers import AnswerTable
 from pretrain.vision_language.features import read_features, require_features
 from pretrain.vision_language.inputs import require
+from pretrain.vision_language.sources import located
 
 __all__ = ["as_text", "command", "evaluate"]
 
@@ -90,8 +91,8 @@ def _rows(
     restored: FineTunedLxmert, files: Sequence[Path] | None, regions: Path | None, answers: AnswerTable | None
 ) -> tuple[Sequence[Path], PictureRows]:
     data = restored.job.data
-    if regions is None or not (files or data.validation):
-        data = located(data)
+    if not regions or not files:
+        data = located(data, data.task)
     store = RegionStore.open(regions or require(data))
     trained_on = read_features(restored.checkpoint)
     if trained_on is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from finetune.task import FineTuningTask, Identity
 from finetune.visual.backbone import Backbone, start_from
 from finetune.visual.config import VisualJob
-from finetune.visual.data import Splits, answer_table, data_digest, located, read_splits, row_set
+from finetune.visual.data import Splits, answer_table, data_digest, read_splits, row_set
 from finetune.visual.module import PictureClassifier
 from finetune.visual.objective import objective_of
 from finetune.visual.permute import Permute, require_scenes
@@ -24,6 +24,7 @@ from pretrain.models.lxmert.flops import encoder_flops
 from pretrain.regions.store import RegionStore
 from pretrain.vision_language.features import FeatureKind, require_features
 from pretrain.vision_language.inputs import require
+from pretrain.vision_language.sources import located
 from pretrain.vision_language.vocabulary import tokenizer_folder
 from tokenizer.encode import TextTokenizer, load_tokenizer
 
@@ -37,7 +38,9 @@ class VisualFineTuning(FineTuningTask):
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, VisualJob)
-        data, task = located(job.data, all_ranks()), job.data.visual_task
+        task = job.data.visual_task
+        with all_ranks().synchronize_errors():
+            data = located(job.data, job.data.task)
         self.store = RegionStore.open(require(data))
         splits = read_splits(data)
         self.answers = answer_table(data, splits)

@@ -14,8 +14,10 @@ from pretrain.vision_language.microworld.pairs import write_pairs
 from pretrain.vision_language.microworld.pictures import Recipe, write_answers, write_pictures
 
 SPLITS = ("train", "validation", "test")
-FORMAT = 1
+FORMAT = 2
 """Raised when the same `World` would give other files."""
+
+_FOLDERS = ("pictures", "pretraining", "captions", "vqa", "gqa", "nlvr2")
 
 _README = """\
 # Synthetic microworld
@@ -44,7 +46,7 @@ class World:
     """What a microworld is made of.
 
     Attributes:
-        pictures: of all three splits together: a tenth each for validation and test, at least one.
+        pictures: of all three splits together: a tenth each for validation and test, at least one; 3 or more, or none.
         seed: another seed is another world of the same kind.
         feature_size: of a region.
         noise: of the features; 0 is none, and 0.5 leaves classes and colours easy to tell.
@@ -60,16 +62,16 @@ class World:
     @property
     def numbers(self) -> dict[str, range]:
         """The numbers of each split's pictures; the first picture has number 1."""
-        held_back = max(1, self.pictures // 10)
-        ends = [1, max(2, self.pictures - 2 * held_back + 1)]
-        ends += [ends[1] + held_back, ends[1] + 2 * held_back]
+        held_back = max(1, self.pictures // 10) if self.pictures else 0
+        ends = [1, self.pictures - 2 * held_back + 1, self.pictures - held_back + 1, self.pictures + 1]
         return {split: range(start, end) for split, start, end in zip(SPLITS, ends, ends[1:], strict=False)}
 
     @property
-    def nlvr1_statements(self) -> dict[str, int]:
-        """Statements of NLVR v1's kind in each split."""
+    def stems(self) -> dict[str, range]:
+        """The numbers of each split's statements of NLVR v1's kind."""
         held_back = max(1, self.nlvr1 // 10) if self.nlvr1 else 0
-        return {"train": self.nlvr1, "validation": held_back, "test": held_back}
+        ends = [0, self.nlvr1, self.nlvr1 + held_back, self.nlvr1 + 2 * held_back]
+        return {split: range(start, end) for split, start, end in zip(SPLITS, ends, ends[1:], strict=False)}
 
 
 def write_world(out: Path, world: World, progress: ProgressCallback | None = None) -> None:
@@ -79,9 +81,9 @@ def write_world(out: Path, world: World, progress: ProgressCallback | None = Non
         DataError: ``out`` exists and is not an empty folder.
     """
     recipe = Recipe(world.seed, world.feature_size, world.noise)
-    total = sum(len(n) + statements(n) + world.nlvr1_statements[split] for split, n in world.numbers.items())
+    total = sum(len(n) + statements(n) + len(world.stems[split]) for split, n in world.numbers.items())
     with new_folder(out) as folder:
-        for name in ("pictures", "pretraining", "captions", "vqa", "gqa", "nlvr2", *(["nlvr1"] if world.nlvr1 else [])):
+        for name in (*(_FOLDERS if world.pictures else ()), *(["nlvr1"] if world.nlvr1 else [])):
             (folder / name).mkdir()
         (folder / "README.md").write_text(_README)
         write_answers(folder / "answers.json")
@@ -95,13 +97,14 @@ def write_world(out: Path, world: World, progress: ProgressCallback | None = Non
 
 def _parts(folder: Path, world: World, recipe: Recipe) -> Iterator[int]:
     for split, numbers in world.numbers.items():
-        yield from write_pictures(folder, split, numbers, recipe)
-        yield from write_pairs(folder, split, statements(numbers), recipe)
+        if numbers:
+            yield from write_pictures(folder, split, numbers, recipe)
+            yield from write_pairs(folder, split, statements(numbers), recipe)
         if world.nlvr1:
             path = folder / "nlvr1" / f"{split}.json"
-            yield from write_rows(path, split, world.nlvr1_statements[split], world.seed)
+            yield from write_rows(path, world.stems[split], world.seed)
 
 
 def statements(numbers: range) -> int:
     """Statements of NLVR2's kind in a split of so many pictures."""
-    return max(1, len(numbers) // 2)
+    return max(1, len(numbers) // 2) if numbers else 0
