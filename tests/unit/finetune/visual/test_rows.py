@@ -131,5 +131,5 @@ def test_an_order_belongs_to_the_sample_and_all_six_come(folder: Path) -> None:
 def test_absent_pictures_are_named(folder: Path) -> None:
     task = _task(folder, "vqa")
     rows = [row._replace(pictures=("nowhere",)) for row in _rows(task).examples[:2]]
-    with pytest.raises(DataError, match=r"data\.train: 1 picture not in the region store .*: nowhere"):
+    with pytest.raises(DataError, match=r"data\.train: 1 picture not in the region store .*: 'nowhere'"):
         row_set(rows, task.job.data, task.tokenizer, task.store, task.answers, "data.train")
