@@ -107,11 +107,20 @@ def evaluate_checkpoint(
     """
     device = distributed.device()
     model = restored.model.to(device)
+    metrics = evaluate_sets(model, sets, objective, batch, device, progress)
+    counts = {f"dev{suffix}": len(rows) for suffix, rows in sets.items()}
+    return evaluation_result(restored.checkpoint, task, counts, metrics, out)
+
+
+def evaluation_result(
+    checkpoint: Path, task: str, rows: Mapping[str, int], metrics: Mapping[str, float], out: Path | None = None
+) -> dict[str, Any]:
+    """What `evaluate_checkpoint` returns, of these metrics on data sets with so many ``rows``; written to ``out``."""
     result = {
-        "checkpoint": str(restored.checkpoint),
+        "checkpoint": str(checkpoint),
         "task": task,
-        "rows": {f"dev{suffix}": len(rows) for suffix, rows in sets.items()},
-        "metrics": evaluate_sets(model, sets, objective, batch, device, progress),
+        "rows": dict(rows),
+        "metrics": dict(metrics),
         "versions": provenance(),
     }
     if out is not None:

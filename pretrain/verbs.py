@@ -11,8 +11,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, UnionType
+from typing import Any, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -53,17 +53,23 @@ def accepted_options(
 ) -> dict[str, Any]:
     """The keyword arguments for ``command``: the ``options`` that were given, and ``assignments``, ``NAME=VALUE`` each.
 
-    Values of ``assignments`` are read as YAML and converted to the type of the keyword.
+    Values of ``assignments`` are read as YAML and converted to the type of the keyword. An option that stood several
+    times is a list; for a keyword that takes a single value it must have stood once.
 
     Raises:
         ConfigError: ``command`` has no such keyword, or the value is not of its type.
     """
-    parameters = inspect.signature(command, eval_str=bool(assignments)).parameters.values()
+    accepted = {name: value for name, value in options.items() if value is not None and value != []}
+    lists = any(isinstance(value, list) for value in accepted.values())
+    parameters = inspect.signature(command, eval_str=bool(assignments) or lists).parameters.values()
     keywords = {parameter.name: parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
-    accepted = {name: value for name, value in options.items() if value is not None}
-    for name in accepted:
+    for name, value in accepted.items():
         if name not in keywords:
             raise ConfigError(f"--{name.replace('_', '-')} has no meaning for a checkpoint of task {task}")
+        if isinstance(value, list) and not _takes_several(keywords[name].annotation):
+            if len(value) > 1:
+                raise ConfigError(f"--{name.replace('_', '-')} may stand once for a checkpoint of task {task}")
+            accepted[name] = value[0]
     own = keywords.keys() - _GIVEN_BY_CAPT
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
@@ -83,3 +89,12 @@ def accepted_options(
         except ValidationError as error:
             raise ConfigError(f"--option {assignment}: {first_fault(error)}") from None
     return accepted
+
+
+def _takes_several(annotation: Any) -> bool:
+    """Whether a keyword with this annotation takes a list or another sequence (but text), or does not say."""
+    if annotation in (Any, inspect.Parameter.empty):
+        return True
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    origins = [get_origin(kind) or kind for kind in kinds]
+    return any(isinstance(kind, type) and issubclass(kind, Sequence) and kind is not str for kind in origins)

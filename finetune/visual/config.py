@@ -14,12 +14,12 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from finetune.config import FineTuningJob, FineTuningSchedule
-from pretrain.config.base import PositiveInt, Section
+from pretrain.config.base import PathField, PositiveInt, Section
 from pretrain.config.schema import BatchSection, OptimizerSection
 from pretrain.models.hub import Source
 from pretrain.models.lxmert.config import LxmertConfig
 from pretrain.vision_language.inputs import describe_inputs
-from pretrain.vision_language.sections import SentenceTokenizer, VisionLanguageData
+from pretrain.vision_language.sections import SentenceTokenizer, VisionLanguageData, without_microworld
 
 SCRATCH = Path("scratch")
 """The value of ``model.init`` for random weights."""
@@ -44,9 +44,10 @@ class VisualTask(NamedTuple):
 TASKS = {
     "vqa": VisualTask("VQA", 1, True, ("accuracy",)),
     "gqa": VisualTask("GQA", 1, True, ("accuracy",)),
-    "nlvr2": VisualTask("NLVR2", 2, False, ("accuracy",)),
-    "nlvr1": VisualTask("NLVR v1", 1, False, ("accuracy",)),
+    "nlvr2": VisualTask("NLVR2", 2, False, ("accuracy", "consistency")),
+    "nlvr1": VisualTask("NLVR v1", 1, False, ("accuracy", "consistency")),
 }
+"""By the value of ``data.task``."""
 
 
 class VisualData(VisionLanguageData):
@@ -71,8 +72,6 @@ class VisualData(VisionLanguageData):
 
     @model_validator(mode="after")
     def _has_validation(self) -> VisualData:
-        if self.validation and self.validation_share is not None:
-            raise ValueError("data.validation and data.validation_share: set one of them")
         if self.train and not self.validation and self.validation_share is None:
             raise ValueError(
                 "data.validation is missing: name the files to select models on, or set data.validation_share=0.1"
@@ -86,6 +85,10 @@ class VisualModel(Section):
     init: Source = Field(
         description="a run or checkpoint of ours, a Hugging Face folder, airsplay's .pth file, USER/NAME[@REV] of the "
         "hub, or scratch for random weights"
+    )
+    init_answers: PathField | None = Field(
+        None,
+        description="what the classes of init's answer head are, where it does not say (LXMERT's all_ans.json)",
     )
     encoder: LxmertConfig | None = Field(
         None, description="with init=scratch: the encoder's sizes; else those of model.init take their place"
@@ -147,16 +150,8 @@ class VisualJob(FineTuningJob):
 
     @classmethod
     def replaced_by(cls, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Files that are named later take the place of the microworld, and validation files that of a share."""
-        old, new = below.get("data"), above.get("data")
-        if not isinstance(old, Mapping) or not isinstance(new, Mapping):
-            return below
-        gone: tuple[str, ...] = ()
-        if old.get("source") == "microworld" and (new.get("regions") or new.get("train")):
-            gone += ("source", "microworld")
-        if new.get("validation"):
-            gone += ("validation_share",)
-        return {**below, "data": {key: value for key, value in old.items() if key not in gone}}
+        """Files that are named later take the place of the microworld."""
+        return without_microworld(below, above)
 
     def metric_names(self) -> frozenset[str]:
         """The task's metrics, the loss, and what tells a model that has learnt nothing."""

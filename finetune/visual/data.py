@@ -13,6 +13,7 @@ import numpy as np
 from finetune.encoding import encode_texts
 from finetune.order import chosen_rows
 from finetune.visual.config import VisualData, VisualTask
+from finetune.visual.nlvr import nlvr1_group
 from finetune.visual.rows import Augment, AugmentedRows, PictureRows, SoftTargets
 from pretrain.base.errors import DataError
 from pretrain.regions.store import RegionStore
@@ -43,6 +44,7 @@ def read_splits(data: VisualData) -> Splits:
     else:
         assert data.validation_share is not None, "VisualData lets no job through without it"
         train, validation = split_off(train, data.visual_task, data.validation_share)
+    require_own_ids(validation, "data.validation")
     keep = chosen_rows(len(train), data.max_train)
     return Splits([train[i] for i in keep], validation)
 
@@ -70,6 +72,15 @@ def read_labelled(paths: Sequence[Path], task: VisualTask, what: str) -> list[Ex
     return rows
 
 
+def require_own_ids(rows: Sequence[Example], what: str) -> None:
+    """Raise ``DataError`` where two rows have one id: metrics and result files are by id."""
+    seen = set[int | str]()
+    for row in rows:
+        if row.id in seen:
+            raise DataError(f"{what}: the id {row.id} stands twice; name the files of one split")
+        seen.add(row.id)
+
+
 def is_labelled(row: Example, task: VisualTask) -> bool:
     """Whether the file says what is right for this row."""
     return (row.answers if task.answers else row.truth) is not None
@@ -86,7 +97,7 @@ def split_off(rows: Sequence[Example], task: VisualTask, share: float) -> Splits
     """
     groups: dict[str, list[int]] = {}
     for number, row in enumerate(rows):
-        groups.setdefault(_group(row, task), []).append(number)
+        groups.setdefault(group_of(row, task), []).append(number)
     if len(groups) < 2:
         raise DataError("data.validation_share: all rows belong together; name data.validation instead")
     wanted, chosen = share * len(rows), set[int]()
@@ -99,12 +110,11 @@ def split_off(rows: Sequence[Example], task: VisualTask, share: float) -> Splits
     return Splits(kept, [rows[number] for number in sorted(chosen)])
 
 
-def _group(row: Example, task: VisualTask) -> str:
+def group_of(row: Example, task: VisualTask) -> str:
     """NLVR2's ``dev-850-0-1`` and ``dev-850-1-0`` share pictures, NLVR v1's ``1572-0`` and ``1572-3`` a stem."""
     if task.answers:
         return " ".join(row.pictures)
-    parts = str(row.id).split("-")
-    return "-".join(parts[: 1 if task.pictures == 1 else 2])
+    return nlvr1_group(str(row.id)) if task.pictures == 1 else "-".join(str(row.id).split("-")[:2])
 
 
 def answer_table(data: VisualData, splits: Splits) -> AnswerTable | None:
@@ -114,12 +124,16 @@ def answer_table(data: VisualData, splits: Splits) -> AnswerTable | None:
     LXMERT have it), GQA's are all.
 
     Raises:
-        DataError: the table cannot be read, or would be empty.
+        DataError: the table cannot be read, would be empty, or has no answer of any question.
     """
     if not data.visual_task.answers:
         return None
     if data.answers is not None:
-        return load_table(data.answers)
+        table = load_table(data.answers)
+        found = coverage(splits.train, table)
+        if found.uncovered == found.questions:
+            raise DataError(f"data.answers {data.answers}: it has no answer of any question in data.train")
+        return table
     return build_table([*splits.train, *splits.validation], data.minimum_answers if data.task == "vqa" else 1)
 
 
@@ -154,7 +168,7 @@ def row_set(
         augment: changes the regions of the rows that are trained on.
 
     Raises:
-        DataError: a picture is not in the store; no answer of any row is in the table.
+        DataError: a picture is not in the store.
     """
     pictures = store.rows([name for row in rows for name in row.pictures], what)
     encoded = encode_texts(
@@ -178,8 +192,5 @@ def _targets(
         return None
     if answers is None:
         return np.array([row.truth for row in rows], dtype=np.int64)
-    found = coverage(rows, answers)
-    log_coverage(what, found, answers)
-    if found.uncovered == found.questions:
-        raise DataError(f"{what}: no answer of any question is in the answer table; does data.answers belong to it?")
+    log_coverage(what, coverage(rows, answers), answers)
     return SoftTargets.of([row.answers or {} for row in rows], answers.index)

@@ -1,8 +1,12 @@
-"""What the model's outputs mean on questions and statements about pictures: losses, answers and metrics."""
+"""What the model's outputs mean on questions and statements about pictures: losses, answers and metrics.
+
+The metrics are those of training: VQA's by the soft scores, GQA's over all questions. `finetune.visual.evaluate` gives
+the official ones.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
@@ -11,15 +15,10 @@ from torch import Tensor
 
 from finetune.batches import Batch
 from finetune.metrics import compute_metrics
-from finetune.objective import Objective, RowResults
+from finetune.objective import RowResults
 from finetune.visual.config import VisualTask
+from finetune.visual.nlvr import nlvr_scores
 from finetune.visual.rows import PictureInputs, PictureRows, SoftTargets
-
-
-class VisualObjective(Objective, Protocol):
-    """An objective whose results of rows are ``answer`` (the class that was chosen) and, with labels, ``loss``."""
-
-    task: VisualTask
 
 
 class AnswerObjective:
@@ -88,14 +87,20 @@ class TruthObjective:
         return results
 
     def metrics(self, results: RowResults, rows: PictureRows) -> dict[str, float]:
-        """``loss``, ``accuracy``, and what `finetune.metrics.compute_metrics` adds."""
+        """``loss``, ``accuracy``, ``consistency``, and what `finetune.metrics.compute_metrics` adds."""
         targets: Any = rows.targets
         assert isinstance(targets, np.ndarray), "only labelled rows are measured"
         answer = results["answer"]
         return {
             "loss": float(results["loss"].mean()),
             **compute_metrics(["accuracy"], answer, targets),
+            **nlvr_scores(truths(results, rows), rows.examples, "nlvr2" if self.task.pictures == 2 else "nlvr1"),
         }
+
+
+def truths(results: RowResults, rows: PictureRows) -> dict[str, bool]:
+    """What is predicted of each statement, by its identifier."""
+    return {str(row.id): bool(answer) for row, answer in zip(rows.examples, results["answer"], strict=True)}
 
 
 def objective_of(task: VisualTask) -> AnswerObjective | TruthObjective:

@@ -11,8 +11,11 @@ from pretrain.base.errors import CheckpointError
 from pretrain.engine.checkpoint import find_best, read_manifest
 from pretrain.models.hub import local_folder
 from pretrain.models.lxmert.config import LxmertConfig
+from pretrain.models.lxmert.read import is_lxmert, read_lxmert
+from pretrain.vision_language.data.answers import load_table
 from pretrain.vision_language.features import read_features
-from tokenizer.encode import TextTokenizer
+from pretrain.vision_language.restore import load_model
+from tokenizer.encode import TextTokenizer, load_tokenizer
 
 
 def read_backbone(job: VisualJob) -> Backbone:
@@ -24,11 +27,46 @@ def read_backbone(job: VisualJob) -> Backbone:
     """
     init = job.model.init
     folder = local_folder(init)
+    if is_lxmert(folder):
+        return _foreign(folder, job)
     checkpoint = find_best(folder)
     task = read_manifest(checkpoint).task
     if task == "visual":
         return _fine_tuned(checkpoint, str(init))
+    if task == "capt_vl":
+        return _pretrained(checkpoint, str(init))
     raise CheckpointError(f"{checkpoint}: a checkpoint of task {task}; it has no LXMERT to fine-tune")
+
+
+def _foreign(path: Path, job: VisualJob) -> Backbone:
+    found = read_lxmert(path)
+    source, own = str(job.model.init), job.tokenizer.path
+    tokenizer = found.tokenizer if own is None else load_tokenizer(local_folder(own))
+    if tokenizer is None:
+        raise CheckpointError(
+            f"model.init {source}: no tokenizer beside the weights; set tokenizer.path to a folder with the "
+            "vocab.txt of bert-base-uncased (or whatever it was pretrained with)"
+        )
+    if tokenizer.vocab_size > found.config.known("vocab_size"):
+        raise CheckpointError(
+            f"tokenizer.path has {tokenizer.vocab_size} ids, and model.init {source} embeds "
+            f"{found.config.vocab_size}: it is not the tokenizer that it was pretrained with"
+        )
+    table = job.model.init_answers
+    answers = found.answers if table is None else load_table(table).answers
+    if answers is not None and len(answers) != (found.config.answers or 0):
+        raise CheckpointError(
+            f"model.init_answers {table} has {len(answers)} answers, and the answer head of {source} "
+            f"{found.config.answers or 0}: it is not its table"
+        )
+    return Backbone(source, found.config, found.state, tokenizer, answers)
+
+
+def _pretrained(checkpoint: Path, source: str) -> Backbone:
+    restored = load_model(checkpoint)
+    model = restored.model
+    features = read_features(checkpoint)
+    return Backbone(source, model.config, model.state_dict(), restored.tokenizer, restored.answers, features)
 
 
 def _fine_tuned(checkpoint: Path, source: str) -> Backbone:

@@ -30,7 +30,14 @@ def evaluate(
     ],
     text: Annotated[list[Path] | None, typer.Option(help="Held-out text (may stand several times).")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="The data folder of a fine-tuned or latent checkpoint, if it has moved.")
+        list[Path] | None,
+        typer.Option(
+            help="The data folder of a GLUE or latent checkpoint, if it has moved; the files of any split for a visual "
+            "one (may stand several times)."
+        ),
+    ] = None,
+    predictions: Annotated[
+        Path | None, typer.Option(help="Result file of a visual checkpoint, in the benchmark's own format.")
     ] = None,
     sts: Annotated[Path | None, typer.Option(help="A folder with STS sets.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file to write the result to as well.")] = None,
@@ -74,8 +81,8 @@ def evaluate(
     """
     o.quiet(context)
     given = {
-        "text": text, "data": data, "sts": sts, "out": out, "pooler": pooler, "samples": samples, "length": length,
-        "batch": batch, "split": split, "draws": draws, "weighted": weighted,
+        "text": text, "data": data, "predictions": predictions, "sts": sts, "out": out, "pooler": pooler,
+        "samples": samples, "length": length, "batch": batch, "split": split, "draws": draws, "weighted": weighted,
         "weighted_sentences": weighted_sentences, "generated": generated, "seed": seed,
     }  # fmt: skip
     from launcher.progress import progress_bar

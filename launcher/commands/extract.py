@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated
 
 import typer
 
@@ -73,17 +73,17 @@ def extract(
     from pretrain.regions.extract.run import extract_regions
 
     options = Options(
-        backend=cast(Literal["grid", "vit", "detr"], backend),  # these are checked there
+        backend=backend,
         model=o.source_path(model),
         grid=grid,
-        fit=cast(Literal["whole", "crop"], fit),
+        fit=fit,
         threshold=threshold,
         most=most,
         device=device,
-        precision=cast(Literal["fp32", "bf16"], precision),
+        precision=precision,
         batch=batch,
-        dtype=cast(Literal["fp16", "fp32"], dtype),
-        names=cast(Literal["stem", "path"], names),
+        dtype=dtype,
+        names=names,
         skip_damaged=skip_damaged,
         most_pixels=most_pixels,
     )

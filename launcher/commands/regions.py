@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from launcher.commands import extract
+from launcher.commands import extract, microworld
 from launcher.commands import options as o
+
+if TYPE_CHECKING:
+    from pretrain.regions.summary import PictureSummary, StoreSummary
 
 app = typer.Typer(help="Import, extract and inspect region features of pictures.", rich_markup_mode=None)
 extract.register(app)
+microworld.register(app)
 
 Out = Annotated[Path, typer.Option(help="New folder to write.")]
 
@@ -57,3 +61,79 @@ def import_(
             f"{out}: {manifest.pictures:,} pictures, {manifest.regions:,} regions of {manifest.feature_size} features "
             f"({manifest.feature_dtype})"
         )
+
+
+@app.command(epilog="\b\nExample: capt regions inspect store --picture COCO_train2014_000000458752 --draw boxes.png")
+def inspect(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="A region store.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read all files and compare their hashes.")] = False,
+    picture: Annotated[str | None, typer.Option(metavar="NAME", help="Show the regions of this picture.")] = None,
+    draw: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw its boxes (without --picture: of the first name).")
+    ] = None,
+    image: Annotated[Path | None, typer.Option(metavar="FILE", help="The picture itself, to draw over.")] = None,
+    objects: Annotated[Path | None, typer.Option(metavar="FILE", help="Names of object classes, one a line.")] = None,
+    attributes: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Names of attribute classes, one a line.")
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Show what a region store holds, and the regions of one of its pictures."""
+    from dataclasses import asdict
+
+    from pretrain.base.errors import ConfigError
+    from pretrain.base.files import write_bytes
+    from pretrain.base.verification import Verifier
+    from pretrain.regions.store import RegionStore
+    from pretrain.regions.summary import ClassNames, describe, summarize
+
+    if image is not None and draw is None:
+        raise ConfigError("--image is what boxes are drawn over: give --draw FILE.png as well")
+    opened = RegionStore.open(store, Verifier(again=True) if verify else None)
+    summary = summarize(opened)
+    shown = None
+    if picture is not None or draw is not None:
+        name = picture if picture is not None else opened.names(0, 1)[0]
+        shown = describe(opened, name, ClassNames.of(opened, objects, attributes))
+    if draw is not None and shown is not None:
+        from pretrain.regions.draw import draw as draw_boxes
+
+        write_bytes(draw, draw_boxes(shown, image))
+    if json:
+        o.echo_json({**asdict(summary), "verified": verify, "picture": None if shown is None else asdict(shown)})
+        return
+    _show_store(summary, verify)
+    if shown is not None:
+        _show_picture(shown)
+    if draw is not None:
+        typer.echo(f"wrote {draw}")
+
+
+def _show_store(summary: StoreSummary, verified: bool) -> None:
+    typer.echo(
+        f"{summary.pictures:,} pictures, {summary.regions:,} regions of {summary.feature_size} features "
+        f"({summary.feature_dtype}), {summary.bytes:,} bytes"
+    )
+    typer.echo(f"classes: {summary.object_classes:,} of objects, {summary.attribute_classes:,} of attributes")
+    sizes = [" x ".join(map(str, size)) for size in (summary.smallest, summary.largest)]
+    typer.echo(f"pictures have from {sizes[0]} to {sizes[1]} pixels, and regions:")
+    step = -(-(summary.most_regions - summary.fewest_regions + 1) // 20)
+    for first in range(summary.fewest_regions, summary.most_regions + 1, step):
+        count = sum(summary.histogram.get(number, 0) for number in range(first, first + step))
+        label = str(first) if step == 1 else f"{first} to {first + step - 1}"
+        typer.echo(f"  {label:>12} {count:>12,}")
+    typer.echo("features of:")
+    for key, value in summary.features_of.items():
+        typer.echo(f"  {key}: {value}")
+    typer.echo("sources:")
+    for source in summary.sources:
+        typer.echo(f"  {source['name']}: {source['pictures']:,} pictures, SHA-256 {source['sha256']}")
+    typer.echo(f"hashes of {len(summary.files)} files: {'as in the manifest' if verified else 'not read (--verify)'}")
+
+
+def _show_picture(picture: PictureSummary) -> None:
+    typer.echo(f"{picture.name}: {picture.width} x {picture.height} pixels")
+    for number, region in enumerate(picture.regions, 1):
+        box = " ".join(f"{edge:8.1f}" for edge in region.box)
+        labels = [f"{label[0]} {label[1]:.2f}" for label in (region.attribute, region.object) if label is not None]
+        typer.echo(f"  {number:>4}  {box}  |features| {region.feature_norm:8.2f}  {', '.join(labels)}")

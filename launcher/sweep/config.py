@@ -219,10 +219,10 @@ def load_sweep(config: str, overrides: Sequence[str] = ()) -> Sweep:
     for text in overrides:
         if "=" not in text or text.startswith(("=", "-")):
             raise ConfigError(f"override {text!r} is not of the form a.b=value")
-    mapping = load_mapping(config, [_own_key(text) for text in overrides])
+    mapping = load_mapping(config, [_own_key(text) for text in overrides], sweep=True)
     if "studies" not in mapping and "task" in mapping:
         raise ConfigError(f"{config} is a job, not a sweep; a sweep names its jobs under studies.<name>.base")
-    folder = resolve_path(config).parent
+    folder = resolve_path(config, sweep=True).parent
     try:
         sweep = Sweep.model_validate(mapping)
     except ValidationError as error:

@@ -23,19 +23,21 @@ from pretrain.registry import job_class
 _MAX_FILES = 50
 
 
-def resolve_path(config: str | Path) -> Path:
+def resolve_path(config: str | Path, *, sweep: bool = False) -> Path:
     """The file that a CONFIG argument means: a path, or the name of a shipped file.
 
     A shipped file's name is its path under ``configs`` without ``.yaml``, from any folder on as long as one file alone
-    has it: ``capt_tiny``, ``rte`` or ``glue/rte``, ``ptb/vae``.
+    has it: ``capt_tiny``, ``rte`` or ``glue/rte``, ``ptb/vae``. Of a job and a sweep with the same name (``vqa``) it is
+    the job, or the ``sweep`` where one is meant.
     """
     path = Path(config)
     if _is_file(path):
         return path
     shipped = _shipped()
     found = shipped.get(str(config), [])
-    if len(found) == 1:
-        return found[0]
+    meant = [file for file in found if _is_sweep(file) is sweep] or found
+    if len(meant) == 1:
+        return meant[0]
     if found:
         several = ", ".join(sorted(_short_name(file) for file in found))
         raise ConfigError(f"{shown(str(config))} is the name of several shipped files: {several}")
@@ -51,6 +53,10 @@ def resolve_path(config: str | Path) -> Path:
 def _is_job(file: Path) -> bool:
     """Whether it is a job or a sweep; not what others build on, nor a cluster's description."""
     return not file.stem.startswith("_") and file.parent.name != "cluster"
+
+
+def _is_sweep(file: Path) -> bool:
+    return _longest_name(file).startswith("sweep/")
 
 
 def _short_name(file: Path) -> str:
@@ -139,7 +145,9 @@ def _overrides(arguments: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-def load_mapping(config: str | Path, overrides: Sequence[str] = (), *, resolved: bool = False) -> dict[str, Any]:
+def load_mapping(
+    config: str | Path, overrides: Sequence[str] = (), *, resolved: bool = False, sweep: bool = False
+) -> dict[str, Any]:
     """Merge a file, its bases and the overrides (later wins; lists are replaced) into one plain mapping.
 
     Args:
@@ -147,13 +155,14 @@ def load_mapping(config: str | Path, overrides: Sequence[str] = (), *, resolved:
         overrides: ``a.b=value`` each.
         resolved: ``config`` is what a run or a checkpoint wrote, maybe somebody else's: a path alone, no ``base:`` is
             followed, ``${...}`` is text, and nothing comes from the environment.
+        sweep: ``config`` is the name of a sweep, if there is one of that name.
 
     Raises:
         ConfigError: a file is missing or malformed, a key stands twice, an override or interpolation is invalid.
     """
     if resolved:
         return _merge([_written(Path(config)), _overrides(overrides)])
-    path = resolve_path(config)
+    path = resolve_path(config, sweep=sweep)
     return interpolate(_merge([*_with_bases(path), _overrides(overrides)]), str(path))
 
 

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pretrain.convert.about import About, result
-from pretrain.convert.card import cell, last_part, table, versions
-from pretrain.language.evaluations import Section
-from pretrain.models.hub import is_hub_id
+from pretrain.convert.card import cell, compose, lookup, table, training_facts
+from pretrain.convert.evaluations import Section
 
 Form = Literal["hf", "sentence-transformers", "onnx"]
 
@@ -90,6 +89,8 @@ _KEYS = (
     ("run.seed", "seed"),
 )
 
+_COUNTED = {"step": "steps taken", "samples": "sequences seen", "tokens": "tokens seen (once a sequence)"}
+
 _UNKNOWN = About()
 
 
@@ -119,36 +120,17 @@ def model_card(
         pooling: whose sentence vectors ``evaluations`` are shown for.
     """
     trained = bool(progress and progress.get("step"))
-    training = _training(job, progress or {}) if trained else {}
-    parts = [
+    return compose(
         about.head(_HEAD[form], name, _results(evaluations, pooling)),
-        f"# {name}",
+        name,
         _summary(job, trained),
-        "## Use\n\n" + _USE[form].replace("PATH", about.location),
-        "## Model\n\n" + table(model),
-    ]
-    if training:
-        parts.append("## Training\n\n" + table(training))
-    if evaluations:
-        parts.append("## Evaluation\n\n" + "\n\n".join(_evaluation(section, pooling) for section in evaluations))
-    if metrics:
-        parts.append("## Last measurements of the run\n\n" + table(metrics))
-    parts += [
-        "## Versions\n\n" + table(versions()),
-        "## Limitations\n\n" + "\n".join(f"- {line}" for line in (*_CAVEATS[form], *_COMMON_CAVEATS)),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _training(job: Mapping[str, Any], progress: Mapping[str, int]) -> dict[str, Any]:
-    facts = {label: value for key, label in _KEYS if (value := _lookup(job, key)) not in (None, [], ())}
-    if "data files" in facts:
-        facts["data files"] = [last_part(file) for file in facts["data files"]]
-    for label in ("started from", "data set"):
-        if label in facts and not is_hub_id(str(facts[label])):
-            facts[label] = last_part(facts[label])
-    counted = {"step": "steps taken", "samples": "sequences seen", "tokens": "tokens seen (once a sequence)"}
-    return facts | {label: progress[key] for key, label in counted.items() if key in progress}
+        _USE[form].replace("PATH", about.location),
+        model=model,
+        training=training_facts(job, progress or {}, _KEYS, _COUNTED) if trained else {},
+        evaluations=[_evaluation(section, pooling) for section in evaluations],
+        metrics=metrics or {},
+        caveats=(*_CAVEATS[form], *_COMMON_CAVEATS),
+    )
 
 
 def _results(evaluations: Sequence[Section], pooling: str) -> list[dict[str, Any]]:
@@ -175,12 +157,5 @@ def _summary(job: Mapping[str, Any], trained: bool) -> str:
         return "A RoBERTa encoder with the weights it was started from: no training step has been taken on them."
     capt = " and CAPT (contrastive pretraining on corrupted views of each sequence)"
     return (
-        f"A RoBERTa encoder pretrained with masked language modelling{capt if _lookup(job, 'contrast.weight') else ''}."
+        f"A RoBERTa encoder pretrained with masked language modelling{capt if lookup(job, 'contrast.weight') else ''}."
     )
-
-
-def _lookup(job: Mapping[str, Any], key: str) -> Any:
-    value: Any = job
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value

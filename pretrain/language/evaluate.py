@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from pretrain.base.errors import CheckpointError, ConfigError, DataError
 from pretrain.contrast.accumulators import MaskedTokenAccumulator, PairAccumulator
 from pretrain.contrast.metrics import contrast_metrics, noise_invariance
+from pretrain.convert.evaluations import Figures, Section, with_earlier
 from pretrain.data.config import CorruptionConfig, DataConfig
 from pretrain.data.corruption import Corruptor
 from pretrain.data.packing import PackedDataset
@@ -21,7 +22,6 @@ from pretrain.engine.artifacts import EVALUATION, save_artifact, write_result
 from pretrain.engine.distributed import device, rank, world_size
 from pretrain.engine.provenance import provenance
 from pretrain.language.batches import Assembler, validation_batches
-from pretrain.language.evaluations import Figures, Section, sections_of
 from pretrain.language.prepare import vocabulary_of
 from pretrain.language.representations import POOLERS, Representations
 from pretrain.language.restore import Restored, load_hf, load_model
@@ -128,9 +128,7 @@ def command(
     )
     if not isinstance(source, Restored) and rank() == 0:
         folder = Path(result["checkpoint"])
-        names = {section["name"] for section in result["sections"]}
-        earlier = [section.model_dump() for section in sections_of(folder) if section.name not in names]
-        sections = [*earlier, *result["sections"]]
+        sections = with_earlier(folder, result["sections"])
         save_artifact(folder, EVALUATION.format(checkpoint=folder.name), {**result, "sections": sections})
     return result
 

@@ -9,13 +9,13 @@ from typing import Any, cast
 from pretrain.base.errors import ConfigError, did_you_mean
 from pretrain.convert.about import About
 from pretrain.convert.card import final_metrics
+from pretrain.convert.evaluations import sections_of
 from pretrain.convert.huggingface import export_hf
 from pretrain.convert.onnx import export_onnx, require_packages
 from pretrain.convert.reference import Pooling
 from pretrain.convert.sentence_transformers import export_sentence_transformers
 from pretrain.engine.checkpoint import read_metadata
 from pretrain.language.card import Form, model_card
-from pretrain.language.evaluations import sections_of
 from pretrain.language.restore import Restored, load_model
 
 logger = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from pretrain.vision_language.sections import (
     SentenceTokenizer,
     VisionLanguageData,
     VisionLanguageValidate,
+    without_microworld,
 )
 
 CONTRAST_METRICS = ("loss/capt_fixed", "retrieval/to_corrupted", "retrieval/to_original", "alignment", "uniformity")
@@ -55,12 +56,7 @@ class VisionLanguageJob(Job):
     @classmethod
     def replaced_by(cls, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
         """Files that are named later take the place of the microworld."""
-        old, new = below.get("data"), above.get("data")
-        if not isinstance(old, Mapping) or not isinstance(new, Mapping) or not (new.get("regions") or new.get("train")):
-            return below
-        if old.get("source") != "microworld":
-            return below
-        return {**below, "data": {key: value for key, value in old.items() if key not in ("source", "microworld")}}
+        return without_microworld(below, above)
 
     def metric_names(self) -> frozenset[str]:
         """Losses and accuracies of the objectives that have a weight, and those of the contrast where it is trained."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat
@@ -30,6 +31,21 @@ class SentenceTokenizer(TokenizerSection):
 Files = Annotated[list[PathField], BeforeValidator(_as_list)]
 
 
+class MicroworldSection(Section):
+    """What ``data.source=microworld`` makes: a synthetic world whose every answer is known (cached by this section)."""
+
+    kind: Literal["pictures", "boxes"] = Field(
+        "pictures", description="pictures: things of a class and colour, for captions, VQA, GQA and NLVR2; boxes: the "
+        "scenes of NLVR v1. Fine-tuning takes what its task needs"
+    )  # fmt: skip
+    size: int = Field(
+        2000, ge=20, le=10_000_000, description="pictures of all splits together, or statements about boxes to train on"
+    )
+    seed: int = Field(1, ge=0, lt=1 << 32, description="another seed is another world of the same kind")
+    feature_size: PositiveInt = Field(64, description="numbers that describe a region of a picture")
+    noise: NonNegativeFloat = Field(0.5, description="standard deviation of the noise of these numbers")
+
+
 class VisionLanguageData(Section):
     """Sentences and questions about pictures, and the region store that holds these pictures.
 
@@ -39,6 +55,7 @@ class VisionLanguageData(Section):
     source: Literal["files", "microworld"] = Field(
         "files", description="files: regions and train; microworld: a synthetic world, made at the first start"
     )
+    microworld: MicroworldSection = MicroworldSection()
     regions: PathField | None = Field(None, description="the region store, as capt regions import or extract writes it")
     train: Files = Field(
         [], description="files to train on, of any kind: LXMERT's, COCO captions, VQA v2 (questions and annotations), "
@@ -52,6 +69,16 @@ class VisionLanguageData(Section):
     sequence_length: int = Field(20, ge=4, le=4096, description="tokens of a sentence, special ones included")
     cache: PathField = Field(default_factory=default_cache, description="where encoded sentences are kept")
     allow_change: bool = Field(False, description="a resumed run may go on with other data than it began with")
+
+
+def without_microworld(below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mapping of a job without the microworld, where a later mapping names files (`Job.replaced_by`)."""
+    old, new = below.get("data"), above.get("data")
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping) or not (new.get("regions") or new.get("train")):
+        return below
+    if old.get("source") != "microworld":
+        return below
+    return {**below, "data": {key: value for key, value in old.items() if key not in ("source", "microworld")}}
 
 
 class ObjectivesSection(Section):

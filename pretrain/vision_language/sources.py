@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pretrain.base.errors import ConfigError, DataError
 from pretrain.base.verification import Ranks, Verifier
 from pretrain.vision_language.data.examples import Example
 from pretrain.vision_language.data.read import read_examples
 from pretrain.vision_language.inputs import require
+from pretrain.vision_language.microworld.ensure import Use, ensure_microworld
+from pretrain.vision_language.microworld.generate import World
 from pretrain.vision_language.sections import VisionLanguageData
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,9 +47,41 @@ def data_files(data: VisionLanguageData, ranks: Ranks) -> DataFiles:
         ConfigError: store or training files are not named.
     """
     with ranks.synchronize_errors():
-        if data.source == "microworld":
-            raise ConfigError("data.source microworld is not built yet")
+        data = located(data)
         return DataFiles(require(data), tuple(data.train), tuple(data.validation), data.answers)
+
+
+_D = TypeVar("_D", bound=VisionLanguageData)
+
+
+def located(data: _D, use: Use | None = None) -> _D:
+    """``data`` with the files that ``data.source=microworld`` stands for, which are made if they are not there yet.
+
+    Args:
+        data: of a job.
+        use: the files of which task are wanted; None = those that pretraining reads.
+
+    Raises:
+        ConfigError: files are named beside the microworld.
+    """
+    if data.source == "files":
+        return data
+    if data.regions is not None or data.train or data.validation:
+        raise ConfigError("data.source=microworld makes its own files: leave out data.regions, train and validation")
+    asked = data.microworld
+    boxes = use == "nlvr1" or (use is None and asked.kind == "boxes")
+    world = World(
+        pictures=0 if boxes else asked.size,
+        seed=asked.seed,
+        feature_size=asked.feature_size,
+        noise=asked.noise,
+        nlvr1=asked.size if boxes else 0,
+    )
+    logger.warning("data.source=microworld: the data are synthetic; no figure of this run is about real pictures")
+    files = ensure_microworld(world, data.cache).of(use or ("nlvr1" if boxes else "pretraining"))
+    answers = data.answers if use in ("nlvr1", "nlvr2") else data.answers or files.answers
+    update = {"regions": files.regions, "train": list(files.train), "validation": list(files.validation)}
+    return data.model_copy(update={**update, "answers": answers})
 
 
 class Split:

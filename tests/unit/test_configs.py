@@ -23,6 +23,8 @@ from pretrain.base.errors import ConfigError, UserError
 from pretrain.config.load import job_from_mapping, load_job, load_mapping, resolve_path
 from pretrain.config.writer import to_yaml
 from pretrain.engine.engines.deepspeed_config import deepspeed_config
+from pretrain.regions.writer import write_store
+from tests.unit.regions.pictures import random_pictures
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(path for kind in ("pretrain", "finetune") for path in (CONFIGS / kind).rglob("*.yaml"))
@@ -31,6 +33,9 @@ BASES = [path for path in FILES if path.stem.startswith("_")]
 SWEEPS = sorted((CONFIGS / "sweep").glob("*.yaml"))
 CLUSTERS = sorted((CONFIGS / "cluster").glob("*.yaml"))
 WORLDS = (1, 2, 8)
+PICTURES = [
+    *("data.regions=@/store", "data.train=@/train.json", "data.validation=@/validation.json", "model.init=@/encoder")
+]
 # What a shipped job or sweep leaves to its user, by its name or its task; @ is the folder that ``here`` makes.
 NEEDS = {
     "capt_tiny": [],
@@ -41,6 +46,7 @@ NEEDS = {
     "latent": ["data.path=@/ptb"],
     "capt_tiny_sweep": [],
     "glue_small": ["data.path=@/glue", "model.init=@/encoder"],
+    **dict.fromkeys(("vqa", "gqa", "nlvr2", "nlvr1"), PICTURES),
     "latent_table1": ["data.path=@/ptb"],
 }
 
@@ -64,6 +70,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "glue" / task.folder).mkdir(parents=True)
         for split in task.splits:
             (folder / "glue" / task.folder / f"{split}.tsv").write_text("index\n")
+    write_store(folder / "store", random_pictures(2), features_of={"backend": "test"})
+    for split in ("train", "validation"):
+        (folder / f"{split}.json").write_text("[]\n")
     (folder / "encoder").mkdir()
     (folder / "encoder" / "config.json").write_text("{}")
     (folder / "ptb").mkdir()

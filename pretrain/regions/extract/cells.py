@@ -36,7 +36,7 @@ def feature_map(model: VisionModel, pixels: Float[Tensor, "b 3 height width"]) -
     return patches
 
 
-def pooled(features: Map, cells: int | None) -> Map:
+def pooled(features: Map, cells: int | None) -> Float[Tensor, "b size _ _"]:
     """The mean of each cell of a grid of ``cells`` rows and columns; the map itself where it is None.
 
     Raises:

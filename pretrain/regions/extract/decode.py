@@ -10,8 +10,9 @@ from pretrain.base.errors import DataError, UserError
 if TYPE_CHECKING:
     from PIL import Image
 
-FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "BMP", "GIF", "TIFF")
-"""Formats that are decoded, as Pillow calls them. Those that run another program (EPS) are not among them."""
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+"""Formats that are decoded, as Pillow calls them (its JPEG reads MPO, too). None of them runs another program, as EPS
+does."""
 
 _GREYS_OF_16_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pretrain.base.errors import ConfigError
 
-BACKENDS = ("grid", "vit", "detr")
-FITS = ("whole", "crop")
+_KNOWN = {
+    "backend": ("grid", "vit", "detr"),
+    "fit": ("whole", "crop"),
+    "precision": ("fp32", "bf16"),
+    "dtype": ("fp16", "fp32"),
+    "names": ("stem", "path"),
+}
+"""The values of an option that has a few."""
 
 MOST_PIXELS = 89_478_485
 """Pixels that a picture may have unless the user says otherwise: where Pillow suspects a decompression bomb."""
@@ -20,7 +26,7 @@ PILLOW_LIMIT = 2 * MOST_PIXELS
 
 @dataclass(frozen=True)
 class Options:
-    """Choices of an extraction.
+    """Choices of an extraction. Raises ``ConfigError`` for values that are not possible.
 
     Attributes:
         backend: ``grid``, ``vit`` or ``detr``.
@@ -40,23 +46,22 @@ class Options:
         most_pixels: a picture with more is refused before it is decoded.
     """
 
-    backend: Literal["grid", "vit", "detr"]
+    backend: str
     model: Path
     grid: int | None = None
-    fit: Literal["whole", "crop"] = "whole"
+    fit: str = "whole"
     threshold: float = 0.2
     most: int = 36
     device: str = "auto"
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: str = "fp32"
     batch: int = 8
-    dtype: Literal["fp16", "fp32"] = "fp16"
-    names: Literal["stem", "path"] = "stem"
+    dtype: str = "fp16"
+    names: str = "stem"
     skip_damaged: bool = False
     most_pixels: int = MOST_PIXELS
 
     def __post_init__(self) -> None:
-        known = {"backend": BACKENDS, "fit": FITS, "precision": ("fp32", "bf16"), "dtype": ("fp16", "fp32")}
-        for key, values in {**known, "names": ("stem", "path")}.items():
+        for key, values in _KNOWN.items():
             if getattr(self, key) not in values:
                 raise ConfigError(f"--{key} is {' or '.join(values)}, got {getattr(self, key)!r}")
         if self.backend == "detr" and (self.grid is not None or self.fit != "whole"):

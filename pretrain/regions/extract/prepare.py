@@ -75,9 +75,10 @@ class Preparation:
         if self._fit == "whole":
             height, width = self._input
             options = {"do_resize": False, "do_center_crop": False}
-            return Prepared(self._run(image.resize((width, height), self._resample), **options), (0, 0, *image.size))
+            pixels = self._run(image.resize((width, height), self._resample), **options)
+            return Prepared(pixels, _whole(*image.size))
         pixels = self._run(image)
-        return Prepared(pixels, (0, 0, *image.size) if self._fit == "own" else self._seen(*image.size))
+        return Prepared(pixels, _whole(*image.size) if self._fit == "own" else self._seen(*image.size))
 
     @property
     def _resample(self) -> Any:
@@ -116,23 +117,27 @@ class Preparation:
         short = size.get("shortest_edge")
         crop_pct = getattr(self._processor, "crop_pct", None)
         if crop_pct is not None and short >= 384:
-            return (0, 0, width, height)
+            return _whole(width, height)
         if crop_pct is not None:
             short = int(short / crop_pct)
         elif not self._processor.do_center_crop and short is None:
-            return (0, 0, width, height)
+            return _whole(width, height)
         if short is None:
             resized = (size["width"], size["height"])
         else:
             longer = int(short * max(width, height) / min(width, height))
             resized = (short, longer) if width <= height else (longer, short)
         if crop_pct is None and not self._processor.do_center_crop:
-            return (0, 0, width, height)
+            return _whole(width, height)
         if resized[0] < input_width or resized[1] < input_height:
             raise CheckpointError(f"{self._path}: the crop is larger than what it is cut from; --fit whole is possible")
         left, top = (resized[0] - input_width) // 2, (resized[1] - input_height) // 2
         x, y = width / resized[0], height / resized[1]
         return (left * x, top * y, (left + input_width) * x, (top + input_height) * y)
+
+
+def _whole(width: int, height: int) -> Box:
+    return 0.0, 0.0, float(width), float(height)
 
 
 def _processor(keys: dict[str, Any], family: Family, path: Path) -> Any:

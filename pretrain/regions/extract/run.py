@@ -102,7 +102,7 @@ def extract_regions(
         manifest = write_store(
             out,
             _counted(pictures, len(found), damage, progress),
-            feature_dtype=options.dtype,
+            feature_dtype="fp16" if options.dtype == "fp16" else "fp32",
             features_of=features_of(model, preparation, options),
             sources=read,
         )

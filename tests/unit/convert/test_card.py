@@ -8,8 +8,8 @@ from huggingface_hub import ModelCard
 from pretrain.base.errors import ConfigError
 from pretrain.convert.about import About
 from pretrain.convert.card import final_metrics
+from pretrain.convert.evaluations import Section
 from pretrain.language.card import model_card
-from pretrain.language.evaluations import Section
 
 JOB = {
     "data": {"source": "files", "files": ["/home/someone/secret/books.txt"], "sequence_length": 128},

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from pretrain.base.errors import CheckpointError, ConfigError, DataError
 from pretrain.config.load import job_from_mapping
 from pretrain.contrast.metrics import contrast_metrics
+from pretrain.convert.evaluations import sections_of
 from pretrain.data.config import CorruptionConfig
 from pretrain.data.corruption import Corruptor
 from pretrain.data.packing import PackedDataset
@@ -24,7 +25,6 @@ from pretrain.engine.checkpoint.save import partial_folder, write_weights_only
 from pretrain.language import evaluate as module
 from pretrain.language.batches import Assembler
 from pretrain.language.evaluate import as_text, command, evaluate
-from pretrain.language.evaluations import sections_of
 from pretrain.language.module import LanguageModule
 from pretrain.language.prepare import vocabulary_of
 from pretrain.language.representations import Representations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -17,7 +19,7 @@ Figures = dict[str, float | None]
 class Section(BaseModel):
     """The metrics on one data set and the ``protocol`` of measuring them.
 
-    ``metrics`` are those of the whole model, ``poolers`` those of the sentence vectors of each pooler.
+    ``metrics`` are those of the whole model, ``poolers`` those of the vectors of each pooler, where there are several.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -46,3 +48,10 @@ def sections_of(checkpoint: Path) -> list[Section]:
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise DataError(f"{path}: {where or 'content'} is not what capt evaluate writes; remove the file") from None
+
+
+def with_earlier(checkpoint: Path, sections: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """``sections`` after the stored ones of ``checkpoint`` that have other names."""
+    names = {section["name"] for section in sections}
+    earlier = [section.model_dump() for section in sections_of(checkpoint) if section.name not in names]
+    return [*earlier, *sections]

@@ -1,0 +1,118 @@
+"""``capt evaluate`` of a ``visual`` checkpoint: the official metrics and the result file of any split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from finetune.evaluation import as_text, evaluation_result, results_of_all_rows
+from finetune.objective import RowResults
+from finetune.visual.check import check_predictions
+from finetune.visual.config import VisualJob
+from finetune.visual.data import read_rows, read_splits, require_own_ids, row_set
+from finetune.visual.objective import objective_of
+from finetune.visual.predictions import write_dump
+from finetune.visual.restore import FineTunedLxmert, load_visual, read_answers
+from finetune.visual.rows import PictureRows
+from pretrain.base.progress import ProgressCallback
+from pretrain.engine import distributed
+from pretrain.regions.store import RegionStore
+from pretrain.vision_language.data.answers import AnswerTable
+from pretrain.vision_language.features import read_features, require_features
+from pretrain.vision_language.inputs import require
+
+__all__ = ["as_text", "command", "evaluate"]
+
+
+def command(
+    checkpoint: Path,
+    *,
+    data: list[Path] | None = None,
+    predictions: Path | None = None,
+    regions: Path | None = None,
+    out: Path | None = None,
+    batch: int = 64,
+    progress: ProgressCallback | None = None,
+) -> dict[str, Any]:
+    """`evaluate` by the options of the command line."""
+    return evaluate(
+        checkpoint, files=data, predictions=predictions, regions=regions, out=out, batch=batch, progress=progress
+    )
+
+
+def evaluate(
+    checkpoint: Path | FineTunedLxmert,
+    *,
+    files: Sequence[Path] | None = None,
+    predictions: Path | None = None,
+    regions: Path | None = None,
+    out: Path | None = None,
+    batch: int = 64,
+    progress: ProgressCallback | None = None,
+) -> dict[str, Any]:
+    """The metrics of a checkpoint on its validation set or on any files, and its predictions.
+
+    Where the rows come from files, the metrics are the official ones, computed from the result file.
+
+    Args:
+        checkpoint: a checkpoint, a run (its best one), or one that is loaded already.
+        files: what to predict, with labels or without (VQA: questions, and annotations where there are any); None for
+            the validation set of the job.
+        predictions: the result file to write, in the benchmark's own format.
+        regions: the region store, where it is not the one of the job.
+        out: JSON file to write the result to as well.
+        batch: rows a forward pass.
+        progress: called with the rows done and their number.
+
+    Returns:
+        As `finetune.evaluation.evaluate_checkpoint`; no metrics for rows without labels.
+
+    Raises:
+        CheckpointError: nothing usable there, or the store holds features of another kind than those of the training.
+        DataError: a file cannot be read, or a picture is not in the store.
+    """
+    restored = checkpoint if not isinstance(checkpoint, Path) else load_visual(checkpoint)
+    job = restored.job
+    answers = read_answers(job, restored.checkpoint)
+    objective = objective_of(job.data.visual_task)
+    device = distributed.device()
+    files, rows = _rows(restored, files, regions, answers)
+    results = results_of_all_rows(restored.model.to(device), rows, objective, batch, device, progress)
+    metrics = {} if rows.targets is None else objective.metrics(results, rows)
+    metrics |= _dumped(results, rows, job, answers, predictions, files)
+    name = "validation" if not files else "+".join(file.name for file in files)
+    return evaluation_result(restored.checkpoint, job.data.task, {name: len(rows)}, metrics, out)
+
+
+def _rows(
+    restored: FineTunedLxmert, files: Sequence[Path] | None, regions: Path | None, answers: AnswerTable | None
+) -> tuple[Sequence[Path], PictureRows]:
+    data = restored.job.data
+    store = RegionStore.open(regions or require(data))
+    trained_on = read_features(restored.checkpoint)
+    if trained_on is not None:
+        require_features(store, trained_on, str(restored.checkpoint), allow_other=data.allow_other_features)
+    if files is None:
+        files = data.validation
+    rows = read_rows(files, data.visual_task, "--data") if files else read_splits(data).validation
+    require_own_ids(rows, "--data")
+    return files, row_set(rows, data, restored.tokenizer, store, answers, "--data")
+
+
+def _dumped(
+    results: RowResults,
+    rows: PictureRows,
+    job: VisualJob,
+    answers: AnswerTable | None,
+    predictions: Path | None,
+    files: Sequence[Path],
+) -> dict[str, float]:
+    """Write the result file (for a moment, if none is wanted) and score it, where the rows come from files."""
+    with TemporaryDirectory(prefix="capt-predictions-") as folder:
+        if predictions is None and not files:
+            return {}
+        dump = predictions or Path(folder) / "predictions"
+        write_dump(results, rows, job.data, answers, dump, files)
+        return check_predictions(dump, files).scores if files else {}

@@ -1,0 +1,156 @@
+"""Rows of NLVR v1: each statement about four scenes, two of which it is true of.
+
+A small change makes a false scene out of a true one, or a true one out of a false one: as in the real data, its objects
+are dealt to the boxes anew, or else a single object is another, elsewhere, gone or new. So truth cannot be guessed from
+the words and from what a scene holds on the whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pretrain.base.randomness import generator_for
+from pretrain.vision_language.microworld.nlvr1 import scattered, towers
+from pretrain.vision_language.microworld.nlvr1.meaning import Meaning
+from pretrain.vision_language.microworld.nlvr1.scenes import (
+    COLOURS,
+    MOST,
+    SHAPES,
+    SIZES,
+    TALLEST,
+    Box,
+    Boxes,
+    Kind,
+    draw_scattered,
+    draw_towers,
+    is_towers,
+    record,
+    scatter,
+    tower,
+)
+from pretrain.vision_language.microworld.nlvr1.wording import Words, hurried
+
+ROWS = 4
+"""Rows of a stem."""
+_TOWERS = 0.68  # part of the statements that are about towers, as in the real data
+_DRAWS, _CHANGES = 40, 10
+
+
+class Stem(NamedTuple):
+    """A statement, what it means, and four scenes with its truth: true, true, false, false."""
+
+    sentence: str
+    meaning: Meaning
+    scenes: tuple[tuple[Boxes, bool], ...]
+
+
+def draw_stem(seed: int, number: int) -> Stem:
+    """Stem ``number``; it depends on seed and number alone."""
+    rng = generator_for("microworld/nlvr1", seed, 0, number)
+    for _ in count():
+        templates, draw = (
+            (towers.TEMPLATES, draw_towers) if rng.random() < _TOWERS else (scattered.TEMPLATES, draw_scattered)
+        )
+        weights = np.array([weight for weight, _ in templates])
+        template = templates[int(rng.choice(len(templates), p=weights / weights.sum()))][1]
+        text, meaning = template(Words(rng))
+        found = [pair for pair in (_pair(rng, meaning, draw) for _ in range(ROWS // 2)) if pair is not None]
+        if len(found) == ROWS // 2:
+            scenes = [(_shuffled(rng, true), True) for true, _ in found]
+            scenes += [(_shuffled(rng, false), False) for _, false in found]
+            return Stem(hurried(text, rng), meaning, tuple(scenes))
+    raise AssertionError("a statement that is true and false of some scenes is drawn sooner or later")
+
+
+def write_rows(path: Path, stems: range, seed: int) -> Iterator[int]:
+    """Write the rows of the statements with these numbers; yields them."""
+    with path.open("w", encoding="utf-8") as file:
+        for number in stems:
+            stem = draw_stem(seed, number)
+            for k, (boxes, true) in enumerate(stem.scenes):
+                file.write(json.dumps(_row(f"{number}-{k}", stem.sentence, boxes, true)) + "\n")
+            yield number
+
+
+def _row(identifier: str, sentence: str, boxes: Boxes, true: bool) -> dict[str, Any]:
+    label = str(true).lower()
+    return {
+        "sentence": sentence,
+        "label": label,
+        "identifier": identifier,
+        "directory": "microworld",
+        "evals": {"r0": label},
+        "structured_rep": record(boxes),
+    }
+
+
+def _pair(
+    rng: np.random.Generator, meaning: Meaning, draw: Callable[[np.random.Generator], Boxes]
+) -> tuple[Boxes, Boxes] | None:
+    """A scene of which it is true, and one made of it, or of others, of which it is not."""
+    for _ in range(_DRAWS):
+        boxes = draw(rng)
+        held = meaning.holds(boxes)
+        for _ in range(_CHANGES):
+            changed = _dealt(rng, boxes) if rng.random() < 0.4 else _changed(rng, boxes)
+            if meaning.holds(changed) != held:
+                return (boxes, changed) if held else (changed, boxes)
+    return None
+
+
+def _dealt(rng: np.random.Generator, boxes: Boxes) -> Boxes:
+    """The same objects, dealt to the boxes anew."""
+    items = [item for box in boxes for item in box]
+    order = [items[int(i)] for i in rng.permutation(len(items))]
+    most = TALLEST if is_towers(boxes) else MOST
+    while True:
+        cuts = sorted(rng.choice(np.arange(1, len(items)), 2, replace=False)) if len(items) > 3 else [1, 2]
+        parts = order[: cuts[0]], order[cuts[0] : cuts[1]], order[cuts[1] :]
+        if max(map(len, parts)) <= most:
+            break
+    if is_towers(boxes):
+        return tuple(tower([item.colour for item in part]) for part in parts)
+    return tuple(scatter(rng, [(item.size, item.shape, item.colour) for item in part]) for part in parts)
+
+
+def _changed(rng: np.random.Generator, boxes: Boxes) -> Boxes:
+    """One object of one box is another, elsewhere, gone or new."""
+    place = int(rng.integers(len(boxes)))
+    box, what = list(boxes[place]), int(rng.integers(4))
+    chosen = int(rng.integers(len(box)))
+    if is_towers(boxes):
+        colours = [item.colour for item in box]
+        if what == 0 and len(box) > 1:
+            del colours[chosen]
+        elif what == 1 and len(box) < TALLEST:
+            colours.insert(chosen, str(rng.choice(COLOURS)))
+        else:
+            colours[chosen] = str(rng.choice(COLOURS))
+        new = tower(colours)
+    else:
+        item = box.pop(chosen)
+        if what == 0 and box:
+            new = tuple(box)
+        elif what == 1:
+            new = _with_one(rng, tuple(box), (item.size, item.shape, item.colour), boxes[place])
+        elif what == 2:
+            new = (*box, item._replace(colour=str(rng.choice(COLOURS)), shape=str(rng.choice(SHAPES))))
+        else:
+            kind = int(rng.choice(SIZES)), str(rng.choice(SHAPES)), str(rng.choice(COLOURS))
+            new = _with_one(rng, (*box, item), kind, boxes[place])
+    return tuple(new if i == place else other for i, other in enumerate(boxes))
+
+
+def _with_one(rng: np.random.Generator, box: Box, kind: Kind, before: Box) -> Box:
+    """The box with one more object of this kind where there is room; as before where there is none."""
+    return scatter(rng, [kind], box) if len(box) < MOST else before
+
+
+def _shuffled(rng: np.random.Generator, boxes: Boxes) -> Boxes:
+    return tuple(boxes[int(i)] for i in rng.permutation(len(boxes)))

@@ -1,0 +1,257 @@
+"""The study behind docs/results/vision_language.md: CAPT, LXMERT's objectives and no pretraining, five seeds each.
+
+``CAPT_DATA=... python -m tests.benchmarks.study_vision_language --out runs/vision-language`` makes a synthetic
+microworld, pretrains every arm on it, fine-tunes each on three tasks, measures held-out data, and writes ``trials.csv``
+and ``tables.md``. Finished runs stay as they are, so the same command goes on after an interruption.
+
+Arms: ``none`` starts fine-tuning from random weights. In ``lxmert`` the contrast has weight 0, in ``capt`` weight 1.
+Both do as many steps. ``lxmert-equal-compute`` takes as long as ``capt``: its steps are multiplied by the ratio of the
+seconds a step, measured where both ran side by side.
+
+Worlds: ``microworld`` is synthetic from end to end. In ``nlvr1`` pretraining is on synthetic scenes, and the task is
+NLVR v1: sentences that people wrote, fine-tuned on dev.json (a tenth of it, by stem, held back for selection), measured
+on hidden.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.study_vision_language_tables import Trial, write_tables
+
+ARMS = ("none", "lxmert", "lxmert-equal-compute", "capt")
+SCENES = ["--pictures", "2000", "--seed", "1"]
+"""Of the microworld; both worlds are made with these."""
+COMMON = ["run.threads=1", "run.tensorboard=false", "run.log_every=10", "checkpoint.keep=1"]
+STEPS, WARMUP = 600, 60
+"""Of pretraining, for ``lxmert`` and ``capt``."""
+PRETRAINING: dict[str, list[str]] = {
+    "microworld": ["capt_vl_small", "model.size=tiny", "batch.global=64", "batch.micro=64", "optimizer.lr=1e-3"],
+    "nlvr1": ["capt_vl_nlvr1", "model.size=tiny", "batch.global=64", "batch.micro=64", "optimizer.lr=1e-3"],
+}
+CAPT = ["contrast.weight=1", "contrast.queue=256", "contrast.queue_start=100"]
+LXMERT = ["contrast.weight=0", "contrast.queue=0"]
+FINE_TUNING: dict[str, list[str]] = {
+    "vqa": ["batch.global=32", "optimizer.lr=5e-4", "schedule.epochs=4"],
+    "nlvr2": ["batch.global=32", "optimizer.lr=5e-4", "schedule.epochs=6"],
+    "nlvr1": ["batch.global=32", "optimizer.lr=5e-4", "schedule.epochs=30"],
+}
+TASKS = {"microworld": ("vqa", "nlvr2"), "nlvr1": ("nlvr1",)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """Where everything is, and what is run. ``extra`` are overrides of every pretraining job."""
+
+    out: Path
+    data: Path
+    steps: int
+    warmup: int
+    scenes: list[str]
+    pretraining: list[str]
+    fine_tuning: list[str]
+
+    @property
+    def world(self) -> Path:
+        """The files of the microworld."""
+        return self.out / "world"
+
+    def store(self, world: str) -> Path:
+        """The region store of a world."""
+        return self.out / f"store-{world}"
+
+    def run(self, world: str, arm: str, seed: int, task: str = "pretraining") -> Path:
+        """The folder of a run."""
+        return self.out / world / f"{task}-{arm}-seed{seed}"
+
+    def files(self, world: str, task: str, split: str) -> list[Path]:
+        """The data files of a split of a task; ``pretraining`` is a task."""
+        if world == "nlvr1":
+            real = {"train": "dev.json", "test": "hidden.json"}
+            return [self.world / f"nlvr1/{split}.json" if task == "pretraining" else self.nlvr1 / real[split]]
+        if task == "vqa":
+            return [self.world / f"vqa/{split}_{part}.json" for part in ("questions", "annotations")]
+        return [self.world / f"{task}/{split}.json"]
+
+    @property
+    def nlvr1(self) -> Path:
+        """The folder with the sentences that people wrote."""
+        return self.data / "vl/nlvr1"
+
+
+def capt(*words: str | Path) -> None:
+    """Run the command line, and stop the study where it fails."""
+    command = [sys.executable, "-m", "launcher", *map(str, words)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+
+
+def listed(paths: Iterable[Path]) -> str:
+    """Paths as a list of the command line."""
+    return f"[{','.join(map(str, paths))}]"
+
+
+def make_worlds(study: Study) -> None:
+    """The microworld and both stores; what is there stays."""
+    if not study.world.exists():
+        capt("regions", "microworld", "--out", study.world, *study.scenes)
+    if not study.store("microworld").exists():
+        tables = sorted(study.world.glob("pictures/*.tsv")) + sorted(study.world.glob("nlvr2/*.tsv"))
+        capt("regions", "import", *tables, "--out", study.store("microworld"))
+    if not study.store("nlvr1").exists():
+        scenes = [*sorted(study.world.glob("nlvr1/*.json")), study.nlvr1 / "dev.json", study.nlvr1 / "hidden.json"]
+        capt("regions", "import", *scenes, "--format", "nlvr1", "--out", study.store("nlvr1"))
+
+
+def finish(folder: Path, *words: str | Path) -> None:
+    """Start a run, resume it, or leave it as it is when it is done."""
+    status = folder / "status.json"
+    state = json.loads(status.read_text())["state"] if status.exists() else "new"
+    if state == "new":
+        capt(*words, "--nproc", "1", f"run.dir={folder}")
+    elif state != "done":
+        capt("resume", folder)
+
+
+def pretrain(study: Study, world: str, arm: str, seed: int, steps: int) -> None:
+    """One pretraining run."""
+    preset, *overrides = PRETRAINING[world]
+    warmup = round(study.warmup * steps / study.steps)
+    finish(
+        study.run(world, arm, seed), "pretrain", preset, *COMMON, *overrides, f"run.seed={seed}",
+        f"data.regions={study.store(world)}", f"data.train={listed(study.files(world, 'pretraining', 'train'))}",
+        f"data.validation={listed(study.files(world, 'pretraining', 'validation'))}",
+        f"schedule.max_steps={steps}", f"schedule.warmup_steps={warmup}", f"validate.every={steps}",
+        "checkpoint.every=0", *(CAPT if arm == "capt" else LXMERT), *study.pretraining,
+    )  # fmt: skip
+
+
+def seconds_a_step(run: Path) -> float:
+    """The median over the logged steps, without the first, which warms up."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    values = [row["seconds_per_step"] for row in rows if "seconds_per_step" in row]
+    return statistics.median(values[1:] or values)
+
+
+def steps_of_equal_compute(study: Study, world: str, seed: int) -> int:
+    """Steps of LXMERT's objectives that take as long as CAPT's, by the two runs of ``seed``, which ran side by side."""
+    note = study.out / world / "compute.json"
+    if not note.exists():
+        both = {arm: seconds_a_step(study.run(world, arm, seed)) for arm in ("capt", "lxmert")}
+        steps = round(study.steps * both["capt"] / both["lxmert"])
+        note.write_text(json.dumps({"seconds_per_step": both, "steps": steps}, indent=1) + "\n")
+    return int(json.loads(note.read_text())["steps"])
+
+
+def fine_tune(study: Study, world: str, arm: str, seed: int, task: str) -> None:
+    """Fine-tune an arm on a task and measure its best checkpoint on held-out data."""
+    folder = study.run(world, arm, seed, task)
+    tokenizer = newest_checkpoint(study.run(world, "capt", seed)) / "tokenizer"
+    init = [f"model.init={study.run(world, arm, seed)}"]
+    if arm == "none":  # the same tokenizer and sizes as the other arms
+        init = ["model.init=scratch", "model.encoder.size=tiny", f"tokenizer.path={tokenizer}"]
+    validation = [f"data.validation={listed(study.files(world, task, 'validation'))}"]
+    if world == "nlvr1":
+        validation = ["data.validation_share=0.1"]
+    finish(
+        folder, "finetune", task, *COMMON, *FINE_TUNING[task], *init, f"run.seed={seed}",
+        f"data.regions={study.store(world)}", f"data.train={listed(study.files(world, task, 'train'))}", *validation,
+        *study.fine_tuning,
+    )  # fmt: skip
+    if not (folder / "test.json").exists():
+        data = [word for path in study.files(world, task, "test") for word in ("--data", path)]
+        suffix = "json" if task == "vqa" else "csv"
+        out = ("--predictions", folder / f"test.{suffix}", "--out", folder / "test.json.part")
+        if task == "vqa":
+            out = ("--predictions", folder / "predictions.json", "--out", folder / "test.json.part")
+        capt("evaluate", folder, *data, *out)
+        (folder / "test.json.part").rename(folder / "test.json")
+
+
+def newest_checkpoint(run: Path) -> Path:
+    """The last checkpoint of a finished run."""
+    return sorted((run / "checkpoints").glob("step-*"))[-1]
+
+
+def trial(study: Study, world: str, arm: str, seed: int, task: str) -> Trial:
+    """What is known of a finished trial."""
+    folder = study.run(world, arm, seed, task)
+    measured: dict[str, Any] = json.loads((folder / "test.json").read_text())
+    before = study.run(world, arm, seed)
+    rows = [] if arm == "none" else [json.loads(line) for line in (before / "metrics.jsonl").read_text().splitlines()]
+    steps = max((row["step"] for row in rows), default=0)
+    seconds = seconds_a_step(before) * steps if rows else 0.0
+    own = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    validation = max(row["accuracy"] for row in own if row.get("split") == "validation")
+    metrics = measured["metrics"]
+    return Trial(
+        world, task, arm, seed, steps, round(seconds, 1), validation, metrics["accuracy"], metrics.get("consistency"),
+        metrics["rows"],
+    )  # fmt: skip
+
+
+def main() -> int:
+    """Make the worlds, train, measure, and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--worlds", nargs="*", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--parallel", type=int, default=2, help="runs at a time, each with one thread")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--warmup", type=int, default=WARMUP)
+    parser.add_argument("--scenes", default=" ".join(SCENES), help="options of capt regions microworld")
+    parser.add_argument("--pretraining", nargs="*", default=[], help="a.b=c for every pretraining run")
+    parser.add_argument("--fine-tuning", nargs="*", default=[], help="a.b=c for every fine-tuning run")
+    options = parser.parse_args()
+    if "CAPT_DATA" not in os.environ:
+        parser.error("CAPT_DATA must name the folder with vl/nlvr1")
+    study = Study(
+        options.out.resolve(), Path(os.environ["CAPT_DATA"]), options.steps, options.warmup, options.scenes.split(),
+        options.pretraining, options.fine_tuning,
+    )  # fmt: skip
+    study.out.mkdir(parents=True, exist_ok=True)
+    make_worlds(study)
+    seeds = range(1, options.seeds + 1)
+
+    def together(jobs: Iterable[Callable[[], None]]) -> None:
+        with ThreadPoolExecutor(options.parallel) as pool:
+            for done in [pool.submit(job) for job in jobs]:
+                done.result()
+
+    def pretraining(world: str, arm: str, seed: int, steps: int) -> Callable[[], None]:
+        return lambda: pretrain(study, world, arm, seed, steps)
+
+    def fine_tuning(world: str, arm: str, seed: int, task: str) -> Callable[[], None]:
+        return lambda: fine_tune(study, world, arm, seed, task)
+
+    for world in options.worlds:  # the first two runs stand side by side: they measure the compute
+        together(pretraining(world, arm, seed, study.steps) for seed in seeds for arm in ("capt", "lxmert"))
+        steps = steps_of_equal_compute(study, world, 1)
+        together(pretraining(world, "lxmert-equal-compute", seed, steps) for seed in seeds)
+        together(fine_tuning(world, arm, seed, task) for task in TASKS[world] for seed in seeds for arm in ARMS)
+    trials = [
+        trial(study, world, arm, seed, task)
+        for world in options.worlds for task in TASKS[world] for arm in ARMS for seed in seeds
+    ]  # fmt: skip
+    with (study.out / "trials.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(Trial._fields)
+        writer.writerows(trials)
+    write_tables(trials, study.out / "tables.md")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""The tables of docs/results/vision_language.md from ``trials.csv``: arms over their seeds, and paired differences."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.benchmarks.seeds import mean_and_sd, paired
+
+PAIRS = (
+    ("capt", "lxmert", "equal steps"),
+    ("capt", "lxmert-equal-compute", "equal compute"),
+    ("capt", "none", ""),
+    ("lxmert", "none", ""),
+    ("lxmert-equal-compute", "none", ""),
+)
+
+
+class Trial(NamedTuple):
+    """One fine-tuning run. Accuracies are shares; ``test`` is held-out data, ``validation`` what it was selected on."""
+
+    world: str
+    task: str
+    arm: str
+    seed: int
+    pretraining_steps: int
+    pretraining_seconds: float
+    validation: float
+    test: float
+    consistency: float | None
+    rows: int
+
+
+def read_trials(path: Path) -> list[Trial]:
+    """Read ``trials.csv``."""
+    with path.open(newline="") as file:
+        return [
+            Trial(
+                row["world"], row["task"], row["arm"], int(row["seed"]), int(row["pretraining_steps"]),
+                float(row["pretraining_seconds"]), float(row["validation"]), float(row["test"]),
+                float(row["consistency"]) if row["consistency"] else None, int(row["rows"]),
+            )
+            for row in csv.DictReader(file)
+        ]  # fmt: skip
+
+
+def write_tables(trials: Sequence[Trial], out: Path) -> None:
+    """Write both tables as Markdown."""
+    out.write_text("\n\n".join([arms_table(trials), differences_table(trials)]) + "\n", encoding="utf-8")
+
+
+def arms_table(trials: Sequence[Trial]) -> str:
+    """Each arm: pretraining steps and seconds, mean and standard deviation in per cent, every seed, consistency."""
+    lines = [
+        "| task | arm | pretraining steps | seconds | test, mean ± sd | each seed | validation | consistency |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for task, arm in dict.fromkeys((trial.task, trial.arm) for trial in trials):
+        own = [trial for trial in trials if (trial.task, trial.arm) == (task, arm)]
+        seconds = sum(trial.pretraining_seconds for trial in own) / len(own)
+        consistent = [trial.consistency for trial in own if trial.consistency is not None]
+        each = ", ".join(f"{100 * trial.test:.1f}" for trial in own)
+        lines.append(
+            f"| {_name(own[0])} | {arm} | {own[0].pretraining_steps} | {seconds:.0f} | "
+            f"{_spread([trial.test for trial in own])} | {each} | {_spread([trial.validation for trial in own])} | "
+            f"{_spread(consistent) if consistent else ''} |"
+        )
+    return "\n".join(lines)
+
+
+def differences_table(trials: Sequence[Trial]) -> str:
+    """Paired differences over the seeds in points."""
+    lines = [
+        "| task | difference | points | 95% bootstrap over seeds | seeds in which it is above 0 | p, sign flips |",
+        "|---|---|---|---|---|---|",
+    ]
+    for task in dict.fromkeys(trial.task for trial in trials):
+        own = [trial for trial in trials if trial.task == task]
+        scores = {arm: {t.seed: t.test for t in own if t.arm == arm} for arm in {t.arm for t in own}}
+        for first, second, what in PAIRS:
+            result = paired(scores.get(first, {}), scores.get(second, {}))
+            if result is not None:
+                note = f" ({what})" if what else ""
+                lines.append(
+                    f"| {_name(own[0])} | {first} - {second}{note} | {100 * result.mean:+.1f} | "
+                    f"{100 * result.low:+.1f} to {100 * result.high:+.1f} | {result.wins} of {result.seeds} | "
+                    f"{result.p:.3f} |"
+                )
+    return "\n".join(lines)
+
+
+def _name(trial: Trial) -> str:
+    return trial.task + (" (synthetic)" if trial.world == "microworld" else "")
+
+
+def _spread(scores: Sequence[float]) -> str:
+    mean, deviation = mean_and_sd(scores)
+    return f"{100 * mean:.1f}" + ("" if deviation is None else f" ± {100 * deviation:.1f}")

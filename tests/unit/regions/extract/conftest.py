@@ -1,0 +1,3 @@
+from tests.unit.regions.extract.support import models
+
+__all__ = ["models"]

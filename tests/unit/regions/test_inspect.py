@@ -1,0 +1,117 @@
+"""``capt regions``: import and inspect from the command line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from launcher.cli import app
+from pretrain.base.errors import ConfigError, DataError
+from pretrain.regions.nlvr1 import scene_name
+from pretrain.regions.tsv import encode
+from tests.unit.regions.pictures import random_pictures
+from tests.unit.regions.test_nlvr1 import ROW
+
+
+def _capt(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["regions", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    (tmp_path / "f.tsv").write_bytes(b"".join(map(encode, random_pictures(40, regions=(2, 5)))))
+    assert "40 pictures" in _capt("import", str(tmp_path / "f.tsv"), "--out", str(tmp_path / "s"), "--workers", "1")
+    return tmp_path / "s"
+
+
+@pytest.fixture
+def scenes(tmp_path: Path) -> Path:
+    (tmp_path / "f.json").write_text(json.dumps(ROW))
+    _capt("import", str(tmp_path / "f.json"), "--out", str(tmp_path / "scenes"))
+    return tmp_path / "scenes"
+
+
+def test_what_is_shown_is_what_is_there(store: Path) -> None:
+    shown = json.loads(_capt("inspect", str(store), "--json", "--verify", "--picture", "p3"))
+    pictures = list(random_pictures(40, regions=(2, 5)))
+    assert shown["pictures"] == 40
+    assert shown["regions"] == sum(len(p.features) for p in pictures)
+    for count, number in shown["histogram"].items():
+        assert number == sum(len(p.features) == int(count) for p in pictures)
+    assert shown["largest"] == [max(p.width for p in pictures), max(p.height for p in pictures)]
+    assert shown["features_of"] == {"backend": "lxmert"}
+    assert shown["verified"] is True
+    picture = pictures[3]
+    assert [region["box"] for region in shown["picture"]["regions"]] == [
+        pytest.approx(box.tolist(), abs=1e-3) for box in picture.boxes
+    ]
+    assert picture.objects is not None
+    assert [region["object"][0] for region in shown["picture"]["regions"]] == [str(i) for i in picture.objects.ids]
+    text = _capt("inspect", str(store), "--picture", "p3")
+    assert "40 pictures" in text
+    assert "not read (--verify)" in text
+    assert f"p3: {picture.width} x {picture.height}" in text
+
+
+def test_classes_have_names(store: Path, scenes: Path, tmp_path: Path) -> None:
+    (tmp_path / "objects.txt").write_text("".join(f"thing {i}\n" for i in range(9)))
+    text = _capt("inspect", str(store), "--picture", "p0", "--objects", str(tmp_path / "objects.txt"))
+    assert "thing " in text
+    assert "blue 1.00, circle 1.00" in _capt("inspect", str(scenes), "--picture", scene_name(ROW))
+    (tmp_path / "objects.txt").write_text("one\n")
+    with pytest.raises(DataError, match=r"objects.txt: 1 name for 9 classes"):
+        _capt("inspect", str(store), "--picture", "p0", "--objects", str(tmp_path / "objects.txt"))
+
+
+def test_boxes_are_drawn_where_they_are(scenes: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (800, 200), (255, 0, 0)).save(tmp_path / "i.png")
+    name = scene_name(ROW)
+    drawn = {}
+    for over in ([], ["--image", str(tmp_path / "i.png")]):
+        _capt("inspect", str(scenes), "--picture", name, "--draw", str(tmp_path / "o.png"), *over)
+        image = Image.open(io.BytesIO((tmp_path / "o.png").read_bytes())).convert("RGB")
+        assert image.size == (1200, 300)
+        drawn[bool(over)] = [image.getpixel(place) for place in ((375, 150), (300, 150), (450, 150))]
+    assert drawn[False][0] == (255, 255, 255)  # between the boxes
+    assert drawn[True][0] == (255, 0, 0)
+    for pixels in drawn.values():
+        assert all(pixel not in ((255, 255, 255), (255, 0, 0)) for pixel in pixels[1:])  # an edge of a grey box
+
+
+def test_another_picture_is_not_drawn_over(scenes: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (640, 480)).save(tmp_path / "i.png")
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    draw = ["inspect", str(scenes), "--draw", str(tmp_path / "o.png"), "--image"]
+    for name, message in (("i.png", "640 x 480 .* another picture"), ("bad.png", "bad.png: "), ("no", "no such")):
+        with pytest.raises(DataError, match=message):
+            _capt(*draw, str(tmp_path / name))
+    with pytest.raises(ConfigError, match="--draw"):
+        _capt("inspect", str(scenes), "--image", str(tmp_path / "i.png"))
+    with pytest.raises(DataError, match="--picture: 1 picture not in the region store"):
+        _capt("inspect", str(scenes), "--picture", "none")
+    assert not (tmp_path / "o.png").exists()
+
+
+def test_damage_is_found_by_verify(store: Path) -> None:
+    size = (store / "features.npy").stat().st_size
+    with (store / "features.npy").open("r+b") as file:
+        file.seek(size - 2)
+        file.write(b"\x11\x11")
+    os.utime(store / "features.npy", ns=(10**18, 10**18))
+    _capt("inspect", str(store))
+    with pytest.raises(DataError, match=r"features.npy is damaged"):
+        _capt("inspect", str(store), "--verify")
+
+
+def test_options_are_named(tmp_path: Path) -> None:
+    for option, value in (("--format", "tsv"), ("--dtype", "bf16")):
+        with pytest.raises(ConfigError, match=f"{option} '{value}'"):
+            _capt("import", "x", "--out", str(tmp_path / "s"), option, value)
