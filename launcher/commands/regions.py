@@ -11,11 +11,15 @@ from launcher.commands import extract, microworld
 from launcher.commands import options as o
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from pretrain.regions.summary import PictureSummary, StoreSummary
 
 app = typer.Typer(help="Import, extract and inspect region features of pictures.", rich_markup_mode=None)
 extract.register(app)
 microworld.register(app)
+
+_MOST_BYTES, _MOST_PIXELS = 256 << 20, 100_000_000
 
 Out = Annotated[Path, typer.Option(help="New folder to write.")]
 
@@ -98,7 +102,7 @@ def inspect(
     if draw is not None and shown is not None:
         from pretrain.regions.draw import draw as draw_boxes
 
-        write_bytes(draw, draw_boxes(shown, image))
+        write_bytes(draw, draw_boxes(shown, None if image is None else _read_image(image)))
     if json:
         o.echo_json({**asdict(summary), "verified": verify, "picture": None if shown is None else asdict(shown)})
         return
@@ -107,6 +111,18 @@ def inspect(
         _show_picture(shown)
     if draw is not None:
         typer.echo(f"wrote {draw}")
+
+
+def _read_image(path: Path) -> Image.Image:
+    from pretrain.base.errors import DataError
+    from pretrain.base.files import read_bytes
+    from pretrain.regions.extract.decode import decode
+
+    content = read_bytes(path, limit=_MOST_BYTES)
+    try:
+        return decode(content, _MOST_PIXELS)
+    except DataError as problem:
+        raise DataError(f"{path}: {problem}") from None
 
 
 def _show_store(summary: StoreSummary, verified: bool) -> None:

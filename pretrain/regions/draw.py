@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import warnings
-from pathlib import Path
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -13,21 +12,18 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from pretrain.base.errors import DataError
-from pretrain.base.files import read_bytes
-from pretrain.regions.extract.decode import decode
 from pretrain.regions.summary import PictureSummary
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 _LONGEST_SIDE, _DPI = 12.0, 100
 """Inches, and pixels an inch."""
-_MOST_BYTES, MOST_PIXELS = 256 << 20, 100_000_000
 
 
-def draw(picture: PictureSummary, image: Path | None = None) -> bytes:
+def draw(picture: PictureSummary, image: Image.Image | None = None) -> bytes:
     """A PNG of the boxes of a picture with their labels, over ``image`` or on white.
 
     Raises:
-        DataError: ``image`` cannot be read, or has other proportions than the picture in the store.
+        DataError: ``image`` has other proportions than the picture in the store.
     """
     inches = [_LONGEST_SIDE * length / max(picture.width, picture.height) for length in (picture.width, picture.height)]
     figure = Figure(figsize=(max(inches[0], 0.5), max(inches[1], 0.5)), dpi=_DPI)
@@ -37,7 +33,8 @@ def draw(picture: PictureSummary, image: Path | None = None) -> bytes:
     axis.set_ylim(picture.height, 0)
     axis.set_axis_off()
     if image is not None:
-        axis.imshow(_read(image, picture), extent=(0, picture.width, picture.height, 0), aspect="auto")
+        _require_same_proportions(image.size, picture)
+        axis.imshow(image, extent=(0, picture.width, picture.height, 0), aspect="auto")
     for number, region in enumerate(picture.regions):
         left, top, right, bottom = region.box
         colour = _COLOURS[number % len(_COLOURS)]
@@ -54,17 +51,10 @@ def draw(picture: PictureSummary, image: Path | None = None) -> bytes:
     return buffer.getvalue()
 
 
-def _read(path: Path, picture: PictureSummary) -> Image.Image:
-    try:
-        image = decode(read_bytes(path, limit=_MOST_BYTES), MOST_PIXELS)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except DataError as problem:
-        raise DataError(f"{path}: {str(problem).removeprefix(f'{path}: ')}") from None
-    width, height = image.size
+def _require_same_proportions(size: tuple[int, int], picture: PictureSummary) -> None:
+    width, height = size
     if abs(width * picture.height - height * picture.width) > max(width, height, picture.width, picture.height):
         raise DataError(
-            f"{path}: {width} x {height} pixels, and {picture.name} has {picture.width} x {picture.height}: "
-            "it is another picture"
+            f"the picture to draw over has {width} x {height} pixels, and {picture.name} has "
+            f"{picture.width} x {picture.height}: it is another picture"
         )
-    return image

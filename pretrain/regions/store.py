@@ -147,7 +147,8 @@ class RegionStore:
             return out
 
         boxes = filled(self._boxes)
-        boxes /= np.tile(self._sizes[rows].astype(np.float32), 2)[:, None]
+        with np.errstate(all="ignore"):  # what comes of a damaged box is refused in the next line
+            boxes /= np.tile(self._sizes[rows].astype(np.float32), 2)[:, None]
         self._require(rows, (boxes >= -TOLERANCE) & (boxes <= 1 + TOLERANCE), "boxes that are not in the picture")
         labels: list[Any] = []
         for what in ("object", "attribute"):

@@ -53,7 +53,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.models": (*BASE, "tokenizer", "pretrain.config.base"),
     "pretrain.models.foreign": (*BASE, "tokenizer", "pretrain.models"),
     "pretrain.models.lxmert": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.models"),
-    "pretrain.regions": BASE,
+    "pretrain.regions": (*BASE, "pretrain.regions.extract.decode"),
     "pretrain.regions.extract": (
         *(*BASE, "pretrain.engine.quiet", "pretrain.regions"),
         *_in("pretrain.models", "hf_config", "hf_folder", "hub"),
