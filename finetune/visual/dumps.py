@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,7 +40,7 @@ def read_rows(path: Path, id_key: str, answer_key: str, id_type: type) -> tuple[
     return rows, cut(problems)
 
 
-def coverage_problems(ids: Sequence[Any], known: Collection[Any], required: Collection[Any] | None = None) -> list[str]:
+def coverage_problems(ids: Sequence[Any], known: Iterable[Any], required: Iterable[Any] | None = None) -> list[str]:
     """Ids that are doubled, unknown or missing, one line for each kind with their number and the first of them.
 
     Args:
@@ -48,7 +48,7 @@ def coverage_problems(ids: Sequence[Any], known: Collection[Any], required: Coll
         known: all that may stand in it.
         required: those that must; None for all of ``known``.
     """
-    known, given = known if isinstance(known, set | frozenset | dict) else set(known), Counter(ids)
+    known, given = dict.fromkeys(known), Counter(ids)  # in the order of the questions
     found = {
         "twice": [key for key, count in given.items() if count > 1],
         "not in the questions": [key for key in given if key not in known],

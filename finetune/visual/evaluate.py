@@ -22,6 +22,7 @@ from pretrain.regions.store import RegionStore
 from pretrain.vision_language.data.answers import AnswerTable
 from pretrain.vision_language.features import read_features, require_features
 from pretrain.vision_language.inputs import require
+from pretrain.vision_language.sources import located
 
 __all__ = ["as_text", "command", "evaluate"]
 
@@ -90,6 +91,8 @@ def _rows(
     restored: FineTunedLxmert, files: Sequence[Path] | None, regions: Path | None, answers: AnswerTable | None
 ) -> tuple[Sequence[Path], PictureRows]:
     data = restored.job.data
+    if not regions or not files:
+        data = located(data, data.task)
     store = RegionStore.open(regions or require(data))
     trained_on = read_features(restored.checkpoint)
     if trained_on is not None:

@@ -66,7 +66,7 @@ def check_gqa(path: Path, questions: Iterable[GqaQuestion]) -> list[str]:
     questions = list(questions)
     rows, problems = read_rows(path, "questionId", "prediction", str)
     balanced = [question.id for question in questions if question.balanced]
-    return problems + coverage_problems([key for key, _ in rows], {question.id for question in questions}, balanced)
+    return problems + coverage_problems([key for key, _ in rows], [question.id for question in questions], balanced)
 
 
 def read_gqa(path: Path) -> dict[str, str]:

@@ -61,7 +61,7 @@ def write_nlvr(predictions: Mapping[str, bool], out: Path, expected: Iterable[in
     Raises:
         DataError: the predictions are not exactly those of the statements ``expected``; nothing is written.
     """
-    wanted = set(expected)
+    wanted = list(expected)
 
     def write(file: IO[bytes]) -> None:
         for key, value in predictions.items():
@@ -80,7 +80,7 @@ def check_nlvr(path: Path, expected: Iterable[int | str], version: Version) -> l
         DataError: the file is missing, too large or not UTF-8 text.
     """
     rows, problems = _rows(path, version)
-    return problems + coverage_problems([key for key, _ in rows], set(expected))
+    return problems + coverage_problems([key for key, _ in rows], expected)
 
 
 def read_nlvr(path: Path, version: Version) -> dict[str, bool]:

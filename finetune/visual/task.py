@@ -24,6 +24,7 @@ from pretrain.models.lxmert.flops import encoder_flops
 from pretrain.regions.store import RegionStore
 from pretrain.vision_language.features import FeatureKind, require_features
 from pretrain.vision_language.inputs import require
+from pretrain.vision_language.sources import located
 from pretrain.vision_language.vocabulary import tokenizer_folder
 from tokenizer.encode import TextTokenizer, load_tokenizer
 
@@ -37,7 +38,9 @@ class VisualFineTuning(FineTuningTask):
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, VisualJob)
-        data, task = job.data, job.data.visual_task
+        task = job.data.visual_task
+        with all_ranks().synchronize_errors():
+            data = located(job.data, job.data.task)
         self.store = RegionStore.open(require(data))
         splits = read_splits(data)
         self.answers = answer_table(data, splits)
@@ -72,7 +75,8 @@ class VisualFineTuning(FineTuningTask):
             return self._backbone.tokenizer
         positions = (job.model.encoder or LxmertConfig()).max_positions
         sentences = [row.text for row in splits.train]
-        return load_tokenizer(tokenizer_folder(job.tokenizer, sentences, job.data.cache, positions, all_ranks()))
+        folder = tokenizer_folder(job.tokenizer, sentences, job.data.cache, positions, all_ranks())
+        return load_tokenizer(folder)
 
     def build_model(self) -> PictureClassifier:
         """The pretrained encoder under a new head, or all of it from scratch."""

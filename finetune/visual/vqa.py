@@ -46,8 +46,7 @@ def answer_accuracy(prediction: str, answers: Sequence[str]) -> float:
     and their answers are normalised; where they do, they are compared as they stand. The score is the mean over the
     annotators of ``min(1, matches among the others / 3)``.
     """
-    given = [_one_line(answer) for answer in answers]
-    predicted = _one_line(prediction)
+    *given, predicted = [text.replace("\n", " ").replace("\t", " ").strip() for text in (*answers, prediction)]
     if len(set(given)) > 1:
         given, predicted = [_normalise(answer) for answer in given], _normalise(predicted)
     return vqa_soft_score(given.count(predicted), len(given))
@@ -98,7 +97,7 @@ def write_vqa(predictions: Mapping[Any, str], out: Path, expected: Iterable[int 
     Raises:
         DataError: the predictions are not exactly those of the questions ``expected``; nothing is written.
     """
-    wanted = set(expected)
+    wanted = list(expected)
     rows = ({"question_id": key, "answer": answer} for key, answer in predictions.items())
     return write_checked(out, lambda file: write_rows(rows, file), lambda path: check_vqa(path, wanted))
 
@@ -112,16 +111,12 @@ def check_vqa(path: Path, expected: Iterable[int | str]) -> list[str]:
         DataError: the file is no JSON list.
     """
     rows, problems = read_rows(path, "question_id", "answer", int)
-    return problems + coverage_problems([key for key, _ in rows], set(expected))
+    return problems + coverage_problems([key for key, _ in rows], expected)
 
 
 def read_vqa(path: Path) -> dict[int, str]:
     """The predictions of a result file. Raises ``DataError`` for one that is malformed."""
     return predictions_of(*read_rows(path, "question_id", "answer", int), path)
-
-
-def _one_line(answer: str) -> str:
-    return answer.replace("\n", " ").replace("\t", " ").strip()
 
 
 def _mean(scores: Sequence[float]) -> float:

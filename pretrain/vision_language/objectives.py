@@ -105,7 +105,7 @@ def feature_loss(predicted: Float[Tensor, "m f"], features: Float[Tensor, "m f"]
 
 
 def loss_sums(output: LxmertOutput, batch: PairBatch, section: ObjectivesSection) -> dict[str, LossSum]:
-    """The sum of every loss whose head the model has, by its name."""
+    """The sum of every loss whose head the model has and for which the batch holds labels, by its name."""
     sums = {
         "mlm": LossSum(output.mlm.loss_sum, output.mlm.correct),
         "matching": matching_loss(output.matching, batch.matched),
@@ -117,18 +117,13 @@ def loss_sums(output: LxmertOutput, batch: PairBatch, section: ObjectivesSection
         counted = real & masked.view_as(real)
     else:
         counted = real
-    if output.objects is not None:
-        assert batch.object_ids is not None
-        assert batch.object_scores is not None
+    if output.objects is not None and batch.object_ids is not None and batch.object_scores is not None:
         sums["objects"] = class_loss(output.objects, batch.object_ids, batch.object_scores, counted)
-    if output.attributes is not None:
-        assert batch.attribute_ids is not None
-        assert batch.attribute_scores is not None
+    if output.attributes is not None and batch.attribute_ids is not None and batch.attribute_scores is not None:
         sums["attributes"] = class_loss(output.attributes, batch.attribute_ids, batch.attribute_scores, counted)
     original = batch.features.flatten(0, 1)[batch.masked_regions]
     sums["features"] = feature_loss(output.features, original)
-    if output.answers is not None:
-        assert batch.answers is not None
+    if output.answers is not None and batch.answers is not None:
         sums["answers"] = answer_loss(output.answers, batch.answers)
     return sums
 

@@ -83,7 +83,7 @@ class EncodedPairs:
 def write_pairs(
     folder: Path,
     *,
-    sentences: Sequence[Int32[np.ndarray, " length"]],
+    sentences: Sequence[Int32[np.ndarray, " _"]],
     pictures: Int64[np.ndarray, " n"],
     untrue: Bool[np.ndarray, " n"],
     answers: Iterable[Mapping[int, float]],

@@ -61,11 +61,16 @@ class Prepared:
     @property
     def vocabulary(self) -> Vocabulary:
         """What masking needs to know of the tokenizer."""
-        tokenizer, special = self.tokenizer, self.tokenizer.special
-        return Vocabulary.of(
-            tokenizer.vocab_size, tokenizer.special_ids, bos=special.bos, eos=special.eos, pad=special.pad,
-            mask=special.mask,
-        )  # fmt: skip
+        return vocabulary_of(self.tokenizer)
+
+
+def vocabulary_of(tokenizer: TextTokenizer) -> Vocabulary:
+    """What masking needs to know of a tokenizer."""
+    special = tokenizer.special
+    return Vocabulary.of(
+        tokenizer.vocab_size, tokenizer.special_ids, bos=special.bos, eos=special.eos, pad=special.pad,
+        mask=special.mask,
+    )  # fmt: skip
 
 
 def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None = None) -> Prepared:
@@ -93,7 +98,9 @@ def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None =
         tokenizer = load_tokenizer(folder)
         answers = None if answers_file is None else load_table(answers_file)
         job = completed(job, store.manifest, tokenizer, answers, None if start is None else start.config)
-        splits = [_encoded(split, job, store, tokenizer, answers) for split in (train, held_out) if split is not None]
+        splits = [
+            encoded_pairs(split, job, store, tokenizer, answers) for split in (train, held_out) if split is not None
+        ]
         _check_mismatches(job, splits[0])
     train.forget()
     return Prepared(
@@ -155,7 +162,7 @@ def _answers_file(
     return path
 
 
-def _encoded(
+def encoded_pairs(
     split: Split, job: VisionLanguageJob, store: RegionStore, tokenizer: TextTokenizer, answers: AnswerTable | None
 ) -> EncodedPairs:
     """The encoded pairs of a split, from the cache or made now, by one process of the host."""

@@ -28,10 +28,15 @@ class Restored:
     """
 
     checkpoint: Path
-    model: LxmertModel
+    module: VisionLanguageModule
     tokenizer: TextTokenizer
     job: VisionLanguageJob
     answers: tuple[str, ...] | None
+
+    @property
+    def model(self) -> LxmertModel:
+        """The model without the temperature."""
+        return self.module.lxmert
 
 
 def load_model(path: Path) -> Restored:
@@ -48,7 +53,7 @@ def load_model(path: Path) -> Restored:
         raise CheckpointError(f"{checkpoint / 'tokenizer'}: not the tokenizer of this model ({config.vocab_size} ids)")
     answers = read_answers(checkpoint, config.known("answers"))
     module = restored(checkpoint, "model", lambda: VisionLanguageModule(job, config))
-    return Restored(checkpoint, module.lxmert.eval(), tokenizer, job, answers)
+    return Restored(checkpoint, module.eval(), tokenizer, job, answers)
 
 
 def read_answers(checkpoint: Path, classes: int) -> tuple[str, ...] | None:

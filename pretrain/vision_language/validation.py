@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,16 +15,30 @@ from pretrain.contrast.metrics import contrast_metrics
 from pretrain.data.corruption import IGNORE
 from pretrain.data.sampler import validation_samples
 from pretrain.engine import distributed
-from pretrain.engine.engines.base import Engine
 from pretrain.engine.task import StepMetrics
 from pretrain.vision_language.batch import PairBatch
 from pretrain.vision_language.batches import Assembler
 from pretrain.vision_language.config import ACCURACIES, VisionLanguageJob
+from pretrain.vision_language.module import VisionLanguageOutput
 from pretrain.vision_language.objectives import Counts, divisors, loss_sums
 
 
+@runtime_checkable
+class Forward(Protocol):
+    """What validation calls: the engine around a `VisionLanguageModule`, or one that is not trained any more."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module is."""
+        ...
+
+    def __call__(self, batch: PairBatch, *, step: int) -> VisionLanguageOutput:
+        """As `VisionLanguageModule.forward`."""
+        ...
+
+
 @torch.no_grad()
-def validate(engine: Engine, assembler: Assembler, job: VisionLanguageJob, pairs: int) -> StepMetrics:
+def validate(engine: Forward, assembler: Assembler, job: VisionLanguageJob, pairs: int) -> StepMetrics:
     """Metrics over ``validate.samples`` held-out pairs (all of them where there are fewer), equal on all ranks.
 
     Every loss and accuracy of an objective that has a weight, as in training but over these pairs alone; ``loss`` is
@@ -41,7 +56,7 @@ def validate(engine: Engine, assembler: Assembler, job: VisionLanguageJob, pairs
             sums.add(f"loss/{name}", loss)
             if correct is not None:
                 sums.add(f"accuracy/{name}", correct)
-        if out.s is not None:
+        if out.s is not None and out.s_hat is not None:
             head.update(out.s[rows], out.s_hat[rows])
     report = _means(sums.totals(), distributed.all_reduce_sum(counts.to(engine.device)).cpu(), job)
     if job.contrast.weight > 0:

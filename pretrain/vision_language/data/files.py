@@ -100,8 +100,8 @@ def read_document(path: Path, limit: int = LARGEST) -> Document:
         return Document(path, [row for _, row in rows], {}, [line for line, _ in rows])
     if start[0] in "{[":
         content = _parsed(path, text)
-        if isinstance(content, list) and not content:
-            raise DataError(f"{path}: an empty list; the file holds no row")
+        if not content:
+            raise DataError(f"{path}: an empty {'list' if start[0] == '[' else 'object'}; the file holds no row")
         return Document(path, content, {}) if isinstance(content, list) else Document(path, [], content)
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     return Document(path, [line.rstrip("\r") for _, line in lines], {}, [number for number, _ in lines])
@@ -128,9 +128,11 @@ def _unpacked(path: Path, limit: int) -> str:
 
 def _json_lines(path: Path, text: str) -> list[tuple[int, Any]] | None:
     """The objects of JSON lines with the number of their lines; None where the first line is no statement of NLVR."""
-    end = text.find("\n")
+    end = text.find("\n") if "\n" in text else len(text)
+    if text.find('"identifier"', 0, end) < 0:
+        return None
     try:
-        first = _parsed(path, text if end < 0 else text[:end])
+        first = _parsed(path, text[:end])
     except DataError:
         return None
     if "identifier" not in first:
@@ -142,12 +144,13 @@ def _json_lines(path: Path, text: str) -> list[tuple[int, Any]] | None:
     return rows
 
 
-def _parsed(place: Path | str, text: str) -> Any:
-    def refuse(word: str) -> Any:
-        raise ValueError(f"{word} is not JSON")
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
 
+
+def _parsed(place: Path | str, text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=refuse, object_hook=_without_unused)
+        return json.loads(text, parse_constant=_refuse, object_hook=_without_unused)
     except (ValueError, RecursionError) as problem:  # ValueError: a number of thousands of digits, too
         raise DataError(f"{place}: not valid JSON: {printable(str(problem))}") from None
 

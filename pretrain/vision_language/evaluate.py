@@ -1,0 +1,185 @@
+"""``capt evaluate`` of a pretrained LXMERT on held-out pairs; every metric stands beside its protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import PositiveInt
+
+from pretrain.base.errors import ConfigError
+from pretrain.base.verification import ALONE, Verifier
+from pretrain.contrast.accumulators import PairAccumulator
+from pretrain.contrast.metrics import noise_invariance
+from pretrain.convert.evaluations import Section, with_earlier
+from pretrain.engine.artifacts import EVALUATION, save_artifact, write_result
+from pretrain.engine.distributed import device, rank
+from pretrain.engine.provenance import provenance
+from pretrain.regions.store import RegionStore
+from pretrain.vision_language.batch import PairBatch
+from pretrain.vision_language.batches import Assembler
+from pretrain.vision_language.config import VisionLanguageJob
+from pretrain.vision_language.data.answers import AnswerTable
+from pretrain.vision_language.features import read_features, require_features
+from pretrain.vision_language.module import VisionLanguageModule, VisionLanguageOutput
+from pretrain.vision_language.pairs import EncodedPairs
+from pretrain.vision_language.prepare import encoded_pairs, vocabulary_of
+from pretrain.vision_language.restore import Restored, load_model
+from pretrain.vision_language.sources import Split, data_files
+from pretrain.vision_language.validation import validate, validation_batches
+
+TEMPERATURE = 0.05
+"""Fixed, so that checkpoints trained under different temperatures compare."""
+
+
+def evaluate(
+    checkpoint: Path | Restored,
+    *,
+    data: Sequence[Path] = (),
+    regions: Path | None = None,
+    out: Path | None = None,
+    batch: int = 32,
+    seed: int = 1,
+    samples: int = 512,
+) -> dict[str, Any]:
+    """Evaluate an LXMERT on pairs of a sentence and a picture.
+
+    Losses and accuracies of all its objectives (``matching``: telling a picture's own sentence from that of another);
+    with an aggregation head the metrics of the contrast; and how far corruption moves the state of ``[CLS]`` that
+    fine-tuning reads (``noise/cls/*``, `noise_invariance`), which compares models with and without contrast.
+
+    Args:
+        checkpoint: checkpoint folder, run folder, or a model that is loaded already.
+        data: files of any kind that pretraining reads, together one set; unset = those the run validated on.
+        regions: the region store; unset = the run's.
+        out: JSON file to write the result to as well.
+        batch: pairs a forward pass.
+        seed: decides which pairs are chosen, mismatched and corrupted.
+        samples: how many pairs at most.
+
+    Returns:
+        ``checkpoint``, ``versions`` and ``sections`` (each `Section` as a mapping); `as_text` is for people.
+
+    Raises:
+        ConfigError: nothing to evaluate on.
+        CheckpointError: as `load_model`; or the store's features are of another kind than the model was trained on.
+        DataError: files or the store cannot be used, or pictures are not in the store.
+    """
+    restored = checkpoint if isinstance(checkpoint, Restored) else load_model(checkpoint)
+    job = restored.job
+    changed = {"source": "files", "train": list(data)} if data else {}
+    files = data_files(job.data.model_copy(update=changed | ({"regions": regions} if regions else {})), ALONE)
+    paths = files.train if data else files.validation
+    if not paths:
+        raise ConfigError("nothing to evaluate on: the run had no data.validation; give --data FILE")
+    verifier = Verifier(job.data.cache)
+    store = RegionStore.open(files.regions, verifier)
+    trained_on = read_features(restored.checkpoint)
+    if trained_on is not None:
+        require_features(store, trained_on, str(restored.checkpoint))
+    split = Split(tuple(paths), "--data" if data else "data.validation", verifier)
+    table = None if restored.answers is None else AnswerTable(restored.answers)
+    job = _measured(job, store, split, batch, samples)
+    pairs = encoded_pairs(split, job, store, restored.tokenizer, table)
+    section = _section(restored, job, pairs, store, ", ".join(path.name for path in paths), seed)
+    result = {
+        "checkpoint": str(restored.checkpoint),
+        "versions": provenance(),
+        "sections": [section.model_dump()],
+    }
+    if out is not None and rank() == 0:
+        write_result(out, result)
+    return result
+
+
+def command(
+    checkpoint: Path,
+    *,
+    data: Sequence[Path] = (),
+    regions: Path | None = None,
+    out: Path | None = None,
+    samples: PositiveInt = 512,
+    batch: PositiveInt = 32,
+    seed: int = 1,
+) -> dict[str, Any]:
+    """`evaluate` with the options of the command line; the result is kept in the run, beside earlier ones."""
+    paths = [data] if isinstance(data, Path) else list(data)
+    result = evaluate(checkpoint, data=paths, regions=regions, out=out, batch=batch, seed=seed, samples=samples)
+    folder = Path(result["checkpoint"])
+    kept = {**result, "sections": with_earlier(folder, result["sections"])}
+    save_artifact(folder, EVALUATION.format(checkpoint=folder.name), kept)
+    return result
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The result of `evaluate` as plain text: under each heading the protocol line and the numbers."""
+    lines = [f"checkpoint {result['checkpoint']}"]
+    for section in result["sections"]:
+        lines += ["", section["name"], f"  protocol: {section['protocol']}"]
+        lines += [f"  {name:<28}{value:>12.4g}" for name, value in section["metrics"].items()]
+    return "\n".join(lines)
+
+
+class _Module:
+    """A module as validation calls it."""
+
+    def __init__(self, module: VisionLanguageModule) -> None:
+        self.device = device()
+        self.module = module.to(self.device)
+
+    def __call__(self, batch: PairBatch, *, step: int) -> VisionLanguageOutput:
+        return self.module(batch, step=step)  # type: ignore[no-any-return]
+
+
+def _measured(job: VisionLanguageJob, store: RegionStore, split: Split, batch: int, samples: int) -> VisionLanguageJob:
+    """The job with the sizes of this evaluation, and without losses for which these data have no labels."""
+    absent = {
+        "objects": not store.manifest.object_classes,
+        "attributes": not store.manifest.attribute_classes,
+        "answers": not any(example.answers for example in split.examples),
+    }
+    objectives = job.objectives.model_copy(update={name: 0.0 for name, none in absent.items() if none})
+    validation = job.validate_.model_copy(update={"samples": samples, "temperature": TEMPERATURE})
+    sizes = job.batch.model_copy(update={"micro": batch})
+    return job.model_copy(update={"objectives": objectives, "validate_": validation, "batch": sizes})
+
+
+def _section(
+    restored: Restored, job: VisionLanguageJob, pairs: EncodedPairs, store: RegionStore, name: str, seed: int
+) -> Section:
+    assembler = Assembler(
+        pairs, store, vocabulary_of(restored.tokenizer), job.objectives, job.contrast,
+        length=job.data.sequence_length, seed=seed, stream="pairs/evaluation",
+    )  # fmt: skip
+    module = _Module(restored.module)
+    measured = validate(module, assembler, job, len(pairs))
+    metrics = {key: float(value) for key, value in measured.items() if not callable(value)}
+    samples = int(metrics.pop("validation_samples"))
+    if samples > 1:
+        metrics |= _noise(module, assembler, samples, job.batch.micro)
+    rates, versions = job.objectives, provenance()
+    protocol = (
+        f"{samples} of {len(pairs)} pairs, seed {seed}, {rates.word_rate:.0%} of words and {rates.region_rate:.0%} of "
+        f"regions masked, {rates.mismatched:.0%} mismatched, classes of {rates.region_scope} regions; contrast at "
+        f"temperature {TEMPERATURE}; noise: [CLS] without the head; {str(torch.get_default_dtype())[6:]} on "
+        f"{device().type}; capt-pretraining {versions['capt-pretraining']}, torch {versions['torch']}"
+    )
+    return Section(name=name, protocol=protocol, metrics=dict(metrics))
+
+
+@torch.no_grad()
+def _noise(module: _Module, assembler: Assembler, samples: int, micro: int) -> dict[str, float]:
+    """`noise_invariance` of the encoder's state of ``[CLS]`` under the corruption of training."""
+    encoder, found = module.module.lxmert.encoder, PairAccumulator()
+    for batch, valid in validation_batches(assembler, samples, micro):
+        batch = batch.to(module.device)
+        present = batch.present if batch.missing else None
+        views = ((batch.tokens, batch.features), (batch.corrupted, batch.corrupted_features()))
+        x, x_hat = (
+            encoder.first(tokens, features.float(), batch.boxes, padded=batch.padded, present=present)
+            for tokens, features in views
+        )
+        found.update(x[:valid], x_hat[:valid])
+    return {f"noise/cls/{key}": value for key, value in noise_invariance(*found.gather()).items()}

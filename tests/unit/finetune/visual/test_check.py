@@ -1,0 +1,81 @@
+"""``capt predictions check``: which task the data belong to, what is wrong, and the scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finetune.visual.check import check_predictions
+from launcher.cli import main
+from pretrain.base.errors import DataError
+from tests.unit.vision_language.data import forms
+
+
+def _files(tmp_path: Path, *values: Any, lines: bool = False) -> list[Path]:
+    return [forms.write(tmp_path / f"data{i}.json", value, lines=lines) for i, value in enumerate(values)]
+
+
+def test_vqa(tmp_path: Path) -> None:
+    rows = [{"question_id": 42000, "answer": "a cat"}, {"question_id": 7001, "answer": "no"}]
+    path = forms.write(tmp_path / "o.json", rows)
+    checked = check_predictions(path, _files(tmp_path, forms.QUESTIONS, forms.ANNOTATIONS))
+    assert (checked.task, checked.questions, checked.problems) == ("vqa", 2, [])
+    assert checked.scores == pytest.approx({"accuracy": 0.8, "accuracy_other": 1.0, "accuracy_yes_no": 0.6})
+    assert check_predictions(path, _files(tmp_path, forms.QUESTIONS)).scores == {}
+    assert check_predictions(path, _files(tmp_path, forms.LXMERT_VQA)).scores == {"accuracy": 0.0}
+    bad = forms.write(tmp_path / "bad.json", rows[:1])
+    checked = check_predictions(bad, _files(tmp_path, forms.QUESTIONS, forms.ANNOTATIONS))
+    assert checked.problems == ["1 question without a prediction: 7001"]
+    assert checked.scores == {}
+
+
+def test_gqa_and_nlvr(tmp_path: Path) -> None:
+    path = forms.write(
+        tmp_path / "o.json", [{"questionId": "201", "prediction": "no"}, {"questionId": "202", "prediction": "no"}]
+    )
+    assert check_predictions(path, _files(tmp_path, forms.GQA)) == ("gqa", 2, [], {"accuracy": 1.0, "consistency": 0.0})
+    path = forms.write(tmp_path / "o.csv", "dev-850-0-0,True\ndev-850-1-0,True\n")
+    expected = ("nlvr2", 2, [], {"accuracy": 0.5, "consistency": 0.0})
+    assert check_predictions(path, _files(tmp_path, forms.NLVR2, lines=True)) == expected
+    path = forms.write(tmp_path / "o.csv", "15-0,true\n15-1,false\n")
+    expected = ("nlvr1", 2, [], {"accuracy": 1.0, "consistency": 1.0})
+    assert check_predictions(path, _files(tmp_path, forms.NLVR1, lines=True)) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((forms.COCO,), "--data: captions; give the questions"),
+        ((forms.GQA, forms.LXMERT_NLVR2), "--data: gqa, nlvr2; give the questions"),
+        ((forms.ANNOTATIONS,), "name the file of their questions as well"),
+    ],
+)
+def test_data_of_no_task(tmp_path: Path, values: tuple[Any, ...], message: str) -> None:
+    path = forms.write(tmp_path / "o.json", [{"question_id": 1, "answer": "a"}])
+    with pytest.raises(DataError, match=message):
+        check_predictions(path, _files(tmp_path, *values))
+
+
+def _capt(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    return int(end.value.code or 0)
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (data,) = _files(tmp_path, forms.NLVR1, lines=True)
+    path = forms.write(tmp_path / "o.csv", "15-0,true\n15-1,true\n")
+    assert _capt("predictions", "check", path, "--data", data) == 0
+    first, *scores = capsys.readouterr().out.splitlines()
+    assert first == f"{path}: 2 predictions, as nlvr1 expects them"
+    assert [line.split() for line in scores] == [["accuracy", "50.00%"], ["consistency", "0.00%"]]
+    assert _capt("predictions", "check", path, "--data", data, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"task": "nlvr1", "questions": 2, "accuracy": 0.5, "consistency": 0.0}
+    forms.write(path, "15-0,true\n99-0,true\n")
+    assert _capt("predictions", "check", path, "--data", data) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert "'99-0'; 1 question without a prediction: '15-1'" in error
