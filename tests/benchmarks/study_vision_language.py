@@ -31,8 +31,8 @@ from typing import Any
 from tests.benchmarks.study_vision_language_tables import Trial, write_tables
 
 ARMS = ("none", "lxmert", "lxmert-equal-compute", "capt")
-SCENES = ["--pictures", "2000", "--seed", "1"]
-"""Of the microworld; both worlds are made with these."""
+SCENES = ["--pictures", "2000", "--nlvr1", "3000", "--seed", "1"]
+"""Of the microworld: pictures of all splits, and statements of NLVR v1's kind for training (four scenes each)."""
 COMMON = ["run.threads=1", "run.tensorboard=false", "run.log_every=10", "checkpoint.keep=1"]
 STEPS, WARMUP = 600, 60
 """Of pretraining, for ``lxmert`` and ``capt``."""
@@ -43,8 +43,8 @@ PRETRAINING: dict[str, list[str]] = {
 CAPT = ["contrast.weight=1", "contrast.queue=256", "contrast.queue_start=100"]
 LXMERT = ["contrast.weight=0", "contrast.queue=0"]
 FINE_TUNING: dict[str, list[str]] = {
-    "vqa": ["batch.global=32", "optimizer.lr=5e-4", "schedule.epochs=4"],
-    "nlvr2": ["batch.global=32", "optimizer.lr=5e-4", "schedule.epochs=6"],
+    "vqa": ["batch.global=32", "optimizer.lr=5e-4", "schedule.epochs=4", "data.sequence_length=24"],
+    "nlvr2": ["batch.global=32", "optimizer.lr=5e-4", "schedule.epochs=6", "data.sequence_length=24"],
     "nlvr1": ["batch.global=32", "optimizer.lr=5e-4", "schedule.epochs=30"],
 }
 TASKS = {"microworld": ("vqa", "nlvr2"), "nlvr1": ("nlvr1",)}
@@ -172,11 +172,8 @@ def fine_tune(study: Study, world: str, arm: str, seed: int, task: str) -> None:
     )  # fmt: skip
     if not (folder / "test.json").exists():
         data = [word for path in study.files(world, task, "test") for word in ("--data", path)]
-        suffix = "json" if task == "vqa" else "csv"
-        out = ("--predictions", folder / f"test.{suffix}", "--out", folder / "test.json.part")
-        if task == "vqa":
-            out = ("--predictions", folder / "predictions.json", "--out", folder / "test.json.part")
-        capt("evaluate", folder, *data, *out)
+        predictions = folder / f"predictions.{'json' if task == 'vqa' else 'csv'}"
+        capt("evaluate", folder, *data, "--predictions", predictions, "--out", folder / "test.json.part")
         (folder / "test.json.part").rename(folder / "test.json")
 
 
@@ -198,7 +195,7 @@ def trial(study: Study, world: str, arm: str, seed: int, task: str) -> Trial:
     metrics = measured["metrics"]
     return Trial(
         world, task, arm, seed, steps, round(seconds, 1), validation, metrics["accuracy"], metrics.get("consistency"),
-        metrics["rows"],
+        metrics["baseline"], sum(measured["rows"].values()),
     )  # fmt: skip
 
 

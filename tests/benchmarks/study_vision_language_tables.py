@@ -19,7 +19,9 @@ PAIRS = (
 
 
 class Trial(NamedTuple):
-    """One fine-tuning run. Accuracies are shares; ``test`` is held-out data, ``validation`` what it was selected on."""
+    """One fine-tuning run. Accuracies are shares: ``test`` on held-out data, ``validation`` where it was selected.
+
+    ``baseline`` is the accuracy of the best constant answer on the test data."""
 
     world: str
     task: str
@@ -30,6 +32,7 @@ class Trial(NamedTuple):
     validation: float
     test: float
     consistency: float | None
+    baseline: float
     rows: int
 
 
@@ -40,7 +43,8 @@ def read_trials(path: Path) -> list[Trial]:
             Trial(
                 row["world"], row["task"], row["arm"], int(row["seed"]), int(row["pretraining_steps"]),
                 float(row["pretraining_seconds"]), float(row["validation"]), float(row["test"]),
-                float(row["consistency"]) if row["consistency"] else None, int(row["rows"]),
+                float(row["consistency"]) if row["consistency"] else None, float(row["baseline"]),
+                int(row["rows"]),
             )
             for row in csv.DictReader(file)
         ]  # fmt: skip
