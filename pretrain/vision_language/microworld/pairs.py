@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pretrain.base.randomness import generator_for
+from pretrain.vision_language.microworld.draws import random_for
 from pretrain.vision_language.microworld.features import picture
 from pretrain.vision_language.microworld.pictures import Recipe
 from pretrain.vision_language.microworld.scenes import Scene, draw_scene
@@ -33,7 +33,7 @@ class Pair(NamedTuple):
 
 def draw_set(seed: int, split: str, number: int) -> tuple[Statement, list[Pair]]:
     """Statement ``number`` of a split with its pairs; it depends on seed, split and number alone."""
-    rng = generator_for(f"microworld/statements/{split}", seed, 0, number)
+    rng = random_for(f"statements/{split}", seed, number)
     for attempt in count():
         statement = draw_statement(rng)
         wanted = {True: PAIRS // 2, False: PAIRS // 2}

@@ -6,13 +6,12 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from pretrain.base.randomness import generator_for
+from pretrain.vision_language.microworld.draws import random_for
 from pretrain.vision_language.microworld.features import picture
-from pretrain.vision_language.microworld.questions import ANSWERS, Form, Question, ask
+from pretrain.vision_language.microworld.questions import ANSWERS, Form, Question, ask, kind_of
 from pretrain.vision_language.microworld.scenes import draw_scene
 from pretrain.vision_language.microworld.sentences import captions
 from pretrain.vision_language.microworld.tables import JsonWriter, json_list, json_object
@@ -54,7 +53,7 @@ def write_pictures(out: Path, split: str, numbers: range, recipe: Recipe) -> Ite
         gqa = stack.enter_context(json_object(out / "gqa" / f"{split}_questions.json"))
         for number in numbers:
             scene, name = draw_scene(recipe.seed, number), picture_name(split, number)
-            rng = generator_for("microworld/sentences", recipe.seed, 0, number)
+            rng = random_for("sentences", recipe.seed, number)
             tsv.write(tsv_row(picture(name, scene, recipe.seed, number, recipe.feature_size, recipe.noise)))
             sentences, questions = captions(scene, rng), ask(scene, rng, QUESTIONS)
             others = [question for question in ask(scene, rng, QUESTIONS + 1) if question.form != "count"]
@@ -82,13 +81,13 @@ def _pretraining(name: str, sentences: list[str], vqa: list[Question], gqa: list
     return {"img_id": name, "sentf": {"mscoco": sentences, **texts}, "labelf": labels}
 
 
-def _annotation(question: Question, rng: np.random.Generator) -> dict[str, Any]:
+def _annotation(question: Question, rng: Random) -> dict[str, Any]:
     """Ten annotators, of whom at most three say something else of the same kind."""
-    alike = [a for a in ANSWERS if Question("", a, question.form, "").kind == question.kind and a != question.answer]
-    wrong = set(rng.permutation(np.flatnonzero(rng.random(_ANNOTATORS) < _DISAGREE))[:_MOST_DISAGREE].tolist())
+    alike = [answer for answer in ANSWERS if kind_of(answer) == question.kind and answer != question.answer]
+    wrong = [i for i in rng.sample(range(_ANNOTATORS), _ANNOTATORS) if rng.random() < _DISAGREE][:_MOST_DISAGREE]
     answers = [
         {
-            "answer": alike[int(rng.integers(len(alike)))] if i in wrong else question.answer,
+            "answer": rng.choice(alike) if i in wrong else question.answer,
             "answer_confidence": "maybe" if i in wrong else "yes",
             "answer_id": i + 1,
         }

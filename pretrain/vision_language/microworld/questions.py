@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Literal, NamedTuple
-
-import numpy as np
 
 from pretrain.vision_language.microworld.describe import SIDES, Described, Side, outermost, stands
 from pretrain.vision_language.microworld.scenes import CLASSES, COLOURS, MOST, Scene, Thing
@@ -36,18 +35,23 @@ class Question(NamedTuple):
     @property
     def kind(self) -> str:
         """``answer_type`` of VQA."""
-        if self.answer in ("yes", "no"):
-            return "yes/no"
-        return "number" if self.answer.isdigit() else "other"
+        return kind_of(self.answer)
 
 
-def ask(scene: Scene, rng: np.random.Generator, number: int) -> list[Question]:
+def kind_of(answer: str) -> str:
+    """``answer_type`` of VQA for an answer."""
+    if answer in ("yes", "no"):
+        return "yes/no"
+    return "number" if answer.isdigit() else "other"
+
+
+def ask(scene: Scene, rng: Random, number: int) -> list[Question]:
     """``number`` different questions about a scene (fewer where it does not hold as much), as many forms as possible.
 
     A question that is answered with yes or no has either answer with equal probability, as far as the scene allows.
     """
     questions: dict[str, Question] = {}
-    forms = [FORMS[i] for i in rng.permutation(len(FORMS))]
+    forms = rng.sample(FORMS, len(FORMS))
     for attempt in range(4 * number):
         question = forms[attempt % len(forms)](scene, rng)
         if question is not None:
@@ -57,16 +61,16 @@ def ask(scene: Scene, rng: np.random.Generator, number: int) -> list[Question]:
     return list(questions.values())
 
 
-def exist(scene: Scene, rng: np.random.Generator) -> Question | None:
+def exist(scene: Scene, rng: Random) -> Question | None:
     """``Is there a red ball?``: where not, there is a ball and there is something red, or the ball is missing."""
-    if rng.integers(2):
+    if rng.random() < 0.5:
         return exists(_coloured(_pick(scene, rng)), "yes")
     kinds, colours = (set(column) for column in _kinds_and_colours(scene))
     present = {(thing.kind, thing.colour) for thing in scene}
     absent = [(k, c) for k in sorted(kinds) for c in sorted(colours) if (k, c) not in present]
     if not absent or rng.random() < 0.3:
         absent = [(k, c) for k in range(len(CLASSES)) for c in range(len(COLOURS)) if (k, c) not in present]
-    return exists(Described(*absent[int(rng.integers(len(absent)))]), "no")
+    return exists(Described(*rng.choice(absent)), "no")
 
 
 def exists(what: Described, answer: str) -> Question:
@@ -75,7 +79,7 @@ def exists(what: Described, answer: str) -> Question:
     return Question(f"Is there a {what.words()}?", answer, "exist", "is there a", entailed)
 
 
-def colour(scene: Scene, rng: np.random.Generator) -> Question | None:
+def colour(scene: Scene, rng: Random) -> Question | None:
     """``What color is the cup?``, ``What color is the small cup?`` of a cup that the words tell from all others."""
     found = _unique(scene, rng)
     if found is None:
@@ -87,18 +91,18 @@ def colour(scene: Scene, rng: np.random.Generator) -> Question | None:
     )
 
 
-def is_coloured(scene: Scene, rng: np.random.Generator) -> Question | None:
+def is_coloured(scene: Scene, rng: Random) -> Question | None:
     """``Is the cup red?``: where not, something else often is."""
     found = _unique(scene, rng)
     if found is None:
         return None
     what, thing = found
-    if rng.integers(2):
+    if rng.random() < 0.5:
         return _is_coloured(what, thing.colour, "yes")
     others = sorted({other.colour for other in scene} - {thing.colour})
     if not others or rng.random() < 0.3:
         others = [c for c in range(len(COLOURS)) if c != thing.colour]
-    return _is_coloured(what, others[int(rng.integers(len(others)))], "no")
+    return _is_coloured(what, rng.choice(others), "no")
 
 
 def _is_coloured(what: Described, hue: int, answer: str) -> Question:
@@ -106,7 +110,7 @@ def _is_coloured(what: Described, hue: int, answer: str) -> Question:
     return Question(f"Is the {what.words()} {COLOURS[hue]}?", answer, "colour is", "is the", entailed)
 
 
-def count(scene: Scene, rng: np.random.Generator) -> Question | None:
+def count(scene: Scene, rng: Random) -> Question | None:
     """``How many red balls are there?``; each number that occurs in the scene is equally likely, so that 1 is not."""
     kinds, colours = (set(column) for column in _kinds_and_colours(scene))
     described = [Described(k) for k in range(len(CLASSES))]
@@ -115,16 +119,16 @@ def count(scene: Scene, rng: np.random.Generator) -> Question | None:
     by_count: dict[int, list[Described]] = {}
     for what in described:
         by_count.setdefault(what.count(scene), []).append(what)
-    number = int(rng.choice(sorted(by_count)))
-    what = by_count[number][int(rng.integers(len(by_count[number])))]
+    number = rng.choice(sorted(by_count))
+    what = rng.choice(by_count[number])
     entailed = (exists(what, "yes"),) if number and what.kind is not None else ()
     return Question(f"How many {what.words(2)} are there?", str(number), "count", "how many", entailed)
 
 
-def name(scene: Scene, rng: np.random.Generator) -> Question | None:
+def name(scene: Scene, rng: Random) -> Question | None:
     """``What is the red thing?`` where one thing is red."""
     thing = _pick(scene, rng)
-    what = Described(None, thing.colour, thing.large if rng.integers(2) else None)
+    what = Described(None, thing.colour, thing.large if rng.random() < 0.5 else None)
     if what.only(scene) is None:
         return None
     entailed = (exists(Described(thing.kind, thing.colour), "yes"), exists(Described(thing.kind), "yes"))
@@ -134,7 +138,7 @@ def name(scene: Scene, rng: np.random.Generator) -> Question | None:
 _OUTERMOST = {"left": "leftmost", "right": "rightmost", "above": "topmost", "below": "lowest"}
 
 
-def at_edge(scene: Scene, rng: np.random.Generator) -> Question | None:
+def at_edge(scene: Scene, rng: Random) -> Question | None:
     """``What is the leftmost thing?``, ``What color is the leftmost thing?``"""
     side = _side(rng)
     thing = outermost(side, scene)
@@ -142,7 +146,7 @@ def at_edge(scene: Scene, rng: np.random.Generator) -> Question | None:
         return None
     asked = f"{_OUTERMOST[side]} thing"
     entailed = (exists(Described(thing.kind), "yes"),)
-    if rng.integers(2):
+    if rng.random() < 0.5:
         return Question(f"What is the {asked}?", CLASSES[thing.kind], "outermost", "what is the", entailed)
     return Question(f"What color is the {asked}?", COLOURS[thing.colour], "outermost", "what color is the")
 
@@ -150,7 +154,7 @@ def at_edge(scene: Scene, rng: np.random.Generator) -> Question | None:
 _BESIDE = {"left": "to the left of", "right": "to the right of", "above": "above", "below": "below"}
 
 
-def beside(scene: Scene, rng: np.random.Generator) -> Question | None:
+def beside(scene: Scene, rng: Random) -> Question | None:
     """``What is to the left of the cup?`` where one thing is, and nothing is too close to say."""
     found, side = _unique(scene, rng), _side(rng)
     if found is None:
@@ -165,7 +169,7 @@ def beside(scene: Scene, rng: np.random.Generator) -> Question | None:
     return Question(text, CLASSES[there[0].kind], "beside", "what is", entailed)
 
 
-def on_side(scene: Scene, rng: np.random.Generator) -> Question | None:
+def on_side(scene: Scene, rng: Random) -> Question | None:
     """``Is the cup to the left of the red ball?`` of two things that words tell from all others."""
     first, second, side = _unique(scene, rng), _unique(scene, rng), _side(rng)
     if first is None or second is None or first[1] is second[1]:
@@ -178,44 +182,44 @@ def on_side(scene: Scene, rng: np.random.Generator) -> Question | None:
     return Question(text, "yes" if stand else "no", "side", "is the", entailed)
 
 
-def both(scene: Scene, rng: np.random.Generator) -> Question | None:
+def both(scene: Scene, rng: Random) -> Question | None:
     """``Is there a cup and a dog?``; where not, at most one of them is there."""
     present = sorted({thing.kind for thing in scene})
     absent = [k for k in range(len(CLASSES)) if k not in present]
-    yes = bool(rng.integers(2))
+    yes = rng.random() < 0.5
     if yes and len(present) < 2:
         return None
-    pair = rng.choice(present, 2, replace=False) if yes else [rng.choice(present), rng.choice(absent)]
-    one, other = (Described(int(k)) for k in rng.permutation(pair))
+    pair = rng.sample(present, 2) if yes else [rng.choice(present), rng.choice(absent)]
+    one, other = (Described(kind) for kind in rng.sample(pair, 2))
     entailed = (exists(one, "yes"), exists(other, "yes")) if yes else ()
     text = f"Is there a {one.words()} and a {other.words()}?"
     return Question(text, "yes" if yes else "no", "both", "is there a", entailed)
 
 
-def more(scene: Scene, rng: np.random.Generator) -> Question | None:
+def more(scene: Scene, rng: Random) -> Question | None:
     """``Are there more cups than dogs?`` where the numbers differ."""
     present = sorted({thing.kind for thing in scene})
     if len(present) < 2:
         return None
-    one, other = (Described(int(k)) for k in rng.choice(present, 2, replace=False))
+    one, other = (Described(kind) for kind in rng.sample(present, 2))
     fewer, greater = sorted((one, other), key=lambda what: what.count(scene))
     if fewer.count(scene) == greater.count(scene):
         return None
-    yes = bool(rng.integers(2))
+    yes = rng.random() < 0.5
     first, second = (greater, fewer) if yes else (fewer, greater)
     text = f"Are there more {first.words(2)} than {second.words(2)}?"
     entailed = (exists(one, "yes"), exists(other, "yes"))
     return Question(text, "yes" if yes else "no", "more", "are there", entailed)
 
 
-FORMS: tuple[Callable[[Scene, np.random.Generator], Question | None], ...] = (
+FORMS: tuple[Callable[[Scene, Random], Question | None], ...] = (
     *(exist, colour, is_coloured, count, name),
     *(at_edge, beside, on_side, both, more),
 )
 
 
-def _pick(scene: Scene, rng: np.random.Generator) -> Thing:
-    return scene[int(rng.integers(len(scene)))]
+def _pick(scene: Scene, rng: Random) -> Thing:
+    return rng.choice(scene)
 
 
 def _coloured(thing: Thing) -> Described:
@@ -226,11 +230,11 @@ def _kinds_and_colours(scene: Scene) -> tuple[list[int], list[int]]:
     return [thing.kind for thing in scene], [thing.colour for thing in scene]
 
 
-def _side(rng: np.random.Generator) -> Side:
-    return SIDES[int(rng.integers(len(SIDES)))]
+def _side(rng: Random) -> Side:
+    return rng.choice(SIDES)
 
 
-def _unique(scene: Scene, rng: np.random.Generator) -> tuple[Described, Thing] | None:
+def _unique(scene: Scene, rng: Random) -> tuple[Described, Thing] | None:
     """A thing, and a description by class, or by size and class, that fits no other."""
     thing = _pick(scene, rng)
     for what in (Described(thing.kind), Described(thing.kind, None, thing.large)):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import NamedTuple
 
-import numpy as np
-
-from pretrain.base.randomness import generator_for
+from pretrain.vision_language.microworld.draws import random_for
 
 CLASSES = ("ball", "book", "car", "cat", "chair", "cup", "dog", "hat", "lamp", "tree")
 COLOURS = ("black", "blue", "green", "red", "white", "yellow")
@@ -44,17 +43,17 @@ def draw_scene(seed: int, number: int, stream: str = "scene") -> Scene:
 
     A scene takes its things from a few classes and colours of its own, so that it often holds several of a kind.
     """
-    rng = generator_for(f"microworld/{stream}", seed, 0, number)
-    kinds = rng.choice(len(CLASSES), int(rng.integers(3, 6)), replace=False)
-    colours = rng.choice(len(COLOURS), int(rng.integers(2, 5)), replace=False)
-    cells = rng.choice(_COLUMNS * _ROWS, int(rng.integers(FEWEST, MOST + 1)), replace=False)
-    return tuple(_thing(rng, int(rng.choice(kinds)), int(rng.choice(colours)), int(cell)) for cell in cells)
+    rng = random_for(stream, seed, number)
+    kinds = rng.sample(range(len(CLASSES)), rng.randint(3, 5))
+    colours = rng.sample(range(len(COLOURS)), rng.randint(2, 4))
+    cells = rng.sample(range(_COLUMNS * _ROWS), rng.randint(FEWEST, MOST))
+    return tuple(_thing(rng, rng.choice(kinds), rng.choice(colours), cell) for cell in cells)
 
 
-def _thing(rng: np.random.Generator, kind: int, colour: int, cell: int) -> Thing:
-    large = bool(rng.integers(2))
-    width, height = (float(rng.integers(*_SIDES[large], endpoint=True)) for _ in range(2))
-    across, down = WIDTH / _COLUMNS, HEIGHT / _ROWS
-    left = cell % _COLUMNS * across + float(rng.integers(0, int(across - width), endpoint=True))
-    top = cell // _COLUMNS * down + float(rng.integers(0, int(down - height), endpoint=True))
+def _thing(rng: Random, kind: int, colour: int, cell: int) -> Thing:
+    large = rng.random() < 0.5
+    width, height = (rng.randint(*_SIDES[large]) for _ in range(2))
+    across, down = WIDTH // _COLUMNS, HEIGHT // _ROWS
+    left = cell % _COLUMNS * across + rng.randint(0, across - width)
+    top = cell // _COLUMNS * down + rng.randint(0, down - height)
     return Thing(kind, colour, large, (left, top, left + width, top + height))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Literal, NamedTuple
-
-import numpy as np
 
 from pretrain.vision_language.microworld.describe import SIDES, Described, stands
 from pretrain.vision_language.microworld.scenes import CLASSES, COLOURS, Scene, Thing
@@ -17,37 +16,35 @@ def number_word(number: int) -> str:
     return _NUMBERS[number]
 
 
-def captions(scene: Scene, rng: np.random.Generator, number: int = 5) -> list[str]:
+def captions(scene: Scene, rng: Random, number: int = 5) -> list[str]:
     """``number`` true sentences about a scene: single things, two things and how they stand, how many of a kind."""
-    return [(_one, _two, _counted)[int(rng.integers(3))](scene, rng) for _ in range(number)]
+    return [rng.choice((_one, _two, _counted))(scene, rng) for _ in range(number)]
 
 
-def _one(scene: Scene, rng: np.random.Generator) -> str:
-    what = _full(scene[int(rng.integers(len(scene)))], rng)
-    return f"{('There is a', 'A picture of a')[int(rng.integers(2))]} {what}."
+def _one(scene: Scene, rng: Random) -> str:
+    what = _full(rng.choice(scene), rng)
+    return f"{rng.choice(('There is a', 'A picture of a'))} {what}."
 
 
-def _two(scene: Scene, rng: np.random.Generator) -> str:
-    one, other = (scene[int(i)] for i in rng.choice(len(scene), 2, replace=False))
+def _two(scene: Scene, rng: Random) -> str:
+    one, other = rng.sample(scene, 2)
     sides = [side for side in SIDES if stands(side, one, other)]
     if not sides:
         return f"There is a {_full(one, rng)} and a {_full(other, rng)}."
-    side = sides[int(rng.integers(len(sides)))]
+    side = rng.choice(sides)
     where = {"left": "to the left of", "right": "to the right of"}.get(side, side)
     return f"There is a {_full(one, rng)} {where} a {_full(other, rng)}."
 
 
-def _counted(scene: Scene, rng: np.random.Generator) -> str:
-    thing = scene[int(rng.integers(len(scene)))]
-    what = (Described(thing.kind), Described(None, thing.colour), Described(thing.kind, thing.colour))[
-        int(rng.integers(3))
-    ]
+def _counted(scene: Scene, rng: Random) -> str:
+    thing = rng.choice(scene)
+    what = rng.choice((Described(thing.kind), Described(None, thing.colour), Described(thing.kind, thing.colour)))
     count = what.count(scene)
     return f"There {'is' if count == 1 else 'are'} {number_word(count)} {what.words(count)}."
 
 
-def _full(thing: Thing, rng: np.random.Generator) -> str:
-    return Described(thing.kind, thing.colour, thing.large if rng.integers(2) else None).words()
+def _full(thing: Thing, rng: Random) -> str:
+    return Described(thing.kind, thing.colour, thing.large if rng.random() < 0.5 else None).words()
 
 
 class Statement(NamedTuple):
@@ -95,14 +92,14 @@ class Statement(NamedTuple):
         return count == self.least if self.exactly else count >= self.least
 
 
-def draw_statement(rng: np.random.Generator) -> Statement:
+def draw_statement(rng: Random) -> Statement:
     """A statement of any sort; whether it is true of something is not its matter."""
-    kind, colour = int(rng.integers(len(CLASSES))), int(rng.integers(len(COLOURS)))
-    what = (Described(kind), Described(None, colour), Described(kind, colour))[int(rng.choice(3, p=[0.5, 0.2, 0.3]))]
+    kind, colour = rng.randrange(len(CLASSES)), rng.randrange(len(COLOURS))
+    (what,) = rng.choices((Described(kind), Described(None, colour), Described(kind, colour)), (5, 2, 3))
     wheres: tuple[Literal["left", "right", "one", "both", "neither", "total"], ...]
     wheres = ("left", "right", "one", "both", "neither", "total")
-    where = wheres[int(rng.integers(len(wheres)))]
+    where = rng.choice(wheres)
     most = 4 if where == "total" else 3
-    if where == "neither" or rng.integers(2):
+    if where == "neither" or rng.random() < 0.5:
         return Statement(where, what, 1, exactly=False)
-    return Statement(where, what, int(rng.integers(1, most)), exactly=bool(rng.integers(2)))
+    return Statement(where, what, rng.randrange(1, most), exactly=rng.random() < 0.5)

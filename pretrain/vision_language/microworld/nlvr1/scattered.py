@@ -57,7 +57,7 @@ def boxes(w: Words) -> Said:
 
 def exactly_of_a_box(w: Words) -> Said:
     """``One of the grey squares has exactly four objects``, ``... exactly three objects one of which is a circle``."""
-    number = int(w.rng.integers(1, MOST, endpoint=True))
+    number = w.rng.randint(1, MOST)
     amount = Amount(w.pick("exactly", "exactly", "exactly", "at least"), number)  # type: ignore[arg-type]
     box = w.pick("grey square", "grey squares", "grey box", "grey boxes", "boxes")
     text = f"One of the {box} {w.pick('has', 'contains')} {w.count(amount, w.pick('object', 'object', 'item')).text}"
@@ -71,12 +71,12 @@ def exactly_of_a_box(w: Words) -> Said:
 
 def palette(w: Words) -> Said:
     """``There is a box with items of only black and blue color``."""
-    amount, number = draw_amount(w.rng, 3, some=0.6), int(w.rng.choice([1, 2], p=[0.45, 0.55]))
-    colours = tuple(str(colour) for colour in w.rng.permutation(COLOURS)[:number])
+    amount, number = draw_amount(w.rng, 3, some=0.6), 1 + w.chance(0.55)
+    colours = tuple(w.rng.sample(COLOURS, number))
     words = w.colours(colours)
     boxes = w.there(w.count(amount, "box", "boxes"))
     if w.chance(0.2):
-        count = int(w.rng.integers(2, 4, endpoint=True))
+        count = w.rng.randint(2, 4)
         tests = (m.Palette(colours), Holds(Amount("exactly", count), Items()))
         return f"{boxes} with only {w.number(count)} {words} items", HowManyBoxes(amount, tests)
     text = w.pick(
@@ -88,11 +88,11 @@ def palette(w: Words) -> Said:
 
 def colourful(w: Words) -> Said:
     """``There is a box with items of 2 different colors and a black square``."""
-    number, tests = int(w.rng.integers(1, 3, endpoint=True)), []
+    number, tests = w.rng.randint(1, 3), []
     amount = draw_amount(w.rng, 2, some=0.8)
     boxes = w.there(w.count(amount, "box", "boxes"))
     if number == 3 and w.chance(0.5):
-        count = int(w.rng.integers(3, 6, endpoint=True))
+        count = w.rng.randint(3, 6)
         tests.append(Holds(Amount("exactly", count), Items()))
         text = f"{boxes} with exactly {w.number(count)} items of all {w.number(3)} different colors"
     else:
@@ -111,7 +111,7 @@ def several(w: Words) -> Said:
     number = 3 if w.chance(0.2) else 2
     sorts = [_sort(w, coloured_shape=0.6) for _ in range(number)]
     if len({sort for sort, _ in sorts}) < number:
-        sorts = [(Items((c,)), f"{c} {w.pick('item', 'object')}") for c in w.rng.permutation(COLOURS)[:number].tolist()]
+        sorts = [(Items((c,)), f"{c} {w.pick('item', 'object')}") for c in w.rng.sample(COLOURS, number)]
     fews = [SOME, *(draw_amount(w.rng, 3, some=0.45) for _ in sorts[1:])]
     if w.chance(0.3):
         fews[0] = draw_amount(w.rng, 2, some=0)
@@ -150,8 +150,8 @@ def together(w: Words) -> Said:
 
 def some_of_a_box(w: Words) -> Said:
     """``There is a box that has four items and three are touching the side``."""
-    number = int(w.rng.integers(2, 6, endpoint=True))
-    part = int(w.rng.integers(1, number))
+    number = w.rng.randint(2, 6)
+    part = w.rng.randrange(1, number)
     few, are = Amount("exactly", part), "is" if part == 1 else "are"
     text = f"There is a box {w.pick('with', 'that has')} {w.number(number)} {w.pick('items', 'objects')}"
     joined = w.pick("and the", "and", "and only")
@@ -168,7 +168,7 @@ def some_of_a_box(w: Words) -> Said:
 def either(w: Words) -> Said:
     """``There is a black or yellow triangle touching the base``, ``There is a square ... that is not yellow``."""
     shape, place = w.pick(*SHAPES), _place(w)
-    pair = tuple(str(colour) for colour in w.rng.permutation(COLOURS)[:2])
+    pair = tuple(w.rng.sample(COLOURS, 2))
     (other,) = set(COLOURS) - set(pair)
     where = w.pick(*_PLACES[place])
     text = w.pick(
@@ -179,7 +179,7 @@ def either(w: Words) -> Said:
 
 def sized(w: Words) -> Said:
     """``There is a small blue square touching the wall``; objects have 10, 20 or 30 pixels."""
-    word, size = (("small", 10), ("medium", 20), ("big", 30), ("large", 30))[int(w.rng.integers(4))]
+    word, size = (("small", 10), ("medium", 20), ("big", 30), ("large", 30))[w.rng.randrange(4)]
     sort, noun = _sort(w, coloured_shape=0.6)
     sort, amount = sort._replace(size=size), draw_amount(w.rng, 2, some=0.6)
     things = w.there(w.count(amount, f"{word} {noun}"))
@@ -207,7 +207,7 @@ def _sort(w: Words, coloured_shape: float = 0.55) -> tuple[Items, str]:
 
 
 def _place(w: Words) -> str:
-    return str(w.rng.choice(list(_PLACES), p=[0.3, 0.17, 0.08, 0.02, 0.02, 0.09, 0.32]))
+    return w.rng.choices(list(_PLACES), [30, 17, 8, 2, 2, 9, 32])[0]
 
 
 def _at(sort: Items, place: str) -> Items:

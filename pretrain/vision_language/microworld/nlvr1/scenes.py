@@ -6,9 +6,8 @@ others anywhere; blocks of towers are squares of 20 pixels, one pixel apart, in 
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any, NamedTuple
-
-import numpy as np
 
 SIDE = 100
 """Of a box, in pixels."""
@@ -51,10 +50,10 @@ Box = tuple[Item, ...]
 Boxes = tuple[Box, ...]
 
 
-def draw_towers(rng: np.random.Generator) -> Boxes:
+def draw_towers(rng: Random) -> Boxes:
     """Three towers of one to four blocks."""
-    heights = rng.integers(1, TALLEST, 3, endpoint=True)
-    return tuple(tower([str(rng.choice(COLOURS)) for _ in range(height)]) for height in heights)
+    heights = [rng.randint(1, TALLEST) for _ in range(3)]
+    return tuple(tower([rng.choice(COLOURS) for _ in range(height)]) for height in heights)
 
 
 def tower(colours: list[str]) -> Box:
@@ -62,9 +61,9 @@ def tower(colours: list[str]) -> Box:
     return tuple(Item(_TOWER_X, _TOWER_Y - _PITCH * k, _BLOCK, "square", colour) for k, colour in enumerate(colours))
 
 
-def draw_scattered(rng: np.random.Generator) -> Boxes:
+def draw_scattered(rng: Random) -> Boxes:
     """Three boxes of one to seven objects that do not overlap."""
-    counts = rng.integers(1, MOST, 3, endpoint=True)
+    counts = [rng.randint(1, MOST) for _ in range(3)]
     kinds = [[_kind(rng) for _ in range(count)] for count in counts]
     return tuple(scatter(rng, of_box) for of_box in kinds)
 
@@ -73,7 +72,7 @@ Kind = tuple[int, str, str]
 """Size, shape, colour."""
 
 
-def scatter(rng: np.random.Generator, kinds: list[Kind], box: Box = ()) -> Box:
+def scatter(rng: Random, kinds: list[Kind], box: Box = ()) -> Box:
     """``box`` and objects of these kinds; one that finds no room after many tries becomes small, or is left out."""
     placed = list(box)
     for size, shape, colour in kinds:
@@ -99,11 +98,11 @@ def is_towers(boxes: Boxes) -> bool:
     return all(box == tower([item.colour for item in box]) for box in boxes)
 
 
-def _kind(rng: np.random.Generator) -> Kind:
-    return int(rng.choice(SIZES)), str(rng.choice(SHAPES)), str(rng.choice(COLOURS))
+def _kind(rng: Random) -> Kind:
+    return rng.choice(SIZES), rng.choice(SHAPES), rng.choice(COLOURS)
 
 
-def _place(rng: np.random.Generator, size: int) -> int:
+def _place(rng: Random, size: int) -> int:
     where = rng.random()  # one number for both: drawing is most of the work
     return SIDE - size if where < _AT_EDGE else int((where - _AT_EDGE) / (1 - _AT_EDGE) * (SIDE - size + 1))
 

@@ -11,11 +11,10 @@ import json
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from pretrain.base.randomness import generator_for
+from pretrain.vision_language.microworld.draws import random_for
 from pretrain.vision_language.microworld.nlvr1 import scattered, towers
 from pretrain.vision_language.microworld.nlvr1.meaning import Meaning
 from pretrain.vision_language.microworld.nlvr1.scenes import (
@@ -52,13 +51,12 @@ class Stem(NamedTuple):
 
 def draw_stem(seed: int, number: int) -> Stem:
     """Stem ``number``; it depends on seed and number alone."""
-    rng = generator_for("microworld/nlvr1", seed, 0, number)
+    rng = random_for("nlvr1", seed, number)
     for _ in count():
         templates, draw = (
             (towers.TEMPLATES, draw_towers) if rng.random() < _TOWERS else (scattered.TEMPLATES, draw_scattered)
         )
-        weights = np.array([weight for weight, _ in templates])
-        template = templates[int(rng.choice(len(templates), p=weights / weights.sum()))][1]
+        ((_, template),) = rng.choices(templates, [weight for weight, _ in templates])
         text, meaning = template(Words(rng))
         found = [pair for pair in (_pair(rng, meaning, draw) for _ in range(ROWS // 2)) if pair is not None]
         if len(found) == ROWS // 2:
@@ -90,9 +88,7 @@ def _row(identifier: str, sentence: str, boxes: Boxes, true: bool) -> dict[str, 
     }
 
 
-def _pair(
-    rng: np.random.Generator, meaning: Meaning, draw: Callable[[np.random.Generator], Boxes]
-) -> tuple[Boxes, Boxes] | None:
+def _pair(rng: Random, meaning: Meaning, draw: Callable[[Random], Boxes]) -> tuple[Boxes, Boxes] | None:
     """A scene of which it is true, and one made of it, or of others, of which it is not."""
     for _ in range(_DRAWS):
         boxes = draw(rng)
@@ -104,13 +100,13 @@ def _pair(
     return None
 
 
-def _dealt(rng: np.random.Generator, boxes: Boxes) -> Boxes:
+def _dealt(rng: Random, boxes: Boxes) -> Boxes:
     """The same objects, dealt to the boxes anew."""
     items = [item for box in boxes for item in box]
-    order = [items[int(i)] for i in rng.permutation(len(items))]
+    order = [items[i] for i in rng.sample(range(len(items)), len(items))]
     most = TALLEST if is_towers(boxes) else MOST
     while True:
-        cuts = sorted(rng.choice(np.arange(1, len(items)), 2, replace=False)) if len(items) > 3 else [1, 2]
+        cuts = sorted(rng.sample(range(1, len(items)), 2)) if len(items) > 3 else [1, 2]
         parts = order[: cuts[0]], order[cuts[0] : cuts[1]], order[cuts[1] :]
         if max(map(len, parts)) <= most:
             break
@@ -119,19 +115,19 @@ def _dealt(rng: np.random.Generator, boxes: Boxes) -> Boxes:
     return tuple(scatter(rng, [(item.size, item.shape, item.colour) for item in part]) for part in parts)
 
 
-def _changed(rng: np.random.Generator, boxes: Boxes) -> Boxes:
+def _changed(rng: Random, boxes: Boxes) -> Boxes:
     """One object of one box is another, elsewhere, gone or new."""
-    place = int(rng.integers(len(boxes)))
-    box, what = list(boxes[place]), int(rng.integers(4))
-    chosen = int(rng.integers(len(box)))
+    place = rng.randrange(len(boxes))
+    box, what = list(boxes[place]), rng.randrange(4)
+    chosen = rng.randrange(len(box))
     if is_towers(boxes):
         colours = [item.colour for item in box]
         if what == 0 and len(box) > 1:
             del colours[chosen]
         elif what == 1 and len(box) < TALLEST:
-            colours.insert(chosen, str(rng.choice(COLOURS)))
+            colours.insert(chosen, rng.choice(COLOURS))
         else:
-            colours[chosen] = str(rng.choice(COLOURS))
+            colours[chosen] = rng.choice(COLOURS)
         new = tower(colours)
     else:
         item = box.pop(chosen)
@@ -140,17 +136,17 @@ def _changed(rng: np.random.Generator, boxes: Boxes) -> Boxes:
         elif what == 1:
             new = _with_one(rng, tuple(box), (item.size, item.shape, item.colour), boxes[place])
         elif what == 2:
-            new = (*box, item._replace(colour=str(rng.choice(COLOURS)), shape=str(rng.choice(SHAPES))))
+            new = (*box, item._replace(colour=rng.choice(COLOURS), shape=rng.choice(SHAPES)))
         else:
-            kind = int(rng.choice(SIZES)), str(rng.choice(SHAPES)), str(rng.choice(COLOURS))
+            kind = rng.choice(SIZES), rng.choice(SHAPES), rng.choice(COLOURS)
             new = _with_one(rng, (*box, item), kind, boxes[place])
     return tuple(new if i == place else other for i, other in enumerate(boxes))
 
 
-def _with_one(rng: np.random.Generator, box: Box, kind: Kind, before: Box) -> Box:
+def _with_one(rng: Random, box: Box, kind: Kind, before: Box) -> Box:
     """The box with one more object of this kind where there is room; as before where there is none."""
     return scatter(rng, [kind], box) if len(box) < MOST else before
 
 
-def _shuffled(rng: np.random.Generator, boxes: Boxes) -> Boxes:
-    return tuple(boxes[int(i)] for i in rng.permutation(len(boxes)))
+def _shuffled(rng: Random, boxes: Boxes) -> Boxes:
+    return tuple(boxes[i] for i in rng.sample(range(len(boxes)), len(boxes)))

@@ -21,8 +21,8 @@ from pretrain.vision_language.microworld.nlvr1.wording import Said, Words, draw_
 def contents(w: Words) -> Said:
     """``There are two towers that have two blue blocks``, ``There is a tower with a black block and a blue block``."""
     amount = draw_amount(w.rng, 3, some=0.5)
-    sorts = w.rng.permutation(COLOURS)[: int(w.rng.choice([1, 2, 3], p=[0.65, 0.27, 0.08]))]
-    parts = [(str(colour), draw_few(w, len(sorts))) for colour in sorts]
+    sorts = w.rng.sample(COLOURS, w.rng.choices((1, 2, 3), (65, 27, 8))[0])
+    parts = [(colour, draw_few(w, len(sorts))) for colour in sorts]
     noun, block = (box_word(w), w.pick("item", "square")) if w.chance(0.2) else ("tower", "block")
     said = HowManyBoxes(amount, tuple(Holds(few, Items((colour,))) for colour, few in parts))
     phrases = [w.count(few, f"{colour} {block}").text for colour, few in parts]
@@ -36,7 +36,7 @@ def contents(w: Words) -> Said:
 
 def contents_of_a_height(w: Words) -> Said:
     """``There is a three blocks tower which has only one blue block``."""
-    number, colour = int(w.rng.integers(2, TALLEST, endpoint=True)), draw_colour(w)
+    number, colour = w.rng.randint(2, TALLEST), draw_colour(w)
     tests: list[m.BoxTest] = [Holds(Amount("exactly", number), Items())]
     tower = w.pick(
         f"There is a {w.number(number)} block{w.pick('s', '')} tower which has",
@@ -56,7 +56,7 @@ def contents_of_a_height(w: Words) -> Said:
 
 def stacked(w: Words) -> Said:
     """``There is 1 tower with 2 black blocks stacked together``."""
-    amount, colour, number = draw_amount(w.rng, 2), draw_colour(w), int(w.rng.integers(2, 3, endpoint=True))
+    amount, colour, number = draw_amount(w.rng, 2), draw_colour(w), w.rng.randint(2, 3)
     blocks = w.count(Amount("exactly", number), f"{colour} block").text
     text = f"{w.there(w.count(amount, 'tower'))} with {blocks} {w.pick('stacked together', 'on top of each other')}"
     return text, HowManyBoxes(amount, (m.Stacked(colour, number),))
@@ -64,8 +64,8 @@ def stacked(w: Words) -> Said:
 
 def palette(w: Words) -> Said:
     """``There is 1 tower with only blue and black blocks``, ``There is a black tower``."""
-    amount, number = draw_amount(w.rng, 3, some=0.5), int(w.rng.choice([1, 2], p=[0.4, 0.6]))
-    colours = tuple(str(colour) for colour in w.rng.permutation(COLOURS)[:number])
+    amount, number = draw_amount(w.rng, 3, some=0.5), 1 + w.chance(0.6)
+    colours = tuple(w.rng.sample(COLOURS, number))
     said = HowManyBoxes(amount, (m.Palette(colours),))
     if number == 1 and w.chance(0.5):
         return w.there(w.count(amount, f"{colours[0]} tower")), said
@@ -79,7 +79,7 @@ def palette(w: Words) -> Said:
 
 def colourful(w: Words) -> Said:
     """``There is a tower that has only one color``, ``There is a box with 3 items of all 3 different colors``."""
-    number, amount = int(w.rng.integers(1, 3, endpoint=True)), draw_amount(w.rng, 2, some=0.7)
+    number, amount = w.rng.randint(1, 3), draw_amount(w.rng, 2, some=0.7)
     tests: tuple[m.BoxTest, ...] = (m.Colourful(number),)
     noun = w.pick("tower", "box")
     towers = w.there(w.count(amount, noun, plural_of(noun)))
@@ -99,8 +99,8 @@ def colourful(w: Words) -> Said:
 
 def coloured_and_tall(w: Words) -> Said:
     """``There is a black tower with only one block``, ``There is a box with 3 items of black and yellow color``."""
-    tall, number = draw_height(w), int(w.rng.choice([1, 2], p=[0.45, 0.55]))
-    colours = tuple(str(colour) for colour in w.rng.permutation(COLOURS)[:number])
+    tall, number = draw_height(w), 1 + w.chance(0.55)
+    colours = tuple(w.rng.sample(COLOURS, number))
     said = HowManyBoxes(SOME, (m.Palette(colours), Holds(tall, Items())))
     if number == 1:
         one = f"There is a tower with only one {block_word(w)} which is {colours[0]}"
@@ -127,13 +127,13 @@ def blocks(w: Words) -> Said:
 def wall(w: Words) -> Said:
     """``There are two yellow items touching the wall``, ``There is only one color touching the wall``."""
     if w.chance(0.3):
-        number = int(w.rng.integers(1, 3, endpoint=True))
+        number = w.rng.randint(1, 3)
         one = w.pick("There is only one color touching the wall", "Only one color is touching the wall")
         words = {1: one, 2: f"Only {w.number(2)} colors are touching the wall"}
         text = words.get(number, f"All {w.number(3)} different colors are touching the wall")
         return text, m.WallColours(number)
     if w.chance(0.25):
-        first, second = (str(colour) for colour in w.rng.permutation(COLOURS)[:2])
+        first, second = w.rng.sample(COLOURS, 2)
         amounts = Amount("exactly", 2), Amount("exactly", 1)
         text = f"Only {w.number(2)} {first} and {w.number(1)} {second} item{w.pick('', 's')} are touching the wall"
         parts = [m.HowManyItems(a, Items((c,), touching="edge")) for a, c in zip(amounts, (first, second), strict=True)]
@@ -147,6 +147,6 @@ def wall(w: Words) -> Said:
 
 def apart(w: Words) -> Said:
     """``There is a box with 2 yellow squares not touching the wall``."""
-    colour, few, item = draw_colour(w), Amount("exactly", int(w.rng.integers(1, 3, endpoint=True))), item_word(w)
+    colour, few, item = draw_colour(w), Amount("exactly", w.rng.randint(1, 3)), item_word(w)
     text = f"There is a box with {w.count(few, f'{colour} {item}').text} not touching the wall"
     return text, HowManyBoxes(SOME, (Holds(few, Items((colour,), apart=True)),))

@@ -10,8 +10,8 @@ from pretrain.vision_language.microworld.nlvr1.wording import Words, draw_amount
 def draw_height(w: Words) -> Amount:
     """A height: mostly so many blocks and no more."""
     if w.chance(0.25):
-        return Amount("at least", int(w.rng.integers(2, 3, endpoint=True)))
-    number = int(w.rng.integers(1, TALLEST, endpoint=True))
+        return Amount("at least", w.rng.randint(2, 3))
+    number = w.rng.randint(1, TALLEST)
     return Amount("exactly", number)
 
 

@@ -86,7 +86,7 @@ def height_and_level(w: Words) -> Said:
 
 def the(w: Words) -> Said:
     """``The tower with four blocks has a black block at the top``, ``The base of a three blocks tower is yellow``."""
-    number, colour, place = int(w.rng.integers(2, TALLEST, endpoint=True)), draw_colour(w), w.pick("top", "base")
+    number, colour, place = w.rng.randint(2, TALLEST), draw_colour(w), w.pick("top", "base")
     said = m.The((Holds(Amount("exactly", number), Items()),), (at_level(place, colour),))
     many = w.number(number)
     text = w.pick(
@@ -135,7 +135,8 @@ def second(w: Words) -> Said:
 
 def alike(w: Words) -> Said:
     """``There are at least two towers with the same height``."""
-    what: Literal["height", "base", "top"] = ("height", "base", "top")[int(w.rng.choice(3, p=[0.5, 0.35, 0.15]))]
+    whats: tuple[Literal["height", "base", "top"], ...] = ("height", "base", "top")
+    (what,) = w.rng.choices(whats, (50, 35, 15))
     if w.chance(0.2):
         words = {
             "height": "are of the same height",
@@ -158,7 +159,7 @@ def between(w: Words) -> Said:
 
 def two_heights(w: Words) -> Said:
     """``There are two towers which has three and four blocks each``."""
-    one, other = (int(n) for n in w.rng.permutation(TALLEST)[:2] + 1)
+    one, other = w.rng.sample(range(1, TALLEST + 1), 2)
     parts = [HowManyBoxes(SOME, (Holds(Amount("exactly", number), Items()),)) for number in (one, other)]
     text = f"There are two towers {w.pick('which has', 'with')} {w.number(one)} and {w.number(other)} blocks each"
     return text, m.AllOf(tuple(parts))
@@ -166,7 +167,7 @@ def two_heights(w: Words) -> Said:
 
 def of_the_three(w: Words) -> Said:
     """``Two of the three towers has a blue base``, ``At least two of the towers have yellow bases``."""
-    colour, place, number = draw_colour(w), w.pick("top", "base"), int(w.rng.integers(1, 2, endpoint=True))
+    colour, place, number = draw_colour(w), w.pick("top", "base"), w.rng.randint(1, 2)
     amount = Amount("at least" if w.chance(0.35) else "exactly", number)
     how = {"at least": "At least ", "exactly": w.pick("", "", "Only ", "Exactly ")}[amount.how]
     towers = w.pick(f"of the {w.number(3)} towers", "of the towers", "of the three towers")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import NamedTuple
-
-import numpy as np
 
 from pretrain.vision_language.microworld.nlvr1.meaning import SOME, Amount, How, Meaning
 
@@ -17,17 +16,17 @@ _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight"
 class Words:
     """Draws words; one object a sentence, so that a sentence keeps to digits or to number words."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, rng: Random) -> None:
         self.rng = rng
         self._digits = rng.random() < 0.35
 
     def pick(self, *options: str) -> str:
         """One of the options."""
-        return options[int(self.rng.integers(len(options)))]
+        return self.rng.choice(options)
 
     def chance(self, probability: float) -> bool:
         """True with this probability."""
-        return bool(self.rng.random() < probability)
+        return self.rng.random() < probability
 
     def number(self, number: int) -> str:
         """``2`` or ``two``."""
@@ -50,7 +49,7 @@ class Words:
 
     def colours(self, colours: tuple[str, ...]) -> str:
         """``black and blue``; ``""`` for none."""
-        return " and ".join(str(colour) for colour in self.rng.permutation(np.array(colours, dtype=object)))
+        return " and ".join(self.rng.sample(colours, len(colours)))
 
 
 class Phrase(NamedTuple):
@@ -60,7 +59,7 @@ class Phrase(NamedTuple):
     plural: bool
 
 
-def draw_amount(rng: np.random.Generator, most: int, some: float = 0.4) -> Amount:
+def draw_amount(rng: Random, most: int, some: float = 0.4) -> Amount:
     """An amount of up to ``most`` things; "some" (one at least) with the given probability."""
     if rng.random() < some:
         return SOME
@@ -69,7 +68,7 @@ def draw_amount(rng: np.random.Generator, most: int, some: float = 0.4) -> Amoun
     if how == "exactly" and rng.random() < 0.1:
         return Amount("exactly", 0)
     least = 2 if how == "at least" and most > 1 else 1
-    return Amount(how, int(rng.integers(least, most, endpoint=True)))
+    return Amount(how, rng.randint(least, most))
 
 
 def listed(phrases: list[str]) -> str:
@@ -77,12 +76,12 @@ def listed(phrases: list[str]) -> str:
     return phrases[0] if len(phrases) == 1 else f"{', '.join(phrases[:-1])} and {phrases[-1]}"
 
 
-def hurried(text: str, rng: np.random.Generator) -> str:
+def hurried(text: str, rng: Random) -> str:
     """The sentence as a worker may have typed it: capitals and full stops at will, now and then a slip."""
     if rng.random() < 0.15:
         text = text.replace("at least", "atleast").replace("At least", "Atleast")
     if rng.random() < 0.03:
-        place = int(rng.integers(1, len(text) - 1))
+        place = rng.randrange(1, len(text) - 1)
         text = text[:place] + text[place + 1] + text[place] + text[place + 2 :]
     if rng.random() < 0.03 and text[0] == "A":
         text = text[1:]
