@@ -28,6 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.seeds import clustered_error
 from tests.benchmarks.study_vision_language_tables import Trial, write_tables
 
 ARMS = ("none", "lxmert", "lxmert-equal-compute", "capt")
@@ -162,12 +163,13 @@ def fine_tune(study: Study, world: str, arm: str, seed: int, task: str) -> None:
     init = [f"model.init={study.run(world, arm, seed)}"]
     if arm == "none":  # the same tokenizer and sizes as the other arms
         init = ["model.init=scratch", "model.encoder.size=tiny", f"tokenizer.path={tokenizer}"]
-    validation = [f"data.validation={listed(study.files(world, task, 'validation'))}"]
     if world == "nlvr1":
-        validation = ["data.validation_share=0.1"]
+        validation = "data.validation_share=0.1"
+    else:
+        validation = f"data.validation={listed(study.files(world, task, 'validation'))}"
     finish(
         folder, "finetune", task, *COMMON, *FINE_TUNING[task], *init, f"run.seed={seed}",
-        f"data.regions={study.store(world)}", f"data.train={listed(study.files(world, task, 'train'))}", *validation,
+        f"data.regions={study.store(world)}", f"data.train={listed(study.files(world, task, 'train'))}", validation,
         *study.fine_tuning,
     )  # fmt: skip
     if not (folder / "test.json").exists():
@@ -194,9 +196,25 @@ def trial(study: Study, world: str, arm: str, seed: int, task: str) -> Trial:
     validation = max(row["accuracy"] for row in own if row.get("split") == "validation")
     metrics = measured["metrics"]
     return Trial(
-        world, task, arm, seed, steps, round(seconds, 1), validation, metrics["accuracy"], metrics.get("consistency"),
+        world, task, arm, seed, steps, round(seconds, 1), validation, metrics["accuracy"],
+        error_over_sentences(study, world, task, folder), metrics.get("consistency"),
         metrics["baseline"], sum(measured["rows"].values()),
     )  # fmt: skip
+
+
+def error_over_sentences(study: Study, world: str, task: str, run: Path) -> float | None:
+    """The standard error of the test accuracy, the rows of a sentence being one group; None for VQA."""
+    if task == "vqa":
+        return None
+    (file,) = study.files(world, task, "test")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    truth = {str(row["identifier"]): str(row["label"]).lower() for row in rows}
+    correct: dict[str, list[float]] = {}
+    for line in (run / "predictions.csv").read_text().splitlines():
+        identifier, answer = line.split(",")
+        group = "-".join(identifier.split("-")[: 1 if task == "nlvr1" else 2])
+        correct.setdefault(group, []).append(float(answer.lower() == truth[identifier]))
+    return clustered_error(correct)
 
 
 def main() -> int:
