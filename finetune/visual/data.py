@@ -33,7 +33,7 @@ class Splits(NamedTuple):
 
 
 def read_splits(data: VisualData) -> Splits:
-    """The rows of both splits, all labelled.
+    """The rows of both splits of a section that names its files, all labelled.
 
     Raises:
         DataError: a file cannot be read, a row has no label or is of another kind of task.

@@ -9,12 +9,12 @@ from finetune.visual.config import VisualJob
 from finetune.visual.restore import load_visual, read_answers
 from pretrain.base.errors import CheckpointError
 from pretrain.engine.checkpoint import find_best, read_manifest
-from pretrain.models.hub import local_folder
+from pretrain.models.hub import TOKENIZER_FILES, local_folder
 from pretrain.models.lxmert.config import LxmertConfig
-from pretrain.models.lxmert.read import is_lxmert, read_lxmert
+from pretrain.models.lxmert.read import is_lxmert
 from pretrain.vision_language.data.answers import load_table
 from pretrain.vision_language.features import read_features
-from pretrain.vision_language.restore import load_model
+from pretrain.vision_language.start import Start, read_start
 from tokenizer.encode import TextTokenizer, load_tokenizer
 
 
@@ -28,20 +28,22 @@ def read_backbone(job: VisualJob) -> Backbone:
     init = job.model.init
     folder = local_folder(init)
     if is_lxmert(folder):
-        return _foreign(folder, job)
+        return _pretrained(folder, job)
     checkpoint = find_best(folder)
     task = read_manifest(checkpoint).task
     if task == "visual":
         return _fine_tuned(checkpoint, str(init))
     if task == "capt_vl":
-        return _pretrained(checkpoint, str(init))
+        return _pretrained(checkpoint, job)
     raise CheckpointError(f"{checkpoint}: a checkpoint of task {task}; it has no LXMERT to fine-tune")
 
 
-def _foreign(path: Path, job: VisualJob) -> Backbone:
-    found = read_lxmert(path)
-    source, own = str(job.model.init), job.tokenizer.path
-    tokenizer = found.tokenizer if own is None else load_tokenizer(local_folder(own))
+def _pretrained(path: Path, job: VisualJob) -> Backbone:
+    start = read_start(path)
+    found, own, source = start.pretrained, job.tokenizer.path, str(job.model.init)
+    tokenizer = found.tokenizer
+    if tokenizer is None and own is not None:
+        tokenizer = load_tokenizer(local_folder(own, TOKENIZER_FILES))
     if tokenizer is None:
         raise CheckpointError(
             f"model.init {source}: no tokenizer beside the weights; set tokenizer.path to a folder with the "
@@ -52,21 +54,21 @@ def _foreign(path: Path, job: VisualJob) -> Backbone:
             f"tokenizer.path has {tokenizer.vocab_size} ids, and model.init {source} embeds "
             f"{found.config.vocab_size}: it is not the tokenizer that it was pretrained with"
         )
+    return Backbone(source, found.config, found.state, tokenizer, _answers(job, start), start.features)
+
+
+def _answers(job: VisualJob, start: Start) -> tuple[str, ...] | None:
+    """What the classes of the answer head are, as the source or ``model.init_answers`` says."""
     table = job.model.init_answers
-    answers = found.answers if table is None else load_table(table).answers
-    if answers is not None and len(answers) != (found.config.answers or 0):
+    if table is None:
+        return start.pretrained.answers
+    answers, classes = load_table(table).answers, start.config.answers or 0
+    if len(answers) != classes:
         raise CheckpointError(
-            f"model.init_answers {table} has {len(answers)} answers, and the answer head of {source} "
-            f"{found.config.answers or 0}: it is not its table"
+            f"model.init_answers {table} has {len(answers)} answers, and the answer head of {start.source} {classes}: "
+            "it is not its table"
         )
-    return Backbone(source, found.config, found.state, tokenizer, answers)
-
-
-def _pretrained(checkpoint: Path, source: str) -> Backbone:
-    restored = load_model(checkpoint)
-    model = restored.model
-    features = read_features(checkpoint)
-    return Backbone(source, model.config, model.state_dict(), restored.tokenizer, restored.answers, features)
+    return answers
 
 
 def _fine_tuned(checkpoint: Path, source: str) -> Backbone:

@@ -75,7 +75,8 @@ class VisualFineTuning(FineTuningTask):
             return self._backbone.tokenizer
         positions = (job.model.encoder or LxmertConfig()).max_positions
         sentences = [row.text for row in splits.train]
-        return load_tokenizer(tokenizer_folder(job.tokenizer, sentences, job.data.cache, positions, all_ranks()))
+        folder = tokenizer_folder(job.tokenizer, sentences, job.data.cache, positions, all_ranks())
+        return load_tokenizer(folder)
 
     def build_model(self) -> PictureClassifier:
         """The pretrained encoder under a new head, or all of it from scratch."""
