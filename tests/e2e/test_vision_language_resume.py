@@ -124,7 +124,7 @@ def _check_queue(run_dir: Path, world: int) -> None:
 def test_a_checkpoint_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     job = vision_language_mapping(tmp_path)
     assert run_ranks(_run, 1, _stopped_at(job, 1))[0][0] == 75
-    other = {**job, "tokenizer": {**job["tokenizer"], "vocab_size": 370}}
+    other = {**job, "tokenizer": {**job["tokenizer"], "lower_case": False}}
     outcome = run_ranks(_run, 1, other, True)[0][0]
     assert "trained with tokenizer" in str(outcome)
     assert "tokenizer.path to a copy of" in str(outcome)
