@@ -121,7 +121,8 @@ def build_table(examples: Iterable[Example], minimum_count: int) -> AnswerTable:
         if not counts:
             remedy = "the files hold no questions with answers: a pretraining job without them has objectives.answers=0"
         raise DataError(
-            f"no answer stands with {counted(minimum_count, 'question')} ({most}{'' if counts else ' none at all'}); {remedy}"
+            f"no answer stands with {counted(minimum_count, 'question')} ({most}{'' if counts else ' none at all'}); "
+            f"{remedy}"
         )
     return AnswerTable(tuple(sorted(frequent, key=lambda answer: (-counts[answer], answer))))
 
