@@ -10,14 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, set_start_method
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -88,6 +90,7 @@ def reads_a_second(folder: Path, seconds: float = _TURN_SECONDS) -> dict[str, fl
 
 def peak_of_loading(folder: Path, workers: int) -> dict[str, float]:
     """Megabytes at most of this process and its loader workers while these read the whole store."""
+    set_start_method("fork", force=True)  # the default, which a rank has; this process was spawned, and would go on so
     store = RegionStore.open(folder)
     peaks = {"Pss": 0.0, "Rss": 0.0}
     done = Event()
@@ -112,19 +115,29 @@ def peak_of_loading(folder: Path, workers: int) -> dict[str, float]:
 
 
 def _memory() -> dict[str, float]:
-    """Megabytes of this process and its children."""
+    """Megabytes of this process and its children.
+
+    These stand still meanwhile: a page that a second process maps between two looks would count more than once.
+    """
     totals = {"Pss": 0.0, "Rss": 0.0}
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    for pid in ["self", *children]:
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except (FileNotFoundError, ProcessLookupError):  # it has ended
-            continue
-        for line in lines:
-            name, _, value = line.partition(":")
-            if name in totals:
-                totals[name] += int(value.split()[0]) / 1024
+    children = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    _signal(children, signal.SIGSTOP)
+    try:
+        for pid in ["self", *children]:
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                    name, _, value = line.partition(":")
+                    if name in totals:
+                        totals[name] += int(value.split()[0]) / 1024
+    finally:
+        _signal(children, signal.SIGCONT)
     return totals
+
+
+def _signal(processes: list[int], number: signal.Signals) -> None:
+    for pid in processes:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _in_process(function: Any, *arguments: Any) -> Any:
