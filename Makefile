@@ -5,6 +5,11 @@ BIN    := $(VENV)/bin
 RUN    ?= runs/quickstart
 ARGS   ?=
 FUZZ   ?= 10000
+# Of make quickstart-vl: its folder, its size, and keys for pretraining and fine-tuning.
+VL     ?= runs/quickstart-vl
+PICTURES ?= 3000
+PRETRAINING ?= schedule.max_steps=1200 schedule.warmup_steps=100 schedule.stop_after=300
+FINETUNING  ?= schedule.epochs=10 optimizer.lr=5.0e-4 batch.global=64 model.dropout=0 model.attention_dropout=0
 WORKERS ?= 2
 
 # CAPT_DATA may name a folder of the user's own text; without it the docstrings of the installed packages are the corpus.
@@ -14,12 +19,13 @@ comma  := ,
 space  := $(subst ,, )
 DATA   := $(if $(FILES),data.files=[$(subst $(space),$(comma),$(strip $(FILES)))])
 
-.PHONY: install quickstart test test-gpu fuzz check format docs bench kenlm clean
+.PHONY: install quickstart quickstart-vl test test-gpu fuzz check format docs bench kenlm clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make install     .venv with everything pinned"
 	@echo "make quickstart  the whole job at small size: train on 2 processes, resume, export, query, report"
+	@echo "make quickstart-vl  the same for pictures and words, on a synthetic world: store, pretraining, VQA, GQA, NLVR2"
 	@echo "make test        everything that runs without a GPU, shared by two workers (WORKERS=2)"
 	@echo "make test-gpu    what needs a CUDA GPU"
 	@echo "make fuzz        thousands of hostile inputs of every kind (FUZZ=10000), about an hour"
@@ -49,6 +55,38 @@ quickstart: install
 	    "return the maximum value" "open a file for reading" "raise an error if the input is wrong"
 	$(BIN)/capt report $(RUN) --out $(RUN)/report
 	@echo "report: $(RUN)/report/report.html   Hugging Face model: $(RUN)/export/hf"
+
+# Pictures and words on the synthetic microworld: $(VL)/world is made by a program, and every answer in it is known.
+WORLD  := $(VL)/world
+STORE  := data.regions=$(VL)/store
+TUNED  := --nproc 2 $(STORE) model.init=$(VL)/pretraining batch.micro=16
+
+quickstart-vl: install
+	rm -rf $(VL)
+	$(BIN)/capt regions microworld --out $(WORLD) --pictures $(PICTURES)
+	$(BIN)/capt regions import $(WORLD)/pictures/*.tsv $(WORLD)/nlvr2/*.tsv --out $(VL)/store
+	$(BIN)/capt regions inspect $(VL)/store --picture COCO_train2014_000000000001 --draw $(VL)/boxes.png
+	$(BIN)/capt pretrain capt_vl_small --nproc 2 run.dir=$(VL)/pretraining $(STORE) data.train=$(WORLD)/pretraining/train.json \
+	    data.validation=$(WORLD)/pretraining/validation.json data.answers=$(WORLD)/answers.json $(PRETRAINING) $(ARGS) || test $$? -eq 75
+	$(BIN)/capt resume $(VL)/pretraining
+	$(BIN)/capt finetune vqa run.dir=$(VL)/vqa $(TUNED) data.answers=$(WORLD)/answers.json \
+	    data.train=[$(WORLD)/vqa/train_questions.json,$(WORLD)/vqa/train_annotations.json] \
+	    data.validation=[$(WORLD)/vqa/validation_questions.json,$(WORLD)/vqa/validation_annotations.json] $(FINETUNING)
+	$(BIN)/capt evaluate $(VL)/vqa --data $(WORLD)/vqa/test_questions.json --data $(WORLD)/vqa/test_annotations.json \
+	    --predictions $(VL)/vqa_test.json --out $(VL)/vqa_figures.json
+	$(BIN)/capt finetune gqa run.dir=$(VL)/gqa $(TUNED) data.answers=$(WORLD)/answers.json \
+	    data.train=$(WORLD)/gqa/train_questions.json data.validation=$(WORLD)/gqa/validation_questions.json $(FINETUNING)
+	$(BIN)/capt evaluate $(VL)/gqa --data $(WORLD)/gqa/test_questions.json \
+	    --predictions $(VL)/gqa_test.json --out $(VL)/gqa_figures.json
+	$(BIN)/capt finetune nlvr2 run.dir=$(VL)/nlvr2 $(TUNED) \
+	    data.train=$(WORLD)/nlvr2/train.json data.validation=$(WORLD)/nlvr2/validation.json $(FINETUNING)
+	$(BIN)/capt evaluate $(VL)/nlvr2 --data $(WORLD)/nlvr2/test.json \
+	    --predictions $(VL)/nlvr2_test.csv --out $(VL)/nlvr2_figures.json
+	$(BIN)/capt convert $(VL)/pretraining $(VL)/export/hf --to hf
+	$(BIN)/python -c "from transformers import LxmertForPreTraining as L; print(L.from_pretrained('$(VL)/export/hf').num_parameters(), 'parameters')"
+	$(BIN)/capt report $(VL)/pretraining --out $(VL)/report
+	$(BIN)/capt report $(VL)/vqa $(VL)/gqa $(VL)/nlvr2 --out $(VL)/report-tasks
+	@echo "report: $(VL)/report/report.html   Hugging Face model: $(VL)/export/hf   figures on the synthetic test split: $(VL)/*_figures.json"
 
 test: install
 	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -81,17 +81,19 @@ _WHOLE_PARAMETERS = {
 class OptimizerSection(Section):
     """The optimizer. ``clip`` bounds the global gradient norm (0 = off)."""
 
-    type: Literal["adamw", "lamb", "adagrad", "sgd", "muon", "sparse_adam"] = Field(
-        "adamw", description="lamb, muon and sparse_adam need ZeRO 0"
+    type: Literal["adamw", "bert_adam", "lamb", "adagrad", "sgd", "muon", "sparse_adam"] = Field(
+        "adamw", description="lamb, muon and sparse_adam need ZeRO 0; bert_adam has no bias correction"
     )
     backend: Literal["auto", "torch", "deepspeed", "apex"] = Field("auto", description="whose implementation")
     lr: PositiveFloat = Field(5e-4, description="peak learning rate")
-    betas: tuple[float, float] = Field((0.9, 0.98), description="decay of Adam's two moments; of adamw, lamb and muon")
+    betas: tuple[float, float] = Field(
+        (0.9, 0.98), description="decay of Adam's two moments; of all kinds of Adam, and of lamb and muon"
+    )
     momentum: NonNegativeFloat = Field(0.95, lt=1, description="of sgd and of muon's matrices")
     eps: PositiveFloat = Field(1e-6, ge=1e-37, description="added to the root of the squared gradients")
     weight_decay: NonNegativeFloat = Field(
         0.01,
-        description="of matrices; vectors do not decay (adagrad and sgd add the decay to the gradient)",
+        description="of matrices; vectors do not decay, but for bert_adam's (adagrad and sgd add it to the gradient)",
     )
     clip: NonNegativeFloat = Field(0.0, description="largest global gradient norm; 0 = off")
 

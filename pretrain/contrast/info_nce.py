@@ -93,7 +93,7 @@ def info_nce(
     samples = Exchange.gather_counts(len(anchors), anchors.device, group, equal=equal_rows)
     scale = float(distributed.world_size(group)) if grad_reduction == "mean" else 1.0
     if reduction == "mean":
-        scale /= sum(samples.counts) * (2 if symmetric else 1)
+        scale /= max(1, sum(samples.counts)) * (2 if symmetric else 1)  # of no anchor at all the loss is 0
     # other ranks' anchors are needed where this rank holds keys for them
     exchange = samples if queue is not None or in_batch == "global" else samples.local()
     bounded = not isinstance(temperature, Tensor) and 1 / temperature <= LARGEST_INVERSE_TEMPERATURE[dtype]

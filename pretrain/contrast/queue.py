@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 NO_ID = torch.iinfo(torch.int64).min
 """The id of a row that was given none. It equals no id that a user would give."""
 
+_LEFT_OUT = NO_ID + 1
+"""The id of a row that keeps its place in the order, so that all ranks push as many, and is no negative."""
+
 QUEUE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
@@ -69,6 +72,7 @@ class ShardedQueue:
         self._ids = torch.full((self.shard_size,), NO_ID, device=device)
         self._write_position = 0
         self._filled = 0
+        self._leaves_out = False
 
     def warn_if_smaller_than(self, rows: int) -> None:
         """Log a warning if one step, which pushes ``rows`` over all ranks, pushes more than the queue holds."""
@@ -86,24 +90,42 @@ class ShardedQueue:
     @property
     def rows(self) -> Float[Tensor, "k d"]:
         """The rows that this rank holds now, in no particular order. A view: the next ``enqueue`` changes it."""
-        return self._rows[: self._filled]
+        return self._without_left_out(self._rows[: self._filled])
 
     @property
     def ids(self) -> Int[Tensor, " k"]:
         """The instance id of each of ``rows``, ``NO_ID`` where none was given."""
-        return self._ids[: self._filled]
+        return self._without_left_out(self._ids[: self._filled])
+
+    def _without_left_out(self, stored: Tensor) -> Tensor:
+        return stored[self._ids[: self._filled] != _LEFT_OUT] if self._leaves_out else stored
 
     @torch.no_grad()
-    def enqueue(self, *views: Float[Tensor, "n d"], ids: Int[Tensor, " n"] | None = None) -> None:
+    def enqueue(
+        self,
+        *views: Float[Tensor, "n d"],
+        ids: Int[Tensor, " n"] | None = None,
+        only: Int[Tensor, " k"] | None = None,
+    ) -> None:
         """Push this rank's rows, view after view (CAPT: ``enqueue(s, s_hat)``), after the loss of the step.
 
         Before the loss it would make every positive its own negative. There is no communication, and any number of rows
         is right; of more than the shard's size the newest stay. A row that is not finite (a step that overflowed in
         fp16) is stored as zeros, as far from every anchor as a random row, so that it cannot spoil later steps.
 
+        Args:
+            views: rows of each view.
+            ids: instance of each sample.
+            only: the samples that become negatives (None = all). The others take up places of the queue, so that every
+                rank pushes as many rows and the shards stay those of one queue; nobody sees them.
+
         Raises:
             ConfigError: rows of another width than the queue's.
         """
+        if only is not None:
+            known = torch.full((len(views[0]),), NO_ID, device=views[0].device) if ids is None else ids
+            ids = torch.full_like(known, _LEFT_OUT).index_copy(0, only, known[only])
+            self._leaves_out = True
         for view in views:
             if view.shape[1] != self.dim:
                 raise ConfigError(f"the queue holds rows of {self.dim} features, got rows of {view.shape[1]}")
@@ -129,6 +151,7 @@ class ShardedQueue:
 
     def _fill(self, rows: Tensor, ids: Tensor, start: int) -> None:
         """Put rows into the places that they had, so that sums over them round as they would have without a restart."""
+        self._leaves_out = bool((ids == _LEFT_OUT).any())
         self._filled = 0
         self._write_position = start % self.shard_size if 0 < self.shard_size == len(rows) else 0
         self._push(rows, ids)

@@ -47,7 +47,7 @@ class ContrastTerm:
         ids: Int[Tensor, " n"],
         step: int,
         stats: ContrastStats | None = None,
-        equal_rows: bool = True,
+        only: Int[Tensor, " k"] | None = None,
     ) -> Float[Tensor, ""]:
         """The loss of a micro-batch (`capt_loss`, without its weight); both views then enter the queue.
 
@@ -58,21 +58,24 @@ class ContrastTerm:
             ids: instance of each sample; not read where ``contrast.mask_duplicates`` is off.
             step: optimizer updates done; the queue counts from ``contrast.queue_start`` on.
             stats: filled with diagnostics.
-            equal_rows: all ranks hold as many rows.
+            only: the samples that are anchors and negatives, the others being neither (None = all of them). All ranks
+                give as many samples, of which ``only`` may choose different numbers.
         """
         section = self.section
         known = ids if section.mask_duplicates else None
+        rows = slice(None) if only is None else only
         contrast = functools.partial(
-            capt_loss, s, s_hat, self.queue if step >= section.queue_start else None, temperature=temperature,
-            in_batch=section.in_batch, reduction=section.reduction, ids=known, impl=section.impl,
-            precision=section.precision, equal_rows=equal_rows,
+            capt_loss, s[rows], s_hat[rows], self.queue if step >= section.queue_start else None,
+            temperature=temperature, in_batch=section.in_batch, reduction=section.reduction,
+            ids=None if known is None else known[rows], impl=section.impl, precision=section.precision,
+            equal_rows=only is None,
         )  # fmt: skip
         loss = contrast()
         if stats is not None:  # in a pass of its own: sums with statistics follow the largest logit and round otherwise
             with torch.no_grad():
                 contrast(stats=stats)
         if self.queue is not None:
-            self.queue.enqueue(s.detach(), s_hat.detach(), ids=known)
+            self.queue.enqueue(s.detach(), s_hat.detach(), ids=known, only=only)
         return loss
 
     def save(self, folder: Path) -> None:

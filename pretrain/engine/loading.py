@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from pretrain.base.errors import DataError, UserError, user_text
 from pretrain.config.loader import LoaderSection
 from pretrain.engine import interruption
+from pretrain.engine.allocator import give_back_freed_memory
 
 BatchT = TypeVar("BatchT")
 AssembleStep = Callable[[int], Sequence[BatchT]]
@@ -96,7 +97,7 @@ def training_batches(
         prefetch_factor=loader.prefetch if loader.workers else None,
         pin_memory=torch.cuda.is_available(),
         collate_fn=_identity,
-        worker_init_fn=_ignore_stop_signals,
+        worker_init_fn=_start_worker,
         timeout=_POLL if loader.workers else 0,
     )
     arriving = iter(steps)
@@ -152,8 +153,9 @@ def _dead_worker(error: RuntimeError) -> Exception:
     return DataError(f"a loader worker has died ({text[:200]}): {remedy}")
 
 
-def _ignore_stop_signals(worker: int) -> None:
-    """A scheduler that signals every process of a job must not take the loaders from a rank that is about to save."""
+def _start_worker(worker: int) -> None:
+    give_back_freed_memory()
+    # a scheduler that signals every process of a job must not take the loaders from a rank that is about to save
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,32 +1,21 @@
-"""Features of different models are numbers of different meaning: their stores are never mixed."""
+"""Features of different models are numbers of different meaning, and are never mixed: in what do two kinds differ?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pretrain.base.errors import DataError, shown
+from pretrain.base.errors import shown
 
 
-def require_same_features(a: Mapping[str, Any], b: Mapping[str, Any], *, of_a: object, of_b: object) -> None:
-    """Refuse to use the features of two stores, or of a store and a pretrained model, as one.
+def feature_differences(a: Mapping[str, Any], b: Mapping[str, Any], most: int = 3) -> str:
+    """In what two stores' ``features_of`` differ: the first ``most`` keys with the values of both; empty if in nothing.
 
-    Args:
-        a: ``features_of`` of the one, as `pretrain.regions.store.StoreManifest` has it.
-        b: ``features_of`` of the other.
-        of_a: what the message calls the first.
-        of_b: what the message calls the second.
-
-    Raises:
-        DataError: they differ; the first three keys that do are named with both values.
+    Keys of nested mappings are joined by dots. A key that one of them lacks counts as None.
     """
     unequal = list(_differences(a, b, ""))
-    if unequal:
-        shown_ = "; ".join(f"{key} is {shown(x)} and {shown(y)}" for key, x, y in unequal[:3])
-        raise DataError(
-            f"{of_a} and {of_b} hold features of different kinds ({shown_}), which are never mixed: "
-            "import or extract both in the same way, with the same model"
-        )
+    text = "; ".join(f"{key} is {shown(x, 70)} and {shown(y, 70)}" for key, x, y in unequal[:most])
+    return text + (f"; and {len(unequal) - most} more" if len(unequal) > most else "")
 
 
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any, Any]]:

@@ -10,6 +10,7 @@ from pydantic import Field
 from pretrain.base.errors import CheckpointError
 from pretrain.base.files import write_json
 from pretrain.base.records import Record, read_record
+from pretrain.regions.compatible import feature_differences
 from pretrain.regions.store import RegionStore
 
 REGIONS = "regions.json"
@@ -59,13 +60,9 @@ def require_features(store: RegionStore, trained_on: FeatureKind, source: str, *
             f"data.regions {store.folder} has {mine.feature_size} features a region, and {source} was trained on "
             f"{trained_on.feature_size}: name the store that it was trained on, or one made in the same way"
         )
-    if mine.features_of != trained_on.features_of and not allow_other:
+    different = feature_differences(mine.features_of, trained_on.features_of)
+    if different and not allow_other:
         raise CheckpointError(
-            f"data.regions {store.folder} was made by {_shown(mine)}, and {source} was trained on {_shown(trained_on)}:"
-            " such features mean other things; data.allow_other_features=true goes on all the same"
+            f"data.regions {store.folder} holds features of another kind than {source} was trained on ({different}): "
+            "such features mean other things; data.allow_other_features=true goes on all the same"
         )
-
-
-def _shown(kind: FeatureKind) -> str:
-    parts = ", ".join(f"{key} {value}" for key, value in sorted(kind.features_of.items()))
-    return parts[:200] or "nobody knows what"

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.base.errors import UserError
-from pretrain.base.files import read_json
 from pretrain.report.document import ReportSection, Table
 from pretrain.report.runs import RunRecord
 from pretrain.report.sweeps import SweepRecord
 from pretrain.vision_language.sections import OBJECTIVES
 
+_WORLD = "microworld.json"
+"""What ``capt regions microworld`` writes beside its files."""
 _TITLE = "Vision-language pretraining"
 _REMARK = (
     "Losses compare between rows with the same objectives, tokenizer and region store only. loss/capt_fixed is CAPT's "
@@ -54,18 +54,16 @@ def pretraining_of(config: Mapping[str, Any]) -> str:
 
 
 def is_synthetic(config: Mapping[str, Any]) -> bool:
-    """Whether the data of a job (its flat keys) come from the microworld: a number from them is called synthetic."""
+    """Whether data of a job (its flat keys) come from a microworld: a number from them is called synthetic.
+
+    Files of one lie beside or below its ``microworld.json``; of files that have moved nothing is known.
+    """
     if config.get("data.source") == "microworld":
         return True
-    store = config.get("data.regions")
-    if not store:
-        return False
-    try:
-        manifest = read_json(Path(str(store)) / "manifest.json", limit=10_000_000)
-    except (UserError, OSError):  # a store that has moved: nothing is known of it
-        return False
-    features = manifest.get("features_of") if isinstance(manifest, dict) else None
-    return isinstance(features, dict) and bool(features.get("synthetic"))
+    train = config.get("data.train")
+    named = [config.get("data.regions"), *(train if isinstance(train, list | tuple) else [train])]
+    paths = [Path(str(name)) for name in named if name]
+    return any((folder / _WORLD).is_file() for path in paths for folder in (path.parent, path.parent.parent))
 
 
 def _section(rows: Mapping[str, Mapping[str, Any]]) -> list[ReportSection]:

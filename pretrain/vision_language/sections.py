@@ -111,7 +111,10 @@ class PairContrastSection(ContrastSection):
     duplicates: Literal["pair", "image"] = Field(
         "pair", description="what is no negative of itself: the same sentence and picture, or any of the same picture"
     )
-    mismatched: bool = Field(True, description="false: mismatched pairs are neither anchors nor negatives")
+    mismatched: bool = Field(
+        True,
+        description="false: mismatched pairs are neither anchors nor negatives (they keep their places in the queue)",
+    )
 
 
 class VisionLanguageValidate(ValidateSection):

@@ -171,12 +171,7 @@ class VisionLanguageTask:
         assert self.contrast is not None
         assert out.s is not None
         assert out.s_hat is not None
-        s, s_hat = out.s, out.s_hat
-        if rows is not None:
-            s, s_hat, ids = s[rows], s_hat[rows], ids[rows]
-        return self.contrast.loss(
-            s, s_hat, temperature=temperature, ids=ids, step=step, stats=stats, equal_rows=rows is None
-        )
+        return self.contrast.loss(out.s, out.s_hat, temperature=temperature, ids=ids, step=step, stats=stats, only=rows)
 
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
         """Losses and accuracies of all objectives, and the metrics of the contrast, on held-out pairs."""

@@ -21,7 +21,7 @@ class Paired(NamedTuple):
         high: likewise.
         wins: seeds in which the first is better.
         seeds: how many there are.
-        p: two-sided, over all 2^n ways to flip the signs of the differences; with five seeds it is 1/16 at least.
+        p: two-sided, over all 2^n ways to flip the signs of the differences; with five seeds it is 0.0625 at least.
     """
 
     mean: float

@@ -28,11 +28,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.seeds import clustered_error
 from tests.benchmarks.study_vision_language_tables import Trial, write_tables
 
 ARMS = ("none", "lxmert", "lxmert-equal-compute", "capt")
-SCENES = ["--pictures", "2000", "--seed", "1"]
-"""Of the microworld; both worlds are made with these."""
+SCENES = ["--pictures", "2000", "--nlvr1", "3000", "--seed", "1"]
+"""Of the microworld: pictures of all splits, and statements of NLVR v1's kind for training (four scenes each)."""
 COMMON = ["run.threads=1", "run.tensorboard=false", "run.log_every=10", "checkpoint.keep=1"]
 STEPS, WARMUP = 600, 60
 """Of pretraining, for ``lxmert`` and ``capt``."""
@@ -43,8 +44,8 @@ PRETRAINING: dict[str, list[str]] = {
 CAPT = ["contrast.weight=1", "contrast.queue=256", "contrast.queue_start=100"]
 LXMERT = ["contrast.weight=0", "contrast.queue=0"]
 FINE_TUNING: dict[str, list[str]] = {
-    "vqa": ["batch.global=32", "optimizer.lr=5e-4", "schedule.epochs=4"],
-    "nlvr2": ["batch.global=32", "optimizer.lr=5e-4", "schedule.epochs=6"],
+    "vqa": ["batch.global=32", "optimizer.lr=5e-4", "schedule.epochs=4", "data.sequence_length=24"],
+    "nlvr2": ["batch.global=32", "optimizer.lr=5e-4", "schedule.epochs=6", "data.sequence_length=24"],
     "nlvr1": ["batch.global=32", "optimizer.lr=5e-4", "schedule.epochs=30"],
 }
 TASKS = {"microworld": ("vqa", "nlvr2"), "nlvr1": ("nlvr1",)}
@@ -162,21 +163,19 @@ def fine_tune(study: Study, world: str, arm: str, seed: int, task: str) -> None:
     init = [f"model.init={study.run(world, arm, seed)}"]
     if arm == "none":  # the same tokenizer and sizes as the other arms
         init = ["model.init=scratch", "model.encoder.size=tiny", f"tokenizer.path={tokenizer}"]
-    validation = [f"data.validation={listed(study.files(world, task, 'validation'))}"]
     if world == "nlvr1":
-        validation = ["data.validation_share=0.1"]
+        validation = "data.validation_share=0.1"
+    else:
+        validation = f"data.validation={listed(study.files(world, task, 'validation'))}"
     finish(
         folder, "finetune", task, *COMMON, *FINE_TUNING[task], *init, f"run.seed={seed}",
-        f"data.regions={study.store(world)}", f"data.train={listed(study.files(world, task, 'train'))}", *validation,
+        f"data.regions={study.store(world)}", f"data.train={listed(study.files(world, task, 'train'))}", validation,
         *study.fine_tuning,
     )  # fmt: skip
     if not (folder / "test.json").exists():
         data = [word for path in study.files(world, task, "test") for word in ("--data", path)]
-        suffix = "json" if task == "vqa" else "csv"
-        out = ("--predictions", folder / f"test.{suffix}", "--out", folder / "test.json.part")
-        if task == "vqa":
-            out = ("--predictions", folder / "predictions.json", "--out", folder / "test.json.part")
-        capt("evaluate", folder, *data, *out)
+        predictions = folder / f"predictions.{'json' if task == 'vqa' else 'csv'}"
+        capt("evaluate", folder, *data, "--predictions", predictions, "--out", folder / "test.json.part")
         (folder / "test.json.part").rename(folder / "test.json")
 
 
@@ -197,9 +196,25 @@ def trial(study: Study, world: str, arm: str, seed: int, task: str) -> Trial:
     validation = max(row["accuracy"] for row in own if row.get("split") == "validation")
     metrics = measured["metrics"]
     return Trial(
-        world, task, arm, seed, steps, round(seconds, 1), validation, metrics["accuracy"], metrics.get("consistency"),
-        metrics["rows"],
+        world, task, arm, seed, steps, round(seconds, 1), validation, metrics["accuracy"],
+        error_over_sentences(study, world, task, folder), metrics.get("consistency"),
+        metrics["baseline"], sum(measured["rows"].values()),
     )  # fmt: skip
+
+
+def error_over_sentences(study: Study, world: str, task: str, run: Path) -> float | None:
+    """The standard error of the test accuracy, the rows of a sentence being one group; None for VQA."""
+    if task == "vqa":
+        return None
+    (file,) = study.files(world, task, "test")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    truth = {str(row["identifier"]): str(row["label"]).lower() for row in rows}
+    correct: dict[str, list[float]] = {}
+    for line in (run / "predictions.csv").read_text().splitlines():
+        identifier, answer = line.split(",")
+        group = "-".join(identifier.split("-")[: 1 if task == "nlvr1" else 2])
+        correct.setdefault(group, []).append(float(answer.lower() == truth[identifier]))
+    return clustered_error(correct)
 
 
 def main() -> int:

@@ -19,7 +19,11 @@ PAIRS = (
 
 
 class Trial(NamedTuple):
-    """One fine-tuning run. Accuracies are shares; ``test`` is held-out data, ``validation`` what it was selected on."""
+    """One fine-tuning run. Accuracies are shares: ``test`` on held-out data, ``validation`` where it was selected.
+
+    ``error`` is the standard error of ``test`` over sentences (rows about one are a group; None for VQA), ``baseline``
+    the accuracy of the best constant answer on the test data.
+    """
 
     world: str
     task: str
@@ -29,7 +33,9 @@ class Trial(NamedTuple):
     pretraining_seconds: float
     validation: float
     test: float
+    error: float | None
     consistency: float | None
+    baseline: float
     rows: int
 
 
@@ -40,7 +46,8 @@ def read_trials(path: Path) -> list[Trial]:
             Trial(
                 row["world"], row["task"], row["arm"], int(row["seed"]), int(row["pretraining_steps"]),
                 float(row["pretraining_seconds"]), float(row["validation"]), float(row["test"]),
-                float(row["consistency"]) if row["consistency"] else None, int(row["rows"]),
+                _optional(row["error"]), _optional(row["consistency"]), float(row["baseline"]),
+                int(row["rows"]),
             )
             for row in csv.DictReader(file)
         ]  # fmt: skip
@@ -54,17 +61,21 @@ def write_tables(trials: Sequence[Trial], out: Path) -> None:
 def arms_table(trials: Sequence[Trial]) -> str:
     """Each arm: pretraining steps and seconds, mean and standard deviation in per cent, every seed, consistency."""
     lines = [
-        "| task | arm | pretraining steps | seconds | test, mean ± sd | each seed | validation | consistency |",
-        "|---|---|---|---|---|---|---|---|",
+        "| task | arm | pretraining steps | seconds | test, mean ± sd | each seed | s.e. | constant answer | "
+        "validation | consistency |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for task, arm in dict.fromkeys((trial.task, trial.arm) for trial in trials):
         own = [trial for trial in trials if (trial.task, trial.arm) == (task, arm)]
         seconds = sum(trial.pretraining_seconds for trial in own) / len(own)
         consistent = [trial.consistency for trial in own if trial.consistency is not None]
         each = ", ".join(f"{100 * trial.test:.1f}" for trial in own)
+        errors = [trial.error for trial in own if trial.error is not None]
         lines.append(
             f"| {_name(own[0])} | {arm} | {own[0].pretraining_steps} | {seconds:.0f} | "
-            f"{_spread([trial.test for trial in own])} | {each} | {_spread([trial.validation for trial in own])} | "
+            f"{_spread([trial.test for trial in own])} | {each} | "
+            f"{f'{100 * sum(errors) / len(errors):.1f}' if errors else ''} | {100 * own[0].baseline:.1f} | "
+            f"{_spread([trial.validation for trial in own])} | "
             f"{_spread(consistent) if consistent else ''} |"
         )
     return "\n".join(lines)
@@ -98,3 +109,7 @@ def _name(trial: Trial) -> str:
 def _spread(scores: Sequence[float]) -> str:
     mean, deviation = mean_and_sd(scores)
     return f"{100 * mean:.1f}" + ("" if deviation is None else f" ± {100 * deviation:.1f}")
+
+
+def _optional(text: str) -> float | None:
+    return float(text) if text else None

@@ -26,16 +26,22 @@ pytestmark = pytest.mark.timeout(600)
 
 STARTS = ("pretrain", "resume", "finetune", "sweep")  # by --dry-run: it merges, checks and plans the whole job
 SMALLER = {"50265": "370", "step-00000200": "step-00000002", "/shared/runs/large": "runs/large", "128": "16"}
+SMALLER |= {"--pictures=2000": "--pictures=60", "--nlvr1=200": "--nlvr1=20"}
 """Words of the commands that are made smaller, or moved, for the small world of this test."""
 
 TOKENIZER = ["tokenizer", "train", "my.txt", "--out", "tok", "--vocab-size", "370", "--type", "bpe"]
 SHARDS = ["data", "prepare", "capt_small", "data.files=my.txt", "tokenizer.path=tok", "--out", "shards"]
+MICROWORLD = ["regions", "microworld", "--out", "world", "--pictures", "60", "--nlvr1", "20"]
+IMPORT = ["regions", "import", "world/pictures/train.tsv", "--out", "store"]
 EXPORT = ["convert", "runs/first", "exported-st", "--to", "sentence-transformers"]
 MADE_BY = {
     "tok": ("tok", TOKENIZER),
     "tokenizer.path=tok": ("tok", TOKENIZER),
     "shards/train": ("shards", SHARDS),
     "data.shards=shards": ("shards", SHARDS),
+    "world/pictures/train.tsv": ("world", MICROWORLD),
+    "store": ("store", IMPORT),
+    "data.regions=store": ("store", IMPORT),
     "exported-st": ("exported-st", EXPORT),
     "runs/first/export/st": ("runs/first/export/st", [*EXPORT[:2], "runs/first/export/st", *EXPORT[3:]]),
 }
@@ -65,6 +71,22 @@ NOT_RUN = {
     "capt glue-submission": "needs a sweep over eight tasks; tests/e2e/test_glue.py",
     "capt glue-validate": "needs that sweep; tests/e2e/test_glue.py",
     "capt evaluate $run": "a loop over trials of a sweep that has run; tests/unit/latent/test_evaluate.py",
+    "capt regions import train2014": "needs LXMERT's feature files; the same as of the microworld's, which is run",
+    "capt regions import dev.json": "needs the files of NLVR v1; tests/unit/regions",
+    "capt regions extract": "needs models of vision; tests/unit/regions/extract",
+    "capt regions inspect store_detr": "needs a store that a detector made; tests/unit/regions",
+    "capt pretrain capt_vl data.regions": "needs LXMERT's files; the same as of capt_vl_small, which is run",
+    "capt pretrain lxmert data.regions": "needs LXMERT's files; the same as of capt_vl_small, which is run",
+    "capt finetune vqa data.regions": "needs the files of VQA v2; tests/unit/finetune/visual",
+    "capt finetune vqa model.init": "needs a run of capt_vl; tests/unit/finetune/visual",
+    "capt finetune gqa": "needs the files of GQA; tests/unit/finetune/visual",
+    "capt finetune nlvr": "needs the files of NLVR; tests/unit/finetune/visual",
+    "capt evaluate runs/vqa": "needs a fine-tuned run; tests/unit/finetune/visual",
+    "capt evaluate runs/nlvr1": "needs a fine-tuned run; tests/unit/finetune/visual",
+    "capt predictions check": "needs a result file; tests/unit/finetune/visual",
+    "capt sweep vqa": "needs the files of VQA v2; tests/unit/finetune/visual",
+    "capt convert runs/capt_vl": "needs a run of capt_vl; tests/parity",
+    "capt convert runs/vqa": "needs a fine-tuned run; tests/parity",
     "deepspeed": "starts ssh; its arguments are parsed in tests/unit/test_docs.py, tests/multihost runs it",
     "torchrun": "tests/unit/launcher/test_torchrun.py",
     "ray": "starts a cluster on this machine; tests/sweep/test_sweep.py",
@@ -178,9 +200,7 @@ def test_command(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("sys.stdin", io.StringIO("A line of text.\n"))
     words = [SMALLER.get(word, word) for word in shlex.split(command)[1:]]
-    for folder, makes in (MADE_BY[word] for word in words if word in MADE_BY):
-        if not Path(folder).exists() and words[:2] != makes[:2]:
-            assert _exit_code(makes) == 0
+    _make_what(words)
     if words[0] in STARTS:
         words += ["--dry-run"] if "--dry-run" not in words else []
         words += ["run.dir=runs/new"] if words[0] in ("pretrain", "finetune") else []
@@ -189,6 +209,14 @@ def test_command(
     captured = capsys.readouterr()
     assert code == 0, captured.err
     assert captured.out.strip() or captured.err.strip(), "it said nothing"
+
+
+def _make_what(words: list[str]) -> None:
+    """Make what a command needs, and what that needs."""
+    for folder, makes in (MADE_BY[word] for word in words if word in MADE_BY):
+        if not Path(folder).exists() and words[:2] != makes[:2]:
+            _make_what(makes)
+            assert _exit_code(makes) == 0
 
 
 def _exit_code(words: list[str]) -> object:

@@ -39,6 +39,9 @@ PICTURES = [
 # What a shipped job or sweep leaves to its user, by its name or its task; @ is the folder that ``here`` makes.
 NEEDS = {
     "capt_tiny": [],
+    "capt_vl": ["data.regions=@/store", "data.train=@/train.json"],
+    "capt_vl_small": [],
+    "capt_vl_nlvr1": [],
     "mlm_tiny": [],
     "capt_language": ["data.files=@/text.txt"],
     "capt_continue": ["data.files=@/text.txt", "model.init=USER/NAME"],
@@ -186,6 +189,20 @@ def test_paper_hyperparameters() -> None:
         assert job["contrast"]["queue"] == 8192
         assert job["contrast"]["temperature"]["type"] == "inverted_triangle"
         assert job["model"]["dropout"] == job["model"]["attention_dropout"] == 0.1
+
+
+def test_vision_language_baseline_differs_in_the_contrast_alone() -> None:
+    """Beside what LXMERT itself does otherwise: its batch, the length that follows from it, and BERT's Adam."""
+    capt, lxmert = (load_job(name).model_dump(by_alias=True) for name in ("capt_vl_qa", "lxmert"))
+    differ = {key for key in capt if capt[key] != lxmert[key]}
+    assert differ == {"run", "contrast", "batch", "schedule", "optimizer"}
+    assert capt["contrast"] | {"weight": 0.0, "queue": 0} == lxmert["contrast"]
+    assert capt["optimizer"] | {"type": "bert_adam"} == lxmert["optimizer"]
+    assert capt["schedule"] | {"max_steps": 717_188, "warmup_steps": 35_859} == lxmert["schedule"]
+    for job in (capt, lxmert):  # 20 epochs of 9.18 million sentences, 5% of warmup
+        steps = job["schedule"]["max_steps"]
+        assert steps == round(20 * 9_180_000 / job["batch"]["global"])
+        assert job["schedule"]["warmup_steps"] == round(0.05 * steps)
 
 
 @clusters

@@ -11,6 +11,7 @@ from torch import nn
 from pretrain.base.errors import ConfigError
 from pretrain.config.schema import EngineSection, OptimizerSection
 from pretrain.engine.optim.adagrad import Adagrad
+from pretrain.engine.optim.bert_adam import BertAdam
 from pretrain.engine.optim.fused import apex_available, apex_optimizer, deepspeed_optimizer
 from pretrain.engine.optim.lamb import Lamb
 from pretrain.engine.optim.muon import MuonWithAdamW, muon_groups
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 STATE_TENSORS = {
     "adamw": ("exp_avg", "exp_avg_sq"),
+    "bert_adam": ("exp_avg", "exp_avg_sq"),
     "lamb": ("exp_avg", "exp_avg_sq"),
     "adagrad": ("sum",),
     "sgd": ("momentum_buffer",),
@@ -76,6 +78,9 @@ def _torch_optimizer(
     match section.type:
         case "lamb":
             return Lamb(groups, **adam), "LAMB (torch foreach)"
+        case "bert_adam":  # which makes no difference between matrices and vectors
+            everything = [{"params": [p for group in groups for p in group["params"]]}]
+            return BertAdam(everything, weight_decay=section.weight_decay, **adam), "BERT's Adam (torch foreach)"
         case "adagrad":
             return Adagrad(groups, lr=section.lr, eps=section.eps), "Adagrad"
         case "sgd":

@@ -117,9 +117,12 @@ def build_table(examples: Iterable[Example], minimum_count: int) -> AnswerTable:
     frequent = [answer for answer, count in counts.items() if count >= minimum_count]
     if not frequent:
         most = f"the most frequent is {shown(max(counts, key=lambda answer: counts[answer]))}" if counts else "there is"
+        remedy = "set data.minimum_answers lower, or name a table in data.answers"
+        if not counts:
+            remedy = "the files hold no questions with answers: a pretraining job without them has objectives.answers=0"
         raise DataError(
             f"no answer stands with {counted(minimum_count, 'question')} ({most}{'' if counts else ' none at all'}); "
-            "set data.minimum_answers lower, or name a table in data.answers"
+            f"{remedy}"
         )
     return AnswerTable(tuple(sorted(frequent, key=lambda answer: (-counts[answer], answer))))
 

@@ -11,7 +11,7 @@ from pretrain.base.randomness import generator_for
 from pretrain.regions.picture import Labels, Picture
 from pretrain.vision_language.microworld.scenes import CLASSES, COLOURS, HEIGHT, WIDTH, Scene
 
-Vectors = Float32[np.ndarray, "rows size"]
+Vectors = Float32[np.ndarray, "_ size"]
 
 
 def picture(name: str, scene: Scene, seed: int, number: int, size: int, noise: float, stream: str = "scene") -> Picture:

@@ -294,3 +294,31 @@ def test_bad_checkpoints_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ShardedQueue(8, 4).save_shard(tmp_path)
     with pytest.raises(CheckpointError, match=r"mixes queue shards of \[1, 2\] ranks"):
         ShardedQueue(8, 4).load_shards(tmp_path)
+
+
+@settings(max_examples=25, deadline=None)
+@given(world=st.integers(1, 4), capacity=st.integers(2, 40), seed=st.integers(0, 99))
+def test_samples_that_are_left_out_keep_their_places_and_nobody_sees_them(
+    tmp_path_factory: pytest.TempPathFactory, world: int, capacity: int, seed: int
+) -> None:
+    """Ranks leave out different numbers of samples; the shards stay those of one queue, also after a restart."""
+    with pytest.MonkeyPatch.context() as patch:
+        queues, restored = _ranks(patch, world, capacity), _ranks(patch, world, capacity)
+    generator, places, count = torch.Generator().manual_seed(seed), list[float | None](), 0
+    for _ in range(4):
+        kept = torch.rand(3 * world, generator=generator) < 0.5
+        rows = torch.arange(3 * world, dtype=torch.float64) + count
+        count += len(rows)
+        places += [float(row) if keep else None for row, keep in zip(rows, kept, strict=True)]
+        for rank, queue in enumerate(queues):
+            mine = slice(rank, None, world)
+            queue.enqueue(rows[mine, None], ids=rows[mine].long(), only=kept[mine].nonzero().flatten())
+        expected = sorted(place for place in places[-capacity:] if place is not None)
+        assert sorted(torch.cat([queue.rows for queue in queues]).flatten().tolist()) == expected
+        assert sorted(torch.cat([queue.ids for queue in queues]).tolist()) == expected
+    folder = tmp_path_factory.mktemp("queue")
+    for queue in queues:
+        queue.save_shard(folder)
+    for queue in restored:
+        queue.load_shards(folder)
+    assert sorted(torch.cat([queue.rows for queue in restored]).flatten().tolist()) == expected

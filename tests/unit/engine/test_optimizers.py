@@ -58,7 +58,7 @@ def test_lamb_leaves_the_ratio_at_one_for_zero_weights() -> None:
     torch.testing.assert_close(p.detach(), torch.full((3,), -0.1), rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adagrad", "sgd"])
+@pytest.mark.parametrize("kind", ["adamw", "bert_adam", "adagrad", "sgd"])
 def test_elementwise_optimizers_follow_the_equations(kind: str) -> None:
     """In float64 with plain floats: Loshchilov & Hutter 2019, Duchi et al. 2011, Sutskever et al. 2013."""
     settings = ["optimizer.lr=0.1", "optimizer.weight_decay=0.2", "optimizer.momentum=0.7", "optimizer.eps=1e-3"]
@@ -76,6 +76,9 @@ def test_elementwise_optimizers_follow_the_equations(kind: str) -> None:
             if kind == "adamw":
                 m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
                 w -= 0.1 * 0.2 * w + 0.1 * (m / (1 - b1**t)) / ((v / (1 - b2**t)) ** 0.5 + 1e-3)
+            elif kind == "bert_adam":
+                m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+                w -= 0.1 * (m / (v**0.5 + 1e-3) + 0.2 * w)
             elif kind == "adagrad":
                 g += 0.2 * w
                 v += g * g
@@ -85,6 +88,13 @@ def test_elementwise_optimizers_follow_the_equations(kind: str) -> None:
                 w -= 0.1 * m
         expected.append(w)
     torch.testing.assert_close(module.weight.detach()[0].tolist(), expected, rtol=1e-9, atol=0)
+
+
+def test_berts_adam_decays_vectors_too() -> None:
+    module = nn.Linear(2, 2)
+    (group,) = _build(["optimizer.type=bert_adam", "optimizer.weight_decay=0.1"], module).param_groups
+    assert group["weight_decay"] == 0.1
+    assert {id(p) for p in group["params"]} == {id(p) for p in module.parameters()}
 
 
 def test_muon_takes_the_matrices_and_adamw_the_rest() -> None:

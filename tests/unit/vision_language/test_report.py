@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import yaml
@@ -18,16 +17,14 @@ def a_run(folder: Path, **sections: object) -> Path:
 
 
 def test_rows_name_objectives_and_synthetic_data(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    store.mkdir()
-    (store / "manifest.json").write_text(json.dumps({"features_of": {"synthetic": True}}))
-    real = tmp_path / "real"
-    real.mkdir()
-    (real / "manifest.json").write_text(json.dumps({"features_of": {"source": "a detector"}}))
+    world = tmp_path / "world"
+    (world / "pretraining").mkdir(parents=True)
+    (world / "microworld.json").write_text("{}")
+    made, real = str(world / "pretraining/train.json"), str(tmp_path / "elsewhere/train.json")
     runs = [
         a_run(tmp_path / "a", data={"source": "microworld"}, contrast={"weight": 1.0}, objectives={"mlm": 1.0}),
-        a_run(tmp_path / "b", data={"regions": str(store)}, contrast={"weight": 0.0}, objectives={"answers": 1.0}),
-        a_run(tmp_path / "c", data={"regions": str(real)}, contrast={"weight": 0.5}),
+        a_run(tmp_path / "b", data={"train": [made]}, contrast={"weight": 0.0}, objectives={"answers": 1.0}),
+        a_run(tmp_path / "c", data={"train": [real]}, contrast={"weight": 0.5}),
     ]
     report(runs, tmp_path / "out")
     markdown = (tmp_path / "out/report.md").read_text()

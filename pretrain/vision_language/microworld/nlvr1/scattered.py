@@ -114,7 +114,7 @@ def several(w: Words) -> Said:
         sorts = [(Items((c,)), f"{c} {w.pick('item', 'object')}") for c in w.rng.sample(COLOURS, number)]
     fews = [SOME, *(draw_amount(w.rng, 3, some=0.45) for _ in sorts[1:])]
     if w.chance(0.3):
-        fews[0] = draw_amount(w.rng, 2, some=0)
+        fews[0] = draw_amount(w.rng, 2, some=0.0)
     phrases = [w.count(few, noun).text for few, (_, noun) in zip(fews, sorts, strict=True)]
     tests = tuple(Holds(few, sort) for few, (sort, _) in zip(fews, sorts, strict=True))
     return f"There is a {_box(w)} with {listed(phrases)}", HowManyBoxes(SOME, tests)

@@ -17,7 +17,7 @@ from transformers.models.auto.image_processing_auto import get_image_processor_c
 from launcher.cli import main
 from pretrain.base.errors import CheckpointError, ConfigError, DataError
 from pretrain.engine.quiet import quiet_transformers
-from pretrain.regions.compatible import require_same_features
+from pretrain.regions.compatible import feature_differences
 from pretrain.regions.extract.options import Options
 from pretrain.regions.extract.run import extract_regions
 from pretrain.regions.store import Regions, RegionStore
@@ -180,12 +180,14 @@ def test_what_makes_other_features_is_in_the_manifest(models: Path, pictures: Pa
         _extract(pictures, tmp_path / str(n), **{**given, **more}).manifest.features_of
         for n, more in enumerate(({}, {"batch": 2}, {"grid": 2}, {"fit": "crop"}, {"model": models / "siglip"}))
     ]
-    require_same_features(of[0], of[1], of_a="one", of_b="other")
-    for other, named in zip(
-        of[2:], ("options.grid is None and 2", "options.fit is 'whole'", "class is 'CLIP"), strict=True
-    ):
-        with pytest.raises(DataError, match=f"one and other hold features of different kinds .*{named}"):
-            require_same_features(of[0], other, of_a="one", of_b="other")
+    assert feature_differences(of[0], of[1]) == ""
+    assert feature_differences(of[0], of[2]) == "options.grid is None and 2"
+    assert feature_differences(of[0], of[3]) == (
+        "options.fit is 'whole' and 'crop'; preprocessing.fit is 'whole' and 'crop'"
+    )
+    text = feature_differences(of[0], of[4])
+    assert text.startswith("class is 'CLIPVisionModel' and 'SiglipVisionModel'; config_sha256 is ")
+    assert text.endswith(" more")
 
 
 @pytest.mark.parametrize(

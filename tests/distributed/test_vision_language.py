@@ -1,0 +1,147 @@
+"""Parameter gradients of all objectives with CAPT under DeepSpeed equal those of one process given the same pairs.
+
+Ranks and micro-batches hold different numbers of masked words, regions and answers here, so that a mean of means, or a
+contrast of the wrong scale, cannot pass.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pretrain.config.load import job_from_mapping
+from tests.support import run_ranks
+from tests.vision_language import vision_language_mapping
+
+_STEPS = 3  # the queue of 41 rows is half full, then wraps
+
+
+def _gradients(mapping: dict[str, Any]) -> dict[str, Any]:
+    """Gradients of each of three steps (before clipping), by parameter name."""
+    from deepspeed.utils import safe_get_full_grad
+
+    from pretrain.engine.engines.build import build_engines
+    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.engine.task import Progress
+    from pretrain.vision_language.task import VisionLanguageTask
+
+    quiet_libraries(debug=False)
+    job = job_from_mapping(mapping, "test")
+    task = VisionLanguageTask(job, Path(mapping["run"]["dir"]))
+    engines = build_engines(task.build_modules(), job, task.optimizers())
+    engine, taken = engines["model"], []
+    update = engine.step
+
+    def step_and_keep_gradients() -> None:
+        if engine.at_boundary:
+            named = engine.module.named_parameters()
+            taken.append({name: safe_get_full_grad(p).float().numpy().copy() for name, p in named})
+        update()
+
+    engine.step = step_and_keep_gradients  # type: ignore[method-assign]
+    progress, losses = Progress(), []
+    batches = task.build_batches(progress)
+    for _ in range(_STEPS):
+        report = task.step(engines, next(batches), progress)
+        losses.append({name: float(value) for name, value in report.items()})
+        progress.step += 1
+    return {"gradients": taken, "losses": losses}
+
+
+def _mapping(folder: Path, world: int, stage: int, precision: str, accumulation: int, **changes: Any) -> dict[str, Any]:
+    rows = 4  # of a global micro-batch
+    return vision_language_mapping(
+        folder,
+        batch={"global": rows * accumulation, "micro": rows // world},
+        engine={"zero_stage": stage, "precision": precision},
+        optimizer={"lr": 1e-9},  # the weights stay, so that every step compares gradients at the same point
+        # BERT's 0.02 makes all first representations nearly equal: differences of equal rows are all rounding. So is
+        # the gradient of LayerNorm at a region of zeros, which 1e-12 blows up a million times.
+        model={"initializer_range": 0.2, "layer_norm_eps": 1e-5},
+        **changes,
+    )
+
+
+_FP32 = [("fp32", stage, accumulation) for stage in (0, 1, 2, 3) for accumulation in (1, 4)]
+_MATCHED = ("fp32", 1, 4)
+"""With mismatched pairs left out of the contrast: ranks hold different numbers of anchors."""
+_LOSSES = ("", "/mlm", "/matching", "/objects", "/attributes", "/features", "/answers", "/capt")
+_ACCURACIES = ("mlm", "matching", "answers")
+
+
+def _all_gradients(mappings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Several jobs in one set of processes: starting those costs more than the jobs."""
+    return [_gradients(mapping) for mapping in mappings]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gradients")
+
+
+def _matched(folder: Path, world: int) -> dict[str, Any]:
+    return _mapping(folder, world, *_MATCHED[1:2], *_MATCHED[:1], *_MATCHED[2:], contrast={"mismatched": False})
+
+
+@pytest.fixture(scope="module")
+def references(folder: Path) -> list[dict[str, Any]]:
+    """One process, ZeRO 0: accumulation of 1, of 4, and the latter without mismatched pairs."""
+    mappings = [_mapping(folder, 1, 0, "fp32", n) for n in (1, 4)]
+    mappings.append(_matched(folder, 1))
+    results: list[dict[str, Any]] = run_ranks(_all_gradients, 1, mappings)[0]
+    return results
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def results(request: pytest.FixtureRequest, folder: Path, references: Any) -> dict[Any, list[dict[str, Any]]]:
+    """Per (precision, stage, accumulation): what each of the ranks saw."""
+    mappings = [_mapping(folder, request.param, stage, precision, n) for precision, stage, n in _FP32]
+    ranks = run_ranks(_all_gradients, request.param, [*mappings, _matched(folder, request.param)])
+    return {key: [rank[i] for rank in ranks] for i, key in enumerate([*_FP32, "matched"])}
+
+
+def _relative(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
+    difference = np.sqrt(sum(np.square(a[name].astype(np.float64) - b[name]).sum() for name in b))
+    return float(difference / np.sqrt(sum(np.square(b[name].astype(np.float64)).sum() for name in b)))
+
+
+def _assert_equal(ranks: list[dict[str, Any]], reference: dict[str, Any]) -> None:
+    for step in range(_STEPS):
+        assert _relative(ranks[0]["gradients"][step], reference["gradients"][step]) < 1e-6
+        for name in [*(f"loss{name}" for name in _LOSSES), *(f"accuracy/{name}" for name in _ACCURACIES)]:
+            mean = np.mean([rank["losses"][step][name] for rank in ranks])
+            assert mean == pytest.approx(reference["losses"][step][name], rel=1e-5), (step, name)
+
+
+@pytest.mark.parametrize("key", _FP32, ids=str)
+def test_fp32(references: Any, results: Any, key: tuple[str, int, int]) -> None:
+    _assert_equal(results[key], references[key[2] == 4])
+
+
+def test_contrast_of_matched_pairs_alone(references: Any, results: Any) -> None:
+    _assert_equal(results["matched"], references[2])
+    assert references[2]["losses"][0]["loss/capt"] != references[1]["losses"][0]["loss/capt"]
+
+
+def test_the_bound_notices_losses_of_the_wrong_scale(folder: Path, references: Any) -> None:
+    """Half of the weight of any loss, the contrast's (the 1/W error at W = 2) too, moves gradients beyond the bound."""
+    names = ("mlm", "matching", "objects", "attributes", "features", "answers")
+    mappings = [_mapping(folder, 1, 0, "fp32", 1, objectives={"answers": 1.0, name: 0.5}) for name in names]
+    mappings.append(_mapping(folder, 1, 0, "fp32", 1, contrast={"queue": 41, "weight": 0.5}))
+    for halved in run_ranks(_all_gradients, 1, mappings)[0]:
+        moved = [_relative(halved["gradients"][i], references[0]["gradients"][i]) for i in range(_STEPS)]
+        assert max(moved) > 1e-4
+
+
+def test_without_a_contrast_the_accumulation_is_nothing_to_the_gradient(folder: Path) -> None:
+    """Micro-batches with unlike numbers of words, regions and answers: the means are over those of the whole step."""
+    plain = _mapping(folder, 1, 0, "fp32", 4, contrast={"weight": 0.0, "queue": 0})
+    cut = [{**plain, "batch": {**plain["batch"], "micro": micro}} for micro in (16, 4, 1)]
+    whole, *others = run_ranks(_all_gradients, 1, cut)[0]
+    for other in others:
+        for step in range(_STEPS):
+            assert _relative(other["gradients"][step], whole["gradients"][step]) < 1e-6
+            assert other["losses"][step]["loss"] == pytest.approx(whole["losses"][step]["loss"], rel=1e-6)

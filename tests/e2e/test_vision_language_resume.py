@@ -1,0 +1,180 @@
+"""The vision-language job through its real entry: resume repeats the uninterrupted run, on any world size."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from pretrain.base.errors import UserError
+from pretrain.config.load import job_from_mapping, load_mapping
+from pretrain.engine.checkpoint import find_checkpoint
+from pretrain.vision_language.sections import OBJECTIVES
+from tests.support import run_ranks
+from tests.vision_language import vision_language_mapping, write_sentences, write_small_store
+
+
+def _run(mapping: dict[str, Any], resume: bool = False) -> tuple[int | str, list[list[int]]]:
+    """Exit code (or the user error), and the ids of the pairs this rank trained on, step by step."""
+    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.engine.run import run_job
+    from pretrain.vision_language.task import VisionLanguageTask
+
+    quiet_libraries(debug=False)
+    seen: list[list[int]] = []
+    step = VisionLanguageTask.step
+
+    def remember(self: VisionLanguageTask, engines: Any, batch: Any, progress: Any) -> Any:
+        seen.append([int(i) for part in batch for i in part.ids])
+        return step(self, engines, batch, progress)
+
+    VisionLanguageTask.step = remember  # type: ignore[method-assign]
+    try:
+        return run_job(job_from_mapping(mapping, "test"), resume=resume), seen
+    except UserError as error:
+        return f"{type(error).__name__}: {error}", seen
+
+
+def _losses(run_dir: str) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
+    keys = ("step", "loss", "grad_norm", *(f"loss/{name}" for name in (*OBJECTIVES, "capt")), "temperature")
+    return [{key: row[key] for key in keys} for row in rows if "split" not in row]
+
+
+def _stopped_at(mapping: dict[str, Any], step: int | None) -> dict[str, Any]:
+    return {**mapping, "schedule": {**mapping["schedule"], "stop_after": step}}
+
+
+def test_resume_equals_the_uninterrupted_run_to_the_last_digit(tmp_path: Path) -> None:
+    """Dropout on, accumulation, a queue that wraps, a checkpoint in the middle of an epoch."""
+    job = vision_language_mapping(tmp_path, model={"dropout": 0.1, "attention_dropout": 0.1})
+    whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
+    assert [code for code, _ in run_ranks(_run, 2, whole)] == [0, 0]
+    assert [code for code, _ in run_ranks(_run, 2, _stopped_at(job, 4))] == [75, 75]
+    assert [code for code, _ in run_ranks(_run, 2, job, True)] == [0, 0]
+    assert len(_losses(whole["run"]["dir"])) == 6
+    assert _losses(job["run"]["dir"]) == _losses(whole["run"]["dir"])
+
+
+def _run_until_killed(mapping: dict[str, Any]) -> None:
+    """Every rank is killed in its fifth step, as the system's memory killer does it."""
+    from pretrain.vision_language.task import VisionLanguageTask
+
+    step = VisionLanguageTask.step
+
+    def killed(self: VisionLanguageTask, engines: Any, batch: Any, progress: Any) -> Any:
+        if progress.step == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(self, engines, batch, progress)
+
+    VisionLanguageTask.step = killed  # type: ignore[method-assign]
+    _run(mapping)
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint_to_the_same_end(tmp_path: Path) -> None:
+    job = vision_language_mapping(tmp_path, model={"dropout": 0.1, "attention_dropout": 0.1})
+    whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
+    assert [code for code, _ in run_ranks(_run, 2, whole)] == [0, 0]
+    with pytest.raises(AssertionError, match="ended without a word"):
+        run_ranks(_run_until_killed, 2, job)
+    assert find_checkpoint(tmp_path / "run").name == "step-00000003"
+    assert [code for code, _ in run_ranks(_run, 2, job, True)] == [0, 0]
+    assert _losses(job["run"]["dir"]) == _losses(whole["run"]["dir"])
+
+
+def test_resume_on_other_world_sizes_and_stages(tmp_path: Path) -> None:
+    """2 -> 1 -> 4 ranks, ZeRO 1 -> 3 -> 2: the same samples in every step, losses within 1e-5."""
+    job = vision_language_mapping(
+        tmp_path, model={"initializer_range": 0.1, "layer_norm_eps": 1e-5}, optimizer={"lr": 1e-3, "clip": 1.0}
+    )
+    whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
+    reference = [ids for _, ids in run_ranks(_run, 2, whole)]
+    reference_steps = [sorted(a + b) for a, b in zip(*reference, strict=True)]
+    steps: list[list[int]] = []
+    for world, stage, stop in ((2, 1, 2), (1, 3, 4), (4, 2, None)):
+        engine, batch = {**job["engine"], "zero_stage": stage}, {"global": 8, "micro": 4 // world}
+        part = _stopped_at({**job, "engine": engine, "batch": batch}, stop)
+        outcomes = run_ranks(_run, world, part, stop != 2)
+        assert [code for code, _ in outcomes] == [0 if stop is None else 75] * world
+        steps += [sorted(chain(*ranks)) for ranks in zip(*(ids for _, ids in outcomes), strict=True)]
+        if stop is not None:
+            _check_queue(tmp_path / "run", world)
+    assert steps == reference_steps
+    for ours, theirs in zip(_losses(job["run"]["dir"]), _losses(whole["run"]["dir"]), strict=True):
+        for key in ("loss", *(f"loss/{name}" for name in (*OBJECTIVES, "capt"))):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-7), (ours["step"], key)
+
+
+def _check_queue(run_dir: Path, world: int) -> None:
+    """No rank stores more than its share of the 41 rows."""
+    shards = sorted(find_checkpoint(run_dir).glob("queue-*"))
+    assert len(shards) == world
+    for shard in shards:
+        with safe_open(shard, "pt") as file:
+            assert file.get_slice("rows").get_shape()[0] <= -(-41 // world)
+
+
+def test_a_checkpoint_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    job = vision_language_mapping(tmp_path)
+    assert run_ranks(_run, 1, _stopped_at(job, 1))[0][0] == 75
+    other = {**job, "tokenizer": {**job["tokenizer"], "lower_case": False}}
+    outcome = run_ranks(_run, 1, other, True)[0][0]
+    assert "trained with tokenizer" in str(outcome)
+    assert "tokenizer.path to a copy of" in str(outcome)
+
+
+def test_a_run_keeps_what_it_has_made_of_its_sentences(tmp_path: Path) -> None:
+    """Tokenizer and answer table, where the sentences change and the cache is gone; other data must be meant."""
+    job = vision_language_mapping(tmp_path)
+    assert run_ranks(_run, 1, _stopped_at(job, 1))[0][0] == 75
+    write_sentences(tmp_path / "train.json", 0, 30, seed=1)
+    shutil.rmtree(job["data"]["cache"])
+    config = (Path(job["run"]["dir"]) / "config.yaml").read_text()
+    refused = run_ranks(_run, 1, {**job, "run": {**job["run"], "log_every": 3}}, True)[0][0]
+    assert "trained on other sentences" in str(refused)
+    assert (Path(job["run"]["dir"]) / "config.yaml").read_text() == config, "a refused resume changes nothing"
+    going_on = {**job, "data": {**job["data"], "allow_change": True}, "checkpoint": {"every": 1, "keep": 1}}
+    assert run_ranks(_run, 2, going_on, True)[0][0] == 0
+    kept = find_checkpoint(Path(job["run"]["dir"]))
+    assert {"tokenizer", "answers.json", "regions.json"} <= {path.name for path in kept.iterdir()}
+
+
+def test_other_regions_must_be_meant(tmp_path: Path) -> None:
+    job = vision_language_mapping(tmp_path)
+    assert run_ranks(_run, 1, _stopped_at(job, 1))[0][0] == 75
+    shutil.rmtree(tmp_path / "store")
+    write_small_store(tmp_path / "store", seed=1)
+    assert "trained on other regions" in str(run_ranks(_run, 1, job, True)[0][0])
+
+
+def test_without_contrast_it_is_lxmert_to_the_last_digit(tmp_path: Path) -> None:
+    """The presets ``capt_vl_qa`` with weight 0 and ``lxmert``, in small and with the same batch and optimizer."""
+    small = {key: value for key, value in vision_language_mapping(tmp_path).items() if key not in ("contrast", "task")}
+    small["model"] = {**small["model"], "dropout": 0.1, "attention_dropout": 0.1}
+    small["optimizer"] = {**small["optimizer"], "type": "adamw"}
+    small["engine"] = {"zero_stage": 1, "precision": "fp32"}
+    small["schedule"] = {"max_steps": 4, "warmup_steps": 1}
+    losses = []
+    for preset, off in (("capt_vl_qa", {"weight": 0.0, "queue": 0}), ("lxmert", {})):
+        run = {**small["run"], "dir": str(tmp_path / preset)}
+        layers = [load_mapping(preset), {**small, "run": run, "contrast": off}]
+        assert [code for code, _ in run_ranks(_run, 2, _over(*layers))] == [0, 0]
+        rows = [json.loads(line) for line in (tmp_path / preset / "metrics.jsonl").read_text().splitlines()]
+        losses.append([{k: v for k, v in row.items() if "second" not in k} for row in rows])
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 5
+    assert "loss/capt" not in losses[0][0]
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        merged[key] = {**below.get(key, {}), **value} if isinstance(value, dict) else value
+    return merged

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pretrain.base.errors import CheckpointError
+from pretrain.models.lxmert.build import build_model, load_weights, start_from
+from pretrain.models.lxmert.hf_config import hf_keys, parse_hf_config
+from pretrain.models.lxmert.names import HEADS, TIED, from_hf, hugging_face_names, parameter_names, to_hf
+from pretrain.models.lxmert.read import PretrainedLxmert, read_lxmert
+from tests.unit.models.lxmert.support import ANSWERS, small_config, small_model
+
+GROUPS = tuple(HEADS)
+FIELDS: dict[str, Any] = {"hidden": 64, "heads": 1, "dtype": torch.float32, "contrast": False}
+
+
+def _keys(**changes: Any) -> dict[str, Any]:
+    keys = hf_keys(small_config(**_sizes()), architecture="LxmertForPreTraining", bos_id=2, eos_id=3, answers=None)
+    return keys | changes
+
+
+def _sizes() -> dict[str, Any]:
+    return {"hidden": 64, "heads": 1}
+
+
+def _tensors() -> dict[str, Tensor]:
+    model = small_model(**FIELDS)
+    return to_hf(model.state_dict(), model.config, GROUPS)
+
+
+def _folder(path: Path, keys: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(keys))
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+def test_table_covers_the_model() -> None:
+    model = small_model()
+    table = parameter_names(model.config, GROUPS)
+    state = [name for name in model.state_dict() if not name.startswith("aggregation.")]
+    assert set(table) | set(TIED) == set(state)
+    theirs = [name for parts in table.values() for name in parts]
+    assert len(theirs) == len(set(theirs))
+
+
+def test_round_trip_is_lossless() -> None:
+    state = small_model(contrast=False).state_dict()
+    there = to_hf(state, small_config(), GROUPS)
+    back = from_hf(there, small_config(), "there")
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[name], state[name]) for name in state)
+    assert len({tensor.data_ptr() for tensor in there.values()}) == len(there)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("module.bert.encoder.layer.0.output.dense.bias", "lxmert.encoder.layer.0.output.dense.bias"),
+        ("lxrt_encoder.model.bert.pooler.dense.weight", "lxmert.pooler.dense.weight"),
+        ("logit_fc.3.weight", "answer_head.logit_fc.3.weight"),
+        ("encoder.x_layers.1.lang_inter.dense.weight", "lxmert.encoder.x_layers.1.lang_inter.dense.weight"),
+        ("cls.predictions.bias", "cls.predictions.bias"),
+        ("somebody.else", "somebody.else"),
+    ],
+)
+def test_names_of_others(given: str, expected: str) -> None:
+    assert list(hugging_face_names({given: torch.zeros(1)}, "file")) == [expected]
+
+
+def test_two_names_of_one_tensor_are_refused() -> None:
+    twice = {"bert.pooler.dense.bias": torch.zeros(1), "module.bert.pooler.dense.bias": torch.zeros(1)}
+    with pytest.raises(CheckpointError, match=r"two tensors mean lxmert\.pooler\.dense\.bias"):
+        hugging_face_names(twice, "file")
+
+
+def test_fine_tuned_model_of_airsplay_is_read(tmp_path: Path) -> None:
+    """What ``src/tasks/vqa.py`` saves: backbone and answers under names of its own, without the pretraining heads."""
+    kept = {
+        name.replace("lxmert.", "module.lxrt_encoder.model.bert.").replace("answer_head.", "module."): x
+        for name, x in _tensors().items()
+        if name.startswith(("lxmert.", "answer_head."))
+    }
+    torch.save(kept, tmp_path / "BEST.pth")
+    read = read_lxmert(tmp_path / "BEST.pth")
+    assert {name.split(".")[0] for name in read.state} == {"encoder", "pooler", "answer_head"}
+    assert (read.config.answers, read.config.object_classes) == (ANSWERS, 0)
+
+
+class _Hostile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    hostile = pickle.dumps(_Hostile(tmp_path / "was run"), protocol=2)
+    (tmp_path / "x.pth").write_bytes(hostile)
+    with pytest.raises(CheckpointError, match="not a file of tensors alone"):
+        read_lxmert(tmp_path / "x.pth")
+    assert not (tmp_path / "was run").exists()
+    pickle.loads(hostile)
+    assert (tmp_path / "was run").exists(), "this file does run code where pickle opens it"
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage" * 100, b"PK\x03\x04" + bytes(200)])
+def test_damaged_files(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.pth").write_bytes(content)
+    with pytest.raises(CheckpointError, match="not a file of tensors alone"):
+        read_lxmert(tmp_path / "x.pth")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([1, 2], "holds no state dict"),
+        ({"a": 1}, "not dense tensors of numbers: a"),
+        ({"a": torch.zeros(2, 2).to_sparse()}, "not dense tensors of numbers: a"),
+        ({"a": torch.zeros(2)}, r"missing: lxmert\.embeddings\.word_embeddings\.weight"),
+    ],
+)
+def test_files_of_something_else(tmp_path: Path, value: object, message: str) -> None:
+    torch.save(value, tmp_path / "x.pth")
+    with pytest.raises(CheckpointError, match=message):
+        read_lxmert(tmp_path / "x.pth")
+
+
+def test_missing_and_unknown_tensors_are_named(tmp_path: Path) -> None:
+    tensors = _tensors()
+    del tensors["lxmert.pooler.dense.bias"]
+    tensors["extra"] = torch.zeros(1)
+    torch.save(tensors, tmp_path / "x.pth")
+    with pytest.raises(CheckpointError, match=r"missing: lxmert\.pooler\.dense\.bias; unexpected: extra"):
+        read_lxmert(tmp_path / "x.pth")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"l_layers": 4}, "says language_layers 4, but the tensors have 3"),
+        ({"intermediate_size": 1 << 19}, "says ffn 524288, but the tensors have 40"),
+        ({"num_qa_labels": 9500}, f"says answers 9500, but the tensors have {ANSWERS}"),
+        ({"model_type": "bert"}, "model_type is 'bert', which describes no LXMERT"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
+        ({"visual_pos_dim": 5}, "visual_pos_dim is 5"),
+        ({"l_layers": "3"}, "l_layers is '3'"),
+        ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob is 1.5"),
+        ({"num_attention_heads": 7}, "sizes do not fit"),
+        ({"auto_map": {"AutoModel": "evil.py"}}, "names code to run"),
+    ],
+)
+def test_what_a_config_claims_is_checked(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    folder = _folder(tmp_path / "folder", _keys(**change), _tensors())
+    with pytest.raises(CheckpointError, match=message):
+        read_lxmert(folder)
+
+
+def test_a_key_that_is_missing_is_named() -> None:
+    keys = _keys()
+    del keys["l_layers"]
+    with pytest.raises(CheckpointError, match=r"config\.json: l_layers is missing"):
+        parse_hf_config(keys, "config.json")
+
+
+def test_a_pickle_in_a_folder_is_not_opened(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "folder", _keys(), _tensors())
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="a pickle, which could run code"):
+        read_lxmert(folder)
+
+
+def test_a_folder_without_a_model_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="give a Hugging Face folder"):
+        read_lxmert(tmp_path)
+
+
+def test_labels_that_name_nothing_are_no_answers() -> None:
+    default = {str(i): f"LABEL_{i}" for i in range(ANSWERS)}
+    assert parse_hf_config(_keys(id2label=default), "x")[1] is None
+    assert parse_hf_config(_keys(id2label={"0": "yes"}), "x")[1] is None
+    named = {str(i): f"word {i}" for i in range(ANSWERS)}
+    assert parse_hf_config(_keys(id2label=named), "x")[1] == tuple(named.values())
+    config = small_config()
+    with pytest.raises(CheckpointError, match=f"2 answers are given for an answer head of {ANSWERS}"):
+        hf_keys(config, architecture="LxmertForPreTraining", bos_id=2, eos_id=3, answers=["a", "b"])
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    model = small_model(contrast=False)
+    state = dict(model.state_dict())
+    state["pooler.dense.bias"] = torch.zeros(3)
+    state["unknown"] = torch.zeros(1)
+    del state["matching.bias"]
+    with pytest.raises(CheckpointError, match=r"matching.bias is missing; unknown is unknown; pooler.dense.bias has"):
+        load_weights(model, state, "file")
+    state = dict(model.state_dict())
+    state["mlm.weight"] = state["mlm.weight"] + 1
+    with pytest.raises(CheckpointError, match=r"mlm\.weight differs from encoder\.words\.word\.weight"):
+        load_weights(model, state, "file")
+
+
+def test_an_encoder_that_is_not_whole_starts_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    source = small_model(contrast=False, seed=1)
+    state = {name: x for name, x in source.state_dict().items() if not name.startswith(("mlm.", "region_heads."))}
+    model = small_model()
+    start_from(model, PretrainedLxmert(source.config, state, None, None), "file")
+    assert torch.equal(
+        model.encoder.cross_layers[0].cross.query.weight, state["encoder.cross_layers.0.cross.query.weight"]
+    )
+    assert "random weights: aggregation.inner, aggregation.outer, mlm" in caplog.text
+    del state["encoder.regions.box.bias"]
+    with pytest.raises(CheckpointError, match=r"encoder\.regions\.box\.bias is missing"):
+        start_from(model, PretrainedLxmert(source.config, state, None, None), "file")
+
+
+def test_build_follows_the_weights() -> None:
+    model = small_model(activation_checkpointing="full")
+    built = build_model(model.state_dict(), model.config, "file")
+    assert built.aggregation is not None
+    assert built.config.activation_checkpointing == "none"
+    assert not built.training

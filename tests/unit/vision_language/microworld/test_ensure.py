@@ -1,0 +1,76 @@
+"""The microworld of a job: made once, kept in the cache, and left out where files are named."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from finetune.visual.config import VisualData
+from pretrain.base.errors import ConfigError
+from pretrain.regions.store import RegionStore
+from pretrain.vision_language.data.read import read_examples
+from pretrain.vision_language.microworld.ensure import Use, ensure_microworld
+from pretrain.vision_language.microworld.generate import World
+from pretrain.vision_language.sections import VisionLanguageData
+from pretrain.vision_language.sources import located
+
+
+def _mapping(cache: Path, **changes: object) -> dict[str, object]:
+    world = {"size": 20, "feature_size": 8, "seed": 2}
+    return {"source": "microworld", "cache": str(cache), "microworld": {**world, **changes}}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_a_world_is_made_once(cache: Path) -> None:
+    world = World(pictures=20, seed=2, feature_size=8)
+    made = ensure_microworld(world, cache)
+    before = {path: path.stat().st_mtime_ns for path in made.folder.parent.rglob("*")}
+    assert ensure_microworld(world, cache) == made
+    assert {path: path.stat().st_mtime_ns for path in made.folder.parent.rglob("*")} == before
+    assert ensure_microworld(World(pictures=20, seed=3, feature_size=8), cache) != made
+
+
+def test_pretraining_reads_captions_and_questions(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        data = located(VisionLanguageData.model_validate(_mapping(cache)))
+    assert "synthetic" in caplog.text
+    assert data.regions is not None
+    assert data.answers is not None
+    store = RegionStore.open(data.regions)
+    assert store.manifest.feature_size == 8
+    examples = read_examples(data.train)
+    assert (store.rows([example.pictures[0] for example in examples]) >= 0).all()
+    assert {example.kind for example in examples} >= {"mscoco", "vqa"}
+
+
+@pytest.mark.parametrize("use", ["vqa", "gqa", "nlvr2", "nlvr1"])
+def test_each_task_gets_its_files(use: Use, cache: Path) -> None:
+    data = located(VisualData.model_validate({**_mapping(cache), "task": use}), use)
+    assert data.regions is not None
+    assert (data.answers is None) == (use in ("nlvr1", "nlvr2"))
+    store = RegionStore.open(data.regions)
+    for files in (data.train, data.validation):
+        examples = read_examples(files)
+        assert (store.rows([name for example in examples for name in example.pictures]) >= 0).all()
+
+
+def test_boxes_for_pretraining(cache: Path) -> None:
+    data = located(VisionLanguageData.model_validate(_mapping(cache, kind="boxes")))
+    assert {example.truth for example in read_examples(data.train)} == {True, False}
+
+
+def test_files_beside_the_microworld_are_refused(cache: Path) -> None:
+    data = VisionLanguageData.model_validate({**_mapping(cache), "train": ["my.json"]})
+    with pytest.raises(ConfigError, match="makes its own files"):
+        located(data)
+
+
+def test_files_stay_as_they_are() -> None:
+    data = VisionLanguageData.model_validate({"regions": "store", "train": ["my.json"]})
+    assert located(data) is data

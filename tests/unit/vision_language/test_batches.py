@@ -1,0 +1,224 @@
+"""Batches of pairs: what is masked and exchanged, how often, and the same for any number of ranks and workers."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pretrain.base.errors import DataError
+from pretrain.config.load import job_from_mapping
+from pretrain.config.loader import LoaderSection
+from pretrain.data.sampler import Sampler, micro_batches
+from pretrain.engine.loading import training_batches
+from pretrain.vision_language.batch import PairBatch
+from pretrain.vision_language.batches import Assembler
+from pretrain.vision_language.pairs import EncodedPairs, write_pairs
+from pretrain.vision_language.prepare import Prepared, prepare
+from pretrain.vision_language.sections import ObjectivesSection, PairContrastSection
+from tests.vision_language import vision_language_mapping
+
+LENGTH = 12
+MANY = np.arange(4000)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return prepare(job_from_mapping(vision_language_mapping(tmp_path_factory.mktemp("batches")), "test"))  # type: ignore[arg-type]
+
+
+def _assembler(
+    prepared: Prepared, *, pairs: EncodedPairs | None = None, duplicates: str = "pair", seed: int = 3, **objectives: Any
+) -> Assembler:
+    section = ObjectivesSection(**{"answers": 1.0, **objectives})
+    return Assembler(
+        pairs or prepared.train, prepared.store, prepared.vocabulary, section,
+        PairContrastSection(duplicates=duplicates), length=LENGTH, seed=seed, stream="pairs/train",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def many(prepared: Prepared) -> PairBatch:
+    return _assembler(prepared)(MANY)
+
+
+def _own_pairs(folder: Path, prepared: Prepared, pictures: list[int], untrue: list[bool]) -> EncodedPairs:
+    """Sentence i is the word 300 + i."""
+    return write_pairs(
+        folder,
+        sentences=[np.array([300 + i], dtype=np.int32) for i in range(len(pictures))],
+        pictures=np.array(pictures),
+        untrue=np.array(untrue),
+        answers=[{i % 3: 1.0} for i in range(len(pictures))],
+        longest=LENGTH - 2,
+    )
+
+
+def test_words_are_masked_as_bert_masks_them(prepared: Prepared, many: PairBatch) -> None:
+    vocabulary = prepared.vocabulary
+    words = ~torch.isin(many.tokens, torch.tensor(vocabulary.special))
+    chosen = torch.zeros_like(many.tokens, dtype=torch.bool).flatten()
+    chosen[many.masked] = True
+    chosen = chosen.view_as(words)
+    assert not (chosen & ~words).any(), "special tokens are never chosen"
+    assert torch.equal(many.tokens.flatten()[many.masked], many.labels)
+    assert torch.equal(many.tokens[~chosen], many.corrupted[~chosen])
+    assert float(chosen[words].float().mean()) == pytest.approx(0.15, abs=0.005)
+    now = many.corrupted[chosen]
+    masked, kept = now == vocabulary.mask, now == many.tokens[chosen]
+    assert float(masked.float().mean()) == pytest.approx(0.8, abs=0.02)
+    assert float(kept.float().mean()) == pytest.approx(0.1, abs=0.02)
+    random = now[~masked & ~kept]
+    assert not torch.isin(random, torch.tensor(vocabulary.special)).any()
+    assert len(random.unique()) > 0.6 * len(vocabulary.ordinary), "of all ordinary ids"
+
+
+def test_words_are_chosen_independently(many: PairBatch) -> None:
+    """Some sentences have no masked word, and some have three: the count is not fixed."""
+    per_pair = torch.bincount(many.masked // LENGTH, minlength=len(MANY))
+    assert (per_pair == 0).any()
+    assert (per_pair >= 3).any()
+
+
+def test_regions_are_masked_as_lxmert_masks_them(prepared: Prepared, many: PairBatch) -> None:
+    present, regions = many.present, many.present.shape[1]
+    chosen = torch.zeros_like(present).flatten()
+    chosen[many.masked_regions] = True
+    chosen = chosen.view_as(present)
+    assert not (chosen & ~present).any()
+    assert float(chosen[present].float().mean()) == pytest.approx(0.15, abs=0.005)
+    replaced = torch.zeros_like(present).flatten()
+    replaced[many.replaced] = True
+    replaced = replaced.view_as(present)
+    assert not (many.zeroed & replaced).any()
+    assert ((many.zeroed | replaced) & ~chosen).sum() == 0
+    assert float(many.zeroed[chosen].float().mean()) == pytest.approx(0.8, abs=0.02)
+    assert float(replaced[chosen].float().mean()) == pytest.approx(0.1, abs=0.02)
+    stored = {row.tobytes() for row in prepared.store.features_at(np.arange(prepared.store.manifest.regions))}
+    assert all(row.numpy().tobytes() in stored for row in many.replacements)
+    assert len(torch.unique(many.replacements, dim=0)) > 0.5 * len(stored), "of any picture of the store"
+    assert regions == prepared.store.manifest.most_regions
+
+
+def test_half_of_the_pairs_get_the_sentence_of_another_picture(prepared: Prepared, many: PairBatch) -> None:
+    pairs = prepared.train
+    _, numbers = Sampler(len(pairs), 3).locate(MANY)
+    assert float(many.matched.float().mean()) == pytest.approx(0.5, abs=0.025)
+    pictures, shown = np.divmod(many.ids.numpy(), len(pairs))
+    assert np.array_equal(pictures, pairs.pictures[numbers])
+    own = shown == numbers
+    assert np.array_equal(own, many.matched.numpy() == 1)
+    assert (pairs.pictures[shown[~own]] != pictures[~own]).all()
+    for row in range(50):
+        words = pairs.words(int(shown[row])).tolist()
+        assert many.tokens[row, 1 : len(words) + 1].tolist() == words
+
+
+def test_answers_are_drawn_in_proportion_to_their_scores(prepared: Prepared, many: PairBatch) -> None:
+    pairs, answers = prepared.train, many.answers
+    assert answers is not None
+    _, numbers = Sampler(len(pairs), 3).locate(MANY)
+    assert (answers[many.matched == 0] == -100).all(), "a question about another picture has no answer"
+    best = []
+    for row in np.flatnonzero(many.matched.numpy()).tolist():
+        ids, scores = pairs.answers(int(numbers[row]))
+        assert (int(answers[row]) in ids) == bool(len(ids))
+        if len(ids) == 2:
+            best.append(int(answers[row]) == ids[np.argmax(scores)])
+    assert len(best) > 200
+    assert float(np.mean(best)) == pytest.approx(1.0 / 1.3, abs=0.06)
+
+
+def test_a_statement_that_does_not_hold_is_mismatched_and_keeps_its_sentence(
+    prepared: Prepared, tmp_path: Path
+) -> None:
+    pairs = _own_pairs(tmp_path / "pairs", prepared, [0, 1, 2, 3], [False, True, False, True])
+    batch = _assembler(prepared, pairs=pairs)(np.arange(400))
+    pictures, shown = np.divmod(batch.ids.numpy(), len(pairs))
+    untrue = pairs.untrue[pictures]
+    assert (batch.matched.numpy()[untrue] == 0).all()
+    assert (shown[untrue] == pictures[untrue]).all()
+    assert float(batch.matched.numpy()[~untrue].mean()) == pytest.approx(0.5, abs=0.12)
+    alone = _assembler(prepared, pairs=pairs, mismatched=0.0)(np.arange(40))
+    assert np.array_equal(alone.matched.numpy() == 0, pairs.untrue[alone.ids.numpy() // len(pairs)])
+
+
+def test_one_picture_alone_cannot_be_mismatched(prepared: Prepared, tmp_path: Path) -> None:
+    pairs = _own_pairs(tmp_path / "pairs", prepared, [7, 7, 7], [False, False, False])
+    with pytest.raises(DataError, match=r"one and the same picture.*objectives\.mismatched=0"):
+        _assembler(prepared, pairs=pairs)(np.arange(20))
+    assert _assembler(prepared, pairs=pairs, mismatched=0.0)(np.arange(20)).matched.all()
+
+
+def test_instances_are_pairs_or_pictures(prepared: Prepared) -> None:
+    pair, image = (_assembler(prepared, duplicates=what)(np.arange(400)).ids for what in ("pair", "image"))
+    assert torch.equal(pair // len(prepared.train), image)
+    assert len(pair.unique()) > 2 * len(image.unique())
+
+
+def test_labels_that_nobody_needs_are_not_carried(prepared: Prepared) -> None:
+    batch = _assembler(prepared, objects=0.0, attributes=0.0, answers=0.0)(np.arange(3))
+    assert batch.object_ids is batch.object_scores is batch.attribute_ids is batch.attribute_scores is None
+    assert batch.answers is None
+
+
+def _rows(batch: PairBatch) -> list[dict[str, Any]]:
+    """What each pair of a batch is, apart from its place."""
+    n, length = batch.tokens.shape
+    regions, noisy = batch.present.shape[1], batch.corrupted_features()
+    flat = ("masked", "labels", "replaced", "replacements", "masked_regions")
+    whole = [field.name for field in fields(batch) if field.name not in flat]
+    words = list(zip(batch.masked.tolist(), batch.labels.tolist(), strict=True))
+    return [
+        {
+            **{name: x[i].tolist() for name in whole if isinstance(x := getattr(batch, name), torch.Tensor)},
+            "masked": [(place % length, label) for place, label in words if place // length == i],
+            "regions": [place % regions for place in batch.masked_regions.tolist() if place // regions == i],
+            "noisy": noisy[i].tolist(),
+        }
+        for i in range(n)
+    ]
+
+
+def _assemble(assembler: Assembler, shape: tuple[int, int, int, int], start: int) -> list[PairBatch]:
+    return [assembler(samples) for samples in micro_batches(start, *shape)]
+
+
+def _steps(prepared: Prepared, world: int, micro: int, workers: int, start: int = 5) -> list[dict[int, dict[str, Any]]]:
+    """Per step of 12 samples: each pair by its sample number, over all ranks and micro-batches."""
+    taken: list[dict[int, dict[str, Any]]] = [{} for _ in range(3)]
+    starts = range(start, start + 36, 12)
+    for rank in range(world):
+        assembler = _assembler(prepared)
+        shape = (12, micro, world, rank)
+        batches = training_batches(partial(_assemble, assembler, shape), starts, LoaderSection(workers=workers))
+        for step, (first, parts) in enumerate(zip(starts, batches, strict=True)):
+            for samples, part in zip(micro_batches(first, *shape), parts, strict=True):
+                taken[step] |= dict(zip(samples.tolist(), _rows(part), strict=True))
+    return taken
+
+
+@pytest.mark.parametrize(("world", "micro", "workers"), [(2, 3, 0), (4, 3, 0), (1, 4, 2), (3, 2, 1)])
+def test_a_step_holds_the_same_samples_whoever_loads_them(
+    prepared: Prepared, world: int, micro: int, workers: int
+) -> None:
+    assert _steps(prepared, world, micro, workers) == _steps(prepared, 1, 12, 0)
+
+
+def test_noise_changes_between_epochs_and_seeds(prepared: Prepared) -> None:
+    n = len(prepared.train)
+    first, second, other = (
+        _assembler(prepared, mismatched=0.0, seed=seed)(np.arange(start, start + n))
+        for start, seed in ((0, 3), (n, 3), (0, 4))
+    )
+    assert sorted(first.ids.tolist()) == sorted(second.ids.tolist()) == sorted(other.ids.tolist())
+    for batch in (second, other):
+        assert batch.ids.tolist() != first.ids.tolist()
+        a, b = first.ids.argsort(), batch.ids.argsort()
+        assert torch.equal(first.tokens[a], batch.tokens[b])
+        assert not torch.equal(first.corrupted[a], batch.corrupted[b])

@@ -1,0 +1,147 @@
+"""What a job makes of its data, what it refuses, and that nothing is made twice."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.base.errors import ConfigError, DataError, UserError
+from pretrain.config.load import job_from_mapping
+from pretrain.vision_language import prepare as prepare_module
+from pretrain.vision_language.config import VisionLanguageJob
+from pretrain.vision_language.prepare import prepare
+from tests.vision_language import CLASSES, COLOURS, FEATURES, vision_language_mapping, write_small_store
+
+
+def _job(folder: Path, **changes: Any) -> VisionLanguageJob:
+    job = job_from_mapping(vision_language_mapping(folder, **changes), "test")
+    assert isinstance(job, VisionLanguageJob)
+    return job
+
+
+def test_sizes_come_from_the_data(tmp_path: Path) -> None:
+    prepared = prepare(_job(tmp_path))
+    model = prepared.job.model
+    assert (model.feature_size, model.object_classes, model.attribute_classes) == (FEATURES, len(CLASSES), len(COLOURS))
+    assert (model.vocab_size, model.pad_id) == (prepared.tokenizer.vocab_size, prepared.tokenizer.special.pad)
+    assert prepared.answers is not None
+    assert sorted(prepared.answers.answers) == sorted(COLOURS)
+    assert model.answers == len(COLOURS)
+    again = prepare(prepared.job)
+    assert again.job == prepared.job, "a resumed run has the same model"
+
+
+def test_sentences_are_read_once_and_then_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepare(_job(tmp_path))
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(prepare_module.Split, "examples", property(fail))
+    second = prepare(_job(tmp_path))
+    assert second.train.folder == first.train.folder
+    assert len(second.train) == 4 * 30
+    words = second.train.words(0)
+    assert not words.flags.owndata, "a view of the file"
+    assert second.tokenizer.decode(words.tolist()).split()[0] in ("there", "a", "we", "the")
+
+
+@pytest.mark.parametrize("key", ["sequence_length", "minimum_answers"])
+def test_other_settings_are_other_arrays(tmp_path: Path, key: str) -> None:
+    first = prepare(_job(tmp_path))
+    value = {"sequence_length": 9, "minimum_answers": 8}[key]
+    assert prepare(_job(tmp_path, data={key: value})).train.folder != first.train.folder
+
+
+def test_losses_without_labels_are_off_and_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = _job(tmp_path)
+    bare = write_small_store(tmp_path / "bare", labels=False)
+    job = job.model_copy(update={"data": job.data.model_copy(update={"regions": bare})})
+    with caplog.at_level(logging.INFO):
+        prepared = prepare(job)
+    assert prepared.job.objectives.weights() == {
+        "mlm": 1.0, "matching": 1.0, "objects": 0.0, "attributes": 0.0, "features": 1.0, "answers": 1.0,
+    }  # fmt: skip
+    assert (prepared.job.model.object_classes, prepared.job.model.attribute_classes) == (0, 0)
+    assert "has no object labels: the loss of objects is off" in caplog.text
+    assert prepare(prepared.job).job == prepared.job
+
+
+@pytest.mark.parametrize("key", ["objects", "attributes"])
+def test_a_loss_that_is_asked_for_needs_labels(tmp_path: Path, key: str) -> None:
+    bare = write_small_store(tmp_path / "bare", labels=False)
+    job = _job(tmp_path, data={"regions": str(bare)}, objectives={key: 1.0})
+    with pytest.raises(ConfigError, match=rf"objectives\.{key} is 1, but the region store has no .* labels"):
+        prepare(job)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data": {"regions": None}}, r"data\.regions is missing"),
+        ({"data": {"train": []}}, r"data\.train is missing"),
+        ({"data": {"train": ["gone.json"]}}, r"data\.train: no file gone\.json"),
+        ({"data": {"regions": "gone"}}, r"gone"),
+        ({"model": {"feature_size": 2048}}, r"model\.feature_size is 2048, but the feature size of the store is 11"),
+        ({"model": {"object_classes": 3}}, r"model\.object_classes 3 is smaller than the 7 classes of the store"),
+        ({"model": {"vocab_size": 100}}, r"model\.vocab_size 100 is smaller"),
+        ({"model": {"answers": 3}}, r"model\.answers is 3, but the number of answers of the table is 4"),
+        ({"data": {"minimum_answers": 1000}}, r"data\.minimum_answers lower"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        prepare(_job(tmp_path, **changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_pictures_that_the_store_lacks_are_counted_and_named(tmp_path: Path) -> None:
+    vision_language_mapping(tmp_path)
+    rows = json.loads((tmp_path / "train.json").read_text())
+    for number in (3, 5):
+        rows[number]["img_id"] = f"elsewhere{number}"
+    (tmp_path / "train.json").write_text(json.dumps(rows))
+    with pytest.raises(
+        DataError, match=r"data\.train: 2 pictures not in the region store .*'elsewhere3', 'elsewhere5'"
+    ):
+        prepare(_job(tmp_path))
+
+
+def test_sentences_about_one_picture_alone_have_no_mismatch(tmp_path: Path) -> None:
+    vision_language_mapping(tmp_path)
+    rows = json.loads((tmp_path / "train.json").read_text())
+    (tmp_path / "train.json").write_text(json.dumps([{**row, "img_id": "picture0"} for row in rows]))
+    with pytest.raises(DataError, match=r"all sentences are about one picture.*objectives\.mismatched=0"):
+        prepare(_job(tmp_path))
+    assert prepare(_job(tmp_path, objectives={"mismatched": 0.0})).job.objectives.mismatched == 0
+
+
+def test_statements_about_two_pictures_are_for_fine_tuning(tmp_path: Path) -> None:
+    vision_language_mapping(tmp_path)
+    rows = [
+        {"identifier": f"dev-{i}-0-0", "img0": "picture0", "img1": "picture1", "label": 1, "sent": "a", "uid": f"u{i}"}
+        for i in range(3)
+    ]
+    (tmp_path / "train.json").write_text(json.dumps(rows))
+    with pytest.raises(DataError, match=r"is about 2 pictures.*capt finetune nlvr2"):
+        prepare(_job(tmp_path))
+
+
+def test_a_job_without_any_weight_is_refused() -> None:
+    off = dict.fromkeys(("mlm", "matching", "objects", "attributes", "features"), 0.0)
+    mapping = {"task": {"type": "capt_vl"}, "objectives": off, "contrast": {"weight": 0.0, "queue": 0}}
+    with pytest.raises(ConfigError, match="nothing would be learnt"):
+        job_from_mapping(mapping, "test")
+
+
+def test_inputs_are_described_without_reading_them(tmp_path: Path) -> None:
+    job = _job(tmp_path)
+    lines = job.check_inputs()
+    assert lines[0].startswith("regions: ")
+    assert "40 pictures" in lines[0]
+    assert any(line.startswith("tokenizer: bpe of 380 ids") for line in lines)
+    assert not (tmp_path / "cache").exists()
