@@ -117,9 +117,7 @@ def _card(restored: FineTunedLxmert, answers: int, about: About) -> str:
     if synthetic:
         summary += " The data are a **synthetic** microworld; it knows nothing of real pictures."
     return compose(
-        about.head(
-            fields, run.name, [result("visual-question-answering", f"{data}, validation", scores)] * bool(scores)
-        ),
+        about.head(fields, run.name, results),
         run.name,
         summary,
         _USE.replace("PATH", about.location),
