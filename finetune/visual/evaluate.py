@@ -17,6 +17,7 @@ from finetune.visual.predictions import write_dump
 from finetune.visual.restore import FineTunedLxmert, load_visual, read_answers
 from finetune.visual.rows import PictureRows
 from pretrain.base.progress import ProgressCallback
+from pretrain.base.verification import Verifier
 from pretrain.engine import distributed
 from pretrain.regions.store import RegionStore
 from pretrain.vision_language.data.answers import AnswerTable
@@ -93,7 +94,7 @@ def _rows(
     data = restored.job.data
     if not regions or not files:
         data = located(data, data.task)
-    store = RegionStore.open(regions or require(data))
+    store = RegionStore.open(regions or require(data), Verifier(data.cache))
     trained_on = read_features(restored.checkpoint)
     if trained_on is not None:
         require_features(store, trained_on, str(restored.checkpoint), allow_other=data.allow_other_features or None)

@@ -17,6 +17,7 @@ from finetune.visual.permute import Permute, require_scenes
 from finetune.visual.pretrained import encoder_of, read_backbone
 from finetune.visual.restore import ANSWERS, classifier
 from pretrain.base.errors import ConfigError
+from pretrain.base.verification import Verifier
 from pretrain.config.schema import Job
 from pretrain.engine.verification import all_ranks
 from pretrain.models.lxmert.config import LxmertConfig
@@ -41,7 +42,7 @@ class VisualFineTuning(FineTuningTask):
         task = job.data.visual_task
         with all_ranks().synchronize_errors():
             data = located(job.data, job.data.task)
-        self.store = RegionStore.open(require(data))
+        self.store = RegionStore.open(require(data), Verifier(data.cache, all_ranks()))
         splits = read_splits(data)
         self.answers = answer_table(data, splits)
         self._backbone = None if job.model.scratch else read_backbone(job)

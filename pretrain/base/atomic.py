@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
@@ -14,6 +15,33 @@ from pretrain.base.errors import DataError
 from pretrain.base.files import replacing
 
 
+def require_new(out: Path) -> None:
+    """Refuse what a folder cannot be renamed to when it is done, before hours of work go into it.
+
+    Raises:
+        DataError: ``out`` is a link, a mount point, the working folder, a file, or a folder that is not empty.
+    """
+    if out.is_symlink():
+        raise DataError(f"{out} is a link: name the place that it leads to, or another folder")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"{out} already exists and is not empty: remove it or choose another folder")
+    mounted = out.is_dir() and out.absolute().is_mount()
+    if mounted or (out.is_dir() and out.samefile(Path.cwd())):
+        what = "a mount point" if mounted else "the working folder"
+        raise DataError(f"{out} is {what}, which cannot be replaced: name a new folder in it")
+
+
+def rename_to_new(folder: Path, out: Path) -> None:
+    """Rename ``folder`` to ``out``, which `require_new` has let pass. Raises ``DataError`` if that is no longer so."""
+    try:
+        os.replace(folder, out)
+    except OSError as problem:
+        if problem.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise DataError(f"{out}: another process has written it meanwhile: choose another folder") from problem
+        raise
+    sync(out.parent)
+
+
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """Yield an empty temporary folder beside ``out`` that becomes ``out`` in one rename when the block succeeds.
@@ -21,10 +49,9 @@ def new_folder(out: Path) -> Iterator[Path]:
     When the block raises, the temporary folder is removed and ``out`` is as before.
 
     Raises:
-        DataError: ``out`` exists and is not an empty folder.
+        DataError: ``out`` cannot become a new folder (`require_new`), or another process has made it meanwhile.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out} already exists and is not empty: remove it or choose another folder")
+    require_new(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.parent / f".{out.name}.{os.getpid()}.partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -34,8 +61,7 @@ def new_folder(out: Path) -> Iterator[Path]:
         for file in partial.iterdir():
             sync(file)
         sync(partial)
-        os.replace(partial, out)
-        sync(out.parent)
+        rename_to_new(partial, out)
     except OSError as error:
         _name_file(error, out)
         raise

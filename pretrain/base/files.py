@@ -105,6 +105,15 @@ def read_json(path: Path, *, limit: int = SMALL, error: type[UserError] = DataEr
         raise error(f"{path}: not valid JSON: {printable(str(problem))}") from None
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a text can be written; names of files may be of other bytes, and JSON may hold half a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def printable(text: str, limit: int = 300) -> str:
     """A text in one line of at most ``limit`` characters, without what cannot be shown."""
     return " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * limit]).split())[:limit]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from pretrain.base.errors import DataError
-from pretrain.base.files import open_regular
+from pretrain.base.files import is_utf8, open_regular
 from pretrain.base.hashing import sha256
 from pretrain.base.parallel import usable_cores
 from pretrain.base.progress import ProgressCallback
@@ -44,6 +44,9 @@ def import_regions(
     Raises:
         DataError: a file cannot be read or a row of it is not valid, with file and row; or ``out`` holds something.
     """
+    for what in (*map(str, paths), str(out), features_of or ""):
+        if not is_utf8(what):
+            raise DataError(f"{what!a}: not UTF-8 text, which a manifest is written in; rename it")
     if missing := [path for path in paths if not path.is_file()]:
         raise DataError(f"{missing[0]}: {'not a file' if missing[0].exists() else 'no such file'}")
     format = format or told_format(paths[0])

@@ -43,6 +43,8 @@ COLUMNS = (
 )
 FEATURES_OF = {"backend": "nlvr1", "version": 1, "columns": list(COLUMNS)}
 
+_MOST_BLANK = 100_000
+"""Blank lines of a file: a packed megabyte can hold a thousand million of them."""
 _COLOUR_NAMES = {"#000000": "black", "#0099ff": "blue", "#ffff00": "yellow"}
 _TOUCHING = 0.5
 """Pixels from an edge at most. In the data an object lies at an edge or anywhere, most of them at one."""
@@ -95,9 +97,12 @@ def read_scenes(paths: Sequence[Path], progress: ProgressCallback | None = None)
 
     seen: dict[str, Path] = {}
     for path in paths:
-        repeated = 0
+        repeated = blank = 0
         for number, line in enumerate(read_lines([path], advance), 1):
             if not line.strip():
+                blank += 1
+                if blank > _MOST_BLANK:
+                    raise DataError(f"{path}, line {number}: over {_MOST_BLANK:,} blank lines; NLVR v1 has none")
                 continue
             picture = _picture(line, f"{path}, line {number}")
             if picture.id not in seen:

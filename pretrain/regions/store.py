@@ -99,9 +99,9 @@ class RegionStore:
             DataError: a number is that of pictures of two subsets.
         """
         rows = self._find([name.encode(errors="surrogatepass") for name in names])
-        if (rows < 0).any():
-            for place in np.flatnonzero(rows < 0).tolist():
-                rows[place] = self._find_other_form(names[place])
+        absent = np.flatnonzero(rows < 0)
+        if absent.size:
+            rows[absent] = self._find_other_forms([names[place] for place in absent.tolist()])
         return rows
 
     def rows(self, names: Sequence[str], source: str = "data") -> Rows:
@@ -173,14 +173,21 @@ class RegionStore:
         rows: Rows = np.where(self._names[places] == wanted, self._name_rows[places], -1)
         return rows
 
-    def _find_other_form(self, name: str) -> int:
-        has = self._has_names_between
-        forms = other_forms(name, numbers=has(b"0", b":"), coco=has(b"COCO_", b"COCO`"))
-        rows = self._find([form.encode() for form in forms]) if forms else np.empty(0, dtype=np.int64)
-        found = [form for form, row in zip(forms, rows, strict=True) if row >= 0]
-        if len(found) > 1:
-            raise DataError(f"{self.folder}: picture {name} may be {found[0]} or {found[1]}: the data must say which")
-        return int(rows.max(initial=-1))
+    def _find_other_forms(self, names: Sequence[str]) -> Rows:
+        """The row of each name in the other form, -1 for none. All at once: millions of sentences may need it."""
+        numbers, coco = self._has_names_between(b"0", b":"), self._has_names_between(b"COCO_", b"COCO`")
+        known = {name: other_forms(name, numbers=numbers, coco=coco) for name in dict.fromkeys(names)}
+        rows = iter(self._find([form.encode() for forms in known.values() for form in forms]).tolist())
+        places = dict.fromkeys(known, -1)
+        for name, forms in known.items():
+            found = [(form, row) for form in forms if (row := next(rows)) >= 0]
+            if len(found) > 1:
+                raise DataError(
+                    f"{self.folder}: picture {name} may be {found[0][0]} or {found[1][0]}: the data must say which"
+                )
+            if found:
+                places[name] = found[0][1]
+        return np.array([places[name] for name in names], dtype=np.int64)
 
     def _has_names_between(self, start: bytes, stop: bytes) -> bool:
         places = np.searchsorted(self._names, np.array([start, stop], dtype=self._names.dtype))

@@ -62,8 +62,9 @@ def parse_row(line: bytes) -> Row:
     """
     fields = line.rstrip(b"\r\n").split(b"\t")
     if len(fields) != len(FIELDS):
-        found = counted(len(fields), "field")
-        raise DataError(f"{found}, not the {len(FIELDS)} of LXMERT's files ({', '.join(FIELDS)}): the row is truncated")
+        found, short = counted(len(fields), "field"), len(fields) < len(FIELDS)
+        what = "the row is truncated, or not of such a file" if short else "a tab, or the next row, got into it"
+        raise DataError(f"{found}, not the {len(FIELDS)} of LXMERT's files ({', '.join(FIELDS)}): {what}")
     texts = dict(zip(FIELDS, fields, strict=True))
     try:
         name = texts.pop("img_id").decode()

@@ -13,7 +13,6 @@ Which process writes what does not show in the result.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -25,8 +24,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from pretrain.base.atomic import sync
-from pretrain.base.errors import DataError, UserError
+from pretrain.base.atomic import rename_to_new, require_new, sync
+from pretrain.base.errors import DataError, UserError, counted, shown
 from pretrain.base.files import open_for_append, read_json, read_text, require_own_folder, write_json
 from pretrain.base.locks import file_lock
 from pretrain.base.parallel import ordered_map
@@ -63,8 +62,7 @@ def import_tsv(
         DataError: a row is not valid, with file and row; pictures come twice; files differ in their number of features
             or in whether they have labels; the disk is too small; or ``out`` holds something.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out} already exists and is not empty: remove it or choose another folder")
+    require_new(out)
     work, lock = (out.parent / f".{out.name}.{what}" for what in ("import", "import.lock"))
     require_own_folder(work)
     with file_lock(lock, refusal=f"{out}: another process imports to it", remove=True, error=DataError):
@@ -130,6 +128,7 @@ def _prepare(
     counts = np.concatenate([index.rows[:, REGIONS] for index in indexes])
     offsets = np.concatenate([[0], np.cumsum(counts)])
     names = np.concatenate([index.names for index in indexes])
+    _require_unique(names, indexes)
     has_objects, has_attributes = first.labels
     shape = Shape(
         pictures=len(names), regions=int(offsets[-1]), feature_size=first.size, feature_dtype=dtype,
@@ -154,6 +153,26 @@ def _prepare(
     return shape, offsets
 
 
+def _require_unique(names: np.ndarray, indexes: Sequence[TsvIndex]) -> None:
+    """Refuse a picture that comes twice, naming the rows of the first."""
+    order = np.argsort(names, kind="stable")
+    twice = np.flatnonzero(names[order[1:]] == names[order[:-1]])
+    if not twice.size:
+        return
+    ends = np.cumsum([len(index.rows) for index in indexes])
+
+    def place(number: int) -> str:
+        source = int(np.searchsorted(ends, number, side="right"))
+        return f"{indexes[source].record.path}, row {number - int(ends[source]) + len(indexes[source].rows) + 1}"
+
+    first = twice[np.argmin(order[twice + 1])]
+    one, other = int(order[first]), int(order[first + 1])
+    raise DataError(
+        f"{place(other)}: picture {shown(names[one].decode())} is in {place(one)} already; "
+        f"{counted(len(twice), 'picture')} more than once, and each may be there once"
+    )
+
+
 def _is_begun(work: Path, shape: Shape, plan: dict[str, Any]) -> bool:
     try:
         same = bool(read_json(work / "plan.json") == plan)
@@ -167,7 +186,10 @@ def _is_begun(work: Path, shape: Shape, plan: dict[str, Any]) -> bool:
 def _require_space(work: Path, shape: Shape) -> None:
     needed, free = sum(layout.length for layout in shape.arrays().values()), shutil.disk_usage(work).free
     if needed + _FREE > free:
-        raise DataError(f"{work.parent}: the store needs {needed:,} bytes and {free:,} are free: take another disk")
+        raise DataError(
+            f"{work.parent}: the store needs {needed:,} bytes, {_FREE:,} are left free beside it, and {free:,} are free: "
+            "take another disk"
+        )
 
 
 def _write_blocks(work: Path, shape: Shape, indexes: Sequence[TsvIndex], workers: int, meter: _Meter) -> None:
@@ -226,5 +248,4 @@ def _finish(work: Path, out: Path) -> None:
     for name in ("plan.json", "journal"):
         (work / name).unlink()
     sync(work)
-    os.replace(work, out)
-    sync(out.parent)
+    rename_to_new(work, out)

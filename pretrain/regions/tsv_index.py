@@ -74,7 +74,7 @@ def index_tsv(path: Path, folder: Path, advance: Callable[[int], None]) -> TsvIn
     place = folder / hashlib.sha256(os.path.abspath(path).encode()).hexdigest()[:16]
     with open_regular(path) as file:
         state = file_state(os.fstat(file.fileno()))
-        known = _known(place, state)
+        known = _known(place, path, state)
         if known is not None:
             advance(state.size)
             return known
@@ -138,7 +138,7 @@ def _contents(size: int, labels: tuple[bool, bool]) -> str:
     return f"{size} features a region {'and ' + ' and '.join(has) if has else 'and no labels'}"
 
 
-def _known(place: Path, state: FileState) -> TsvIndex | None:
+def _known(place: Path, path: Path, state: FileState) -> TsvIndex | None:
     """The index that is kept at ``place``, if it is that of the file in this state."""
     try:
         record = read_record(IndexRecord, place.with_suffix(".json"), error=DataError)
@@ -147,7 +147,8 @@ def _known(place: Path, state: FileState) -> TsvIndex | None:
         rows, names = (map_array(place.with_suffix(f".{name}"), layout) for name, layout in record.arrays().items())
     except (FileNotFoundError, DataError):
         return None
-    return TsvIndex(record, rows, names)
+    named = record.model_copy(update={"path": str(path)})  # an earlier call may have had another working folder
+    return TsvIndex(named, rows, names)
 
 
 def _keep(place: Path, index: TsvIndex) -> None:

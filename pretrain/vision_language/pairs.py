@@ -46,13 +46,15 @@ class EncodedPairs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.record = read_record(PairsRecord, folder / _RECORD, error=DataError)
-        self._tokens: Int32[np.ndarray, " tokens"] = self._array("tokens", self.record.tokens)
-        self._token_starts: Int64[np.ndarray, " n1"] = self._array("token_starts", self.record.pairs + 1)
-        self.pictures: Int64[np.ndarray, " n"] = self._array("pictures", self.record.pairs)
-        self.untrue: Bool[np.ndarray, " n"] = self._array("untrue", self.record.pairs)
-        self._answer_ids: Int32[np.ndarray, " answers"] = self._array("answer_ids", self.record.answers)
-        self._answer_scores: Float32[np.ndarray, " answers"] = self._array("answer_scores", self.record.answers)
-        self._answer_starts: Int64[np.ndarray, " n1"] = self._array("answer_starts", self.record.pairs + 1)
+        self._tokens: Int32[np.ndarray, " tokens"] = self._array("tokens", self.record.tokens, np.int32)
+        self._token_starts: Int64[np.ndarray, " n1"] = self._array("token_starts", self.record.pairs + 1, np.int64)
+        self.pictures: Int64[np.ndarray, " n"] = self._array("pictures", self.record.pairs, np.int64)
+        self.untrue: Bool[np.ndarray, " n"] = self._array("untrue", self.record.pairs, np.bool_)
+        self._answer_ids: Int32[np.ndarray, " answers"] = self._array("answer_ids", self.record.answers, np.int32)
+        self._answer_scores: Float32[np.ndarray, " answers"] = self._array(
+            "answer_scores", self.record.answers, np.float32
+        )
+        self._answer_starts: Int64[np.ndarray, " n1"] = self._array("answer_starts", self.record.pairs + 1, np.int64)
 
     def __len__(self) -> int:
         return self.record.pairs
@@ -69,13 +71,36 @@ class EncodedPairs:
         part = slice(self._answer_starts[number], self._answer_starts[number + 1])
         return self._answer_ids[part], self._answer_scores[part]
 
-    def _array(self, name: str, length: int) -> Any:
+    def require_within(self, *, pictures: int, ids: int, answers: int) -> None:
+        """Refuse pairs that lead out of what they were made for; one pass over the numbers.
+
+        Args:
+            pictures: of the region store.
+            ids: of the tokenizer.
+            answers: of the answer table.
+
+        Raises:
+            DataError: a number is out of bounds, as a damaged disk or another hand may leave it.
+        """
+        bounds = {"pictures": (self.pictures, pictures), "tokens": (self._tokens, ids)}
+        bounds["answer_ids"] = (self._answer_ids, answers)
+        good = {name: not len(x) or (x.min() >= 0 and x.max() < most) for name, (x, most) in bounds.items()}
+        for name, starts, count in (
+            ("token_starts", self._token_starts, self.record.tokens),
+            ("answer_starts", self._answer_starts, self.record.answers),
+        ):
+            good[name] = starts[0] == 0 and starts[-1] == count and bool((starts[1:] >= starts[:-1]).all())
+        for name, fine in good.items():
+            if not fine:
+                raise DataError(f"{self.folder / name}.npy: damaged: remove {self.folder}, it is made again")
+
+    def _array(self, name: str, length: int, dtype: type) -> Any:
         path = self.folder / f"{name}.npy"
         try:
             mapped = np.load(path, mmap_mode="r" if length else None, allow_pickle=False)
         except (OSError, ValueError) as problem:
             raise DataError(f"{path}: damaged ({problem}); remove {self.folder}, it is made again") from None
-        if mapped.shape != (length,):
+        if mapped.shape != (length,) or mapped.dtype != dtype:
             raise DataError(f"{path}: damaged: {length} values are expected; remove {self.folder}, it is made again")
         return mapped.view(np.ndarray)
 

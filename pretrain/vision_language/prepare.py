@@ -170,8 +170,12 @@ def encoded_pairs(
     key = digest_of([_VERSION, split.content, store.manifest.key, tokenizer.fingerprint, length, table])
     folder = job.data.cache / "pairs" / key
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with cache_lock(folder.with_suffix(".lock")):
-        pairs = EncodedPairs(folder) if folder.exists() else _encode(split, folder, length, store, tokenizer, answers)
+    if not folder.exists():  # it appears whole: ranks of a thousand hosts need not queue for a lock to read it
+        with cache_lock(folder.with_suffix(".lock")):
+            if not folder.exists():
+                _encode(split, folder, length, store, tokenizer, answers)
+    pairs = EncodedPairs(folder)
+    pairs.require_within(pictures=len(store), ids=tokenizer.vocab_size, answers=len(table))
     if pairs.record.cut:
         logger.warning("%s: %s were cut to %d tokens", split.what, counted(pairs.record.cut, "sentence"), length)
     return pairs
@@ -179,7 +183,7 @@ def encoded_pairs(
 
 def _encode(
     split: Split, folder: Path, length: int, store: RegionStore, tokenizer: TextTokenizer, table: AnswerTable | None
-) -> EncodedPairs:
+) -> None:
     examples = split.examples
     logger.info("%s: encoding %s into %s", split.what, counted(len(examples), "sentence"), folder)
     if table is not None:
@@ -187,7 +191,7 @@ def _encode(
     scored = [
         {} if table is None or example.answers is None else class_scores(table, example.answers) for example in examples
     ]
-    return write_pairs(
+    write_pairs(
         folder,
         sentences=tokenizer.encode_batch([example.text for example in examples]),
         pictures=store.rows([example.pictures[0] for example in examples], split.what),

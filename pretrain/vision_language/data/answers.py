@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pretrain.base.errors import DataError, counted, shown
-from pretrain.base.files import write_json
+from pretrain.base.files import is_utf8, write_json
 from pretrain.vision_language.data.examples import Example
 from pretrain.vision_language.data.files import read_document
 from pretrain.vision_language.data.normalise import normalise_answer
@@ -80,7 +80,7 @@ def load_table(path: Path) -> AnswerTable:
     if document.lines is not None or len(answers) > _MOST:
         raise DataError(f"{path}: not a table of answers: give a JSON list of at most {_MOST:,} answers")
     for i, answer in enumerate(answers):
-        if not isinstance(answer, str) or len(answer) > _LONGEST or not _is_utf8(answer):
+        if not isinstance(answer, str) or len(answer) > _LONGEST or not is_utf8(answer):
             raise DataError(f"{path}: answer {i}: {shown(answer)} is not a text of at most {_LONGEST:,} characters")
     try:
         return AnswerTable(tuple(answers))
@@ -93,14 +93,6 @@ def _by_class(path: Path, table: dict[str, Any]) -> list[str]:
     if not all(type(number) is int for number in classes) or set(classes) != set(range(len(table))):
         raise DataError(f"{path}: the classes of its {len(table):,} answers are not the numbers 0 to {len(table) - 1}")
     return sorted(table, key=table.__getitem__)
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def build_table(examples: Iterable[Example], minimum_count: int) -> AnswerTable:

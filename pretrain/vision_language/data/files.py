@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from sys import intern
@@ -150,12 +151,21 @@ def _refuse(word: str) -> Any:
 
 def _parsed(place: Path | str, text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse, object_hook=_without_unused)
+        return json.loads(text, parse_constant=_refuse, object_pairs_hook=_object)
     except (ValueError, RecursionError) as problem:  # ValueError: a number of thousands of digits, too
         raise DataError(f"{place}: not valid JSON: {printable(str(problem))}") from None
 
 
 _UNUSED = ("semantic", "semanticStr", "fullAnswer", "equivalent")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Any:
+    """A JSON object. Raises ``ValueError`` for a key that stands twice, of which one would be lost in silence."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {shown(twice)} stands twice in one object")
+    return _without_unused(row)
 
 
 def _without_unused(row: dict[str, Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
@@ -22,7 +22,7 @@ class _Types(Record):
 class _Question(Record):
     picture: Name = Field(alias="imageId")
     question: Text
-    answer: str | None = None
+    answer: Annotated[str, Field(max_length=1 << 12)] | None = None
     balanced: bool = Field(default=True, alias="isBalanced")
     entailed: list[Name] = Field(default=[], max_length=1 << 16)
     types: _Types = _Types()

@@ -90,3 +90,24 @@ def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes | None, m
 def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a file"):
         list(read_lines([tmp_path]))
+
+
+def test_a_folder_that_another_process_has_written_meanwhile_is_kept(tmp_path: Path) -> None:
+    def write() -> None:
+        with new_folder(tmp_path / "new"):
+            (tmp_path / "new").mkdir()
+            (tmp_path / "new" / "theirs").write_text("kept")
+
+    with pytest.raises(DataError, match="new: another process has written it meanwhile"):
+        write()
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+    assert (tmp_path / "new" / "theirs").read_text() == "kept"
+
+
+def test_what_cannot_be_replaced_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    monkeypatch.chdir(tmp_path / "empty")
+    for out, message in ((Path(), "the working folder"), (tmp_path / "link", "is a link")):
+        with pytest.raises(DataError, match=message), new_folder(out):
+            pytest.fail("the block was entered")

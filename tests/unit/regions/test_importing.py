@@ -148,7 +148,7 @@ BAD = {
     "truncated": (lambda row: row[:-30], "b.tsv, row 2: features"),
     "not base64": (lambda row: row[:-20] + b"!" * 8 + row[-12:], "b.tsv, row 2: features is not base64"),
     "cut in a field": (lambda row: row[:60], "b.tsv, row 2: .*not the 10"),
-    "twice": (lambda row: _row(0), "1 picture more than once: 'p0'"),
+    "twice": (lambda row: _row(0), r"b.tsv, row 2: picture 'p0' is in \S*b.tsv, row 1 already"),
     "outside": (lambda row: _row(1, width=1), "b.tsv, row 2: picture 'p1': box 1 .* does not lie"),
     "other size": (
         lambda row: _row(1, features=_pictures()[1].features[:, :5]),
@@ -187,7 +187,7 @@ def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
         ([empty], "empty.tsv: the file is empty"),
         ([paths[0], empty], "empty.tsv: the file is empty"),
         ([packed], "unpack it first"),
-        ([paths[0], paths[0]], "1 picture more than once: 'p0'"),
+        ([paths[0], paths[0]], r"b.tsv, row 1: picture 'p0' is in \S*b.tsv, row 1 already; 1 picture more than once"),
     ):
         with pytest.raises(DataError, match=message):
             import_regions(tmp_path / "store", files, workers=2)
@@ -218,3 +218,32 @@ def test_real_scenes_of_both_splits(data_folder: Path, tmp_path: Path) -> None:
     store = RegionStore.open(tmp_path / "store")
     read = store.regions(np.arange(len(store)))
     assert read.present.sum() == 8876 + 8825 + 3 * 1974  # objects of both splits, and three boxes a picture
+
+
+def test_an_import_goes_on_from_another_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = _files(tmp_path)
+    import_regions(tmp_path / "whole", paths, workers=1)
+    monkeypatch.chdir(tmp_path)
+    _killed(tmp_path, [Path(path.name) for path in paths])
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    import_regions(tmp_path / "store", [Path("..") / path.name for path in paths], workers=1)
+    features = "features.npy"
+    assert (tmp_path / "store" / features).read_bytes() == (tmp_path / "whole" / features).read_bytes()
+
+
+def test_both_rows_of_a_picture_that_comes_twice_are_named(tmp_path: Path) -> None:
+    paths = _files(tmp_path)
+    with paths[2].open("ab") as file:
+        file.write(encode(_pictures()[4]))
+    with pytest.raises(DataError, match=r"c.tsv, row 38: picture 'p4' is in \S*a.tsv, row 4 already; 1 picture more"):
+        import_regions(tmp_path / "store", paths, workers=1)
+
+
+def test_a_name_that_no_manifest_can_hold_is_refused_first(tmp_path: Path) -> None:
+    path = tmp_path / "a\udcff.tsv"
+    path.write_bytes(encode(_pictures()[0]))
+    for options in ({"paths": [path]}, {"paths": _files(tmp_path), "features_of": "\udcff"}):
+        with pytest.raises(DataError, match="not UTF-8 text"):
+            import_regions(tmp_path / "store", workers=1, **options)
+    assert not [path for path in tmp_path.iterdir() if "store" in path.name]

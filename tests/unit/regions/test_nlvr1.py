@@ -132,3 +132,10 @@ def test_real_scenes(data_folder: Path, name: str, count: int) -> None:
     for picture, row in zip(pictures, rows, strict=True):
         assert len(picture.features) == 3 + sum(map(len, row["structured_rep"]))
         assert (picture.features[:, :4].sum(axis=1) == 1).all()
+
+
+def test_a_packed_file_of_blank_lines_is_not_read_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b"\n" * 200_000))
+    with pytest.raises(DataError, match=r"bomb.json.gz, line 100001: over 100,000 blank lines"):
+        list(read_scenes([path]))

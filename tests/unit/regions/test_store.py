@@ -181,3 +181,14 @@ def test_what_no_model_can_take_is_refused_when_read(tmp_path: Path, name: str, 
     _overwrite(name, values)(folder)
     with pytest.raises(DataError, match=message):
         RegionStore.open(folder).regions(np.array([1, 0]))
+
+
+def test_names_in_the_other_form_are_looked_up_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = _store(tmp_path, [f"COCO_train2014_{number:012}" for number in range(50)])
+    calls: list[int] = []
+    find = RegionStore._find
+    monkeypatch.setattr(RegionStore, "_find", lambda self, names: (calls.append(len(names)), find(self, names))[1])
+    rows = store.find(["7", "x", "49", "7", "50"] * 100)
+    assert rows.tolist() == [7, -1, 49, 7, -1] * 100
+    assert len(calls) == 2, "once as they are, once in the other form"
+    assert calls[1] < 50, "each name once"

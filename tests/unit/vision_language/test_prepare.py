@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pretrain.base.errors import ConfigError, DataError, UserError
@@ -145,3 +146,31 @@ def test_inputs_are_described_without_reading_them(tmp_path: Path) -> None:
     assert "40 pictures" in lines[0]
     assert any(line.startswith("tokenizer: bpe of 380 ids") for line in lines)
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("name", ["pictures", "tokens", "answer_ids", "token_starts", "answer_starts"])
+def test_damaged_arrays_in_the_cache_are_not_trained_on(tmp_path: Path, name: str) -> None:
+    folder = prepare(_job(tmp_path)).train.folder
+    path = folder / f"{name}.npy"
+    values = np.load(path)
+    values[len(values) // 2] = 1 << 30
+    np.save(path, values)
+    with pytest.raises(DataError, match=rf"{name}.npy: damaged: remove \S*{folder.name}, it is made again"):
+        prepare(_job(tmp_path))
+    np.save(path, values.astype(np.float64))
+    with pytest.raises(DataError, match=f"{name}.npy: damaged"):
+        prepare(_job(tmp_path))
+
+
+def test_pairs_that_are_there_are_read_without_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepare(_job(tmp_path, tokenizer={"path": str(_tokenizer(tmp_path))}, objectives={"answers": 0.0}))
+
+    def fail(path: Path) -> None:
+        raise AssertionError(f"{path} is locked")
+
+    monkeypatch.setattr(prepare_module, "cache_lock", fail)
+    assert prepare(first.job).train.folder == first.train.folder
+
+
+def _tokenizer(folder: Path) -> Path:
+    return prepare(_job(folder)).tokenizer_folder

@@ -10,6 +10,7 @@ import pytest
 
 from finetune.visual.config import TASKS, VisualData, VisualJob
 from finetune.visual.data import Splits, answer_table, data_digest, group_of, read_rows, read_splits, split_off
+from finetune.visual.task import VisualFineTuning
 from pretrain.base.errors import ConfigError, DataError
 from pretrain.config.load import job_from_mapping, load_job
 from pretrain.regions.store import RegionStore
@@ -121,3 +122,13 @@ def test_a_digest_stands_for_the_data(tmp_path: Path) -> None:
     assert whole != data_digest(splits, store, None)
     limited: VisualData = data.model_copy(update={"max_train": 7})
     assert len(read_splits(limited).train) == 7
+
+
+def test_a_store_that_is_not_as_it_was_imported_is_not_trained_on(tmp_path: Path) -> None:
+    mapping = visual_mapping(tmp_path, "nlvr1")
+    features = Path(mapping["data"]["regions"]) / "features.npy"
+    content = bytearray(features.read_bytes())
+    content[-1] ^= 64
+    features.write_bytes(content)
+    with pytest.raises(DataError, match=r"features.npy is damaged: expected SHA-256 .*; import the store again"):
+        VisualFineTuning(job_from_mapping(mapping, "test"), tmp_path / "run")

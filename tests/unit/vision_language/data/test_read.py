@@ -137,6 +137,18 @@ WRONG: dict[str, tuple[Any, str]] = {
         '[{"img_id": "x", "sent": "\\ud800", "question_id": 1}]',
         "row 1: sent: Input should be a valid string",
     ),
+    "a key that stands twice": (
+        '[{"img_id": "x", "sent": "y", "question_id": 1, "question_id": 2}]',
+        "the key 'question_id' stands twice in one object",
+    ),
+    "a GQA question that stands twice": (
+        '{"7": {"imageId": "1", "question": "a"}, "7": {"imageId": "2", "question": "b"}}',
+        "the key '7' stands twice in one object",
+    ),
+    "a GQA answer that is no text": (
+        '{"7": {"imageId": "1", "question": "a", "answer": "\\ud800"}}',
+        "question '7': answer: Input should be a valid string",
+    ),
     "a key less": (
         [*forms.LXMERT_VQA, _without(forms.LXMERT_VQA[1], "sent")],
         "row 3: sent: Field required; a row needs question_id, img_id, sent",
