@@ -27,7 +27,8 @@ _TINY = (
 SIZES = {
     "PICTURES": "40",
     "PRETRAINING": f"schedule.max_steps=4 schedule.warmup_steps=1 schedule.stop_after=2 {' '.join((*_MODEL, *_TINY))}",
-    "FINETUNING": "schedule.max_steps=3 schedule.epochs=null run.threads=1",
+    "FINETUNING": "schedule.max_steps=3 run.threads=1",
+    **dict.fromkeys(("EPOCHS_VQA", "EPOCHS_GQA", "EPOCHS_NLVR2"), "null"),
 }
 
 
