@@ -24,7 +24,9 @@ logger = logging.getLogger(__name__)
 
 BACKBONE = ("encoder.", "pooler.")
 HEAD = "answer_head."
-_OUTER = "answer_head.outer."
+_INNER, _OUTER = "answer_head.inner.weight", "answer_head.outer."
+TRUTHS = ("false", "true")
+"""The classes of a head for statements."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Backbone:
         config: sizes.
         state: weights by their names in `pretrain.models.lxmert.model.LxmertModel`.
         tokenizer: that of its sentences.
-        answers: the classes of its answer head, in their order; None without one, or without their names.
+        answers: the classes of its answer head, in their order (`TRUTHS` for statements); None without one, or without
+            their names.
         features: the kind of features that it was trained on; None where its source does not say.
     """
 
@@ -48,13 +51,16 @@ class Backbone:
     features: FeatureKind | None = None
 
 
-def start_from(model: PictureClassifier, backbone: Backbone, answers: Sequence[str] | None) -> None:
+def start_from(model: PictureClassifier, backbone: Backbone, classes: Sequence[str]) -> None:
     """Copy the backbone's weights into a model that has just been initialised.
+
+    The head of statements goes on from one of statements about as many pictures, that of questions from one of
+    questions; else it stays as initialised.
 
     Args:
         model: made for ``backbone.config``.
         backbone: the pretrained one.
-        answers: the classes of the model's head for questions; None for statements, whose head stays as initialised.
+        classes: of the model's head: answers, or `TRUTHS`.
 
     Raises:
         CheckpointError: a weight of the encoder or the pooler is missing, unknown or of another shape.
@@ -65,8 +71,8 @@ def start_from(model: PictureClassifier, backbone: Backbone, answers: Sequence[s
         for name, parameter in own.items():
             if name.startswith(BACKBONE):
                 parameter.copy_(backbone.state[name])
-        if answers is not None and backbone.answers is not None:
-            _transplant(own, backbone, backbone.answers, answers)
+        if backbone.answers is not None and (backbone.answers == TRUTHS) == (tuple(classes) == TRUTHS):
+            _transplant(own, backbone, backbone.answers, classes)
 
 
 def _require_whole(model: PictureClassifier, backbone: Backbone) -> None:
@@ -88,6 +94,9 @@ def _require_whole(model: PictureClassifier, backbone: Backbone) -> None:
 def _transplant(own: Mapping[str, Tensor], backbone: Backbone, before: Sequence[str], answers: Sequence[str]) -> None:
     """Rows of the last layer by the text of their answer, zeros for new answers; the layers below it as they are."""
     head = {name: x for name, x in backbone.state.items() if name.startswith(HEAD)}
+    if head[_INNER].shape != own[_INNER].shape:
+        logger.info("answer head: that of %s is for another number of pictures; a new one", backbone.source)
+        return
     for name, parameter in own.items():
         if name.startswith(HEAD) and not name.startswith(_OUTER):
             parameter.copy_(head[name])

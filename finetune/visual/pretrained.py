@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from finetune.visual.backbone import Backbone
+from finetune.visual.backbone import TRUTHS, Backbone
 from finetune.visual.config import VisualJob
 from finetune.visual.restore import load_visual, read_answers
 from pretrain.base.errors import CheckpointError
@@ -81,7 +81,7 @@ def _fine_tuned(checkpoint: Path, source: str) -> Backbone:
         config,
         restored.model.state_dict(),
         restored.tokenizer,
-        None if table is None else table.answers,
+        TRUTHS if table is None else table.answers,
         read_features(checkpoint),
     )
 

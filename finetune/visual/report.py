@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from finetune.visual.initial_models import describe_initial
+from finetune.visual.initial_models import common_name, describe_initial
 from pretrain.report.document import ReportFigure, ReportSection, Table
 from pretrain.report.runs import RunRecord
 from pretrain.report.sweep_page import sweep_names
@@ -68,12 +68,18 @@ class Cell:
 
 @dataclass
 class Row:
-    """The results of one initial model (in one sweep), by task."""
+    """The results of one initial model (in one sweep, which ``prefix`` names), by task; of several seeds together."""
 
-    name: str
+    prefix: str
     pretraining: str
+    names: list[str] = field(default_factory=list)
     cells: dict[str, Cell] = field(default_factory=dict)
     synthetic: set[str] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        """The name of the model, without the seed where there are several."""
+        return self.prefix + common_name(self.names)
 
 
 def run_sections(runs: Sequence[RunRecord]) -> list[ReportSection]:
@@ -111,7 +117,9 @@ def sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
 
 def _row(rows: dict[str, Row], config: Mapping[str, Any], prefix: str, folder: Path) -> Row:
     initial = describe_initial(config.get("model.init"), folder)
-    return rows.setdefault(prefix + initial.name, Row(prefix + initial.name, initial.pretraining))
+    row = rows.setdefault(prefix + initial.key, Row(prefix, initial.pretraining))
+    row.names.append(initial.name)
+    return row
 
 
 def _add(row: Row, task: str, config: Mapping[str, Any], values: list[float], run: RunRecord, steps: list[int]) -> None:

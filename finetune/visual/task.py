@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.task import FineTuningTask, Identity
-from finetune.visual.backbone import Backbone, start_from
+from finetune.visual.backbone import TRUTHS, Backbone, start_from
 from finetune.visual.config import VisualJob
 from finetune.visual.data import Splits, answer_table, data_digest, read_splits, row_set
 from finetune.visual.module import PictureClassifier
@@ -84,7 +84,7 @@ class VisualFineTuning(FineTuningTask):
         if self._backbone is None:
             logger.warning("model.init=scratch: the model starts from random weights, without any pretraining")
         else:
-            start_from(model, self._backbone, None if self.answers is None else self.answers.answers)
+            start_from(model, self._backbone, TRUTHS if self.answers is None else self.answers.answers)
         return model
 
     def flops_per_row(self, length: float) -> float:

@@ -120,6 +120,39 @@ def attend_within(
     return y.transpose(1, 2).values().view(q.shape)
 
 
+class Packed(NamedTuple):
+    """Sequences of different lengths without their padding: what each row of ``n`` packed rows is in ``b`` x ``L``.
+
+    Attributes:
+        rows: flat positions of the packed rows, ascending.
+        shape: b, L.
+        mask: True for keys that are no padding.
+    """
+
+    rows: Int[Tensor, " n"]
+    shape: tuple[int, int]
+    mask: Bool[Tensor, "b 1 1 L"]
+
+    def pack(self, x: Float[Tensor, "b L h"]) -> Float[Tensor, "n h"]:
+        """The rows of ``x`` that are no padding."""
+        return x.reshape(-1, x.shape[-1]).index_select(0, self.rows)
+
+    def position(self, flat: Int[Tensor, " k"]) -> Int[Tensor, " k"]:
+        """The packed rows at these flat positions, none of which is padding."""
+        return torch.searchsorted(self.rows, flat)
+
+    def unpack(self, x: Float[Tensor, "n h"]) -> Float[Tensor, "b L h"]:
+        """The inverse of `pack`, with zeros for padding."""
+        b, length = self.shape
+        full = x.new_zeros(b * length, x.shape[-1]).index_copy(0, self.rows, x)
+        return full.view(b, length, -1)
+
+
+def prefers_packing(x: Tensor) -> bool:
+    """True where leaving out padding pays: on a CPU. A GPU would have to wait for the number of rows."""
+    return x.device.type == "cpu"
+
+
 def prefers_runs(x: Tensor) -> bool:
     """True where :func:`attend_within` is faster than a mask, with which torch cannot use flash attention."""
     return x.is_cuda
@@ -158,16 +191,24 @@ class SelfAttention(nn.Module):
         self,
         queries: Float[Tensor, "b r h"],
         x: Float[Tensor, "b L h"],
-        mask: Bool[Tensor, "b 1 #r L"] | Runs | None,
+        mask: Bool[Tensor, "b 1 #r L"] | Runs | Packed | None,
     ) -> Float[Tensor, "b r h"]:
-        """The attention output of each of ``queries`` over the sequence ``x``; with runs, ``queries`` must be ``x``."""
-        b, _, h = x.shape
+        """The attention output of each of ``queries`` over the sequence ``x``.
+
+        With runs or packed sequences, ``queries`` must be ``x``; packed sequences are one sequence of all their rows.
+        """
+        h = x.shape[-1]
         p = self.dropout if self.training else 0.0
-        q = self.query(queries).view(b, -1, self.heads, h // self.heads)
-        kv = self.key_value(x).view(b, -1, 2, self.heads, h // self.heads)
+        q, kv = self.query(queries), self.key_value(x)
+        packed = mask if isinstance(mask, Packed) else None
+        if packed is not None:
+            q, kv, mask = packed.unpack(q[0]), packed.unpack(kv[0]), packed.mask
+        b = len(q)
+        q, kv = q.view(b, -1, self.heads, h // self.heads), kv.view(b, -1, 2, self.heads, h // self.heads)
         if isinstance(mask, Runs):
             k, v = kv.unbind(2)
             return self.output(attend_within(q, k, v, mask, p).flatten(2))  # type: ignore[no-any-return]
+        assert not isinstance(mask, Packed)
         k, v = kv.permute(2, 0, 3, 1, 4)
-        y = attend(q.transpose(1, 2), k, v, mask, p)
-        return self.output(y.transpose(1, 2).reshape(b, -1, h))  # type: ignore[no-any-return]
+        y = attend(q.transpose(1, 2), k, v, mask, p).transpose(1, 2).reshape(b, -1, h)
+        return self.output(y if packed is None else packed.pack(y)[None])  # type: ignore[no-any-return]

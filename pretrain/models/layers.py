@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from pretrain.models.attention import AttentionSizes, Runs, SelfAttention
+from pretrain.models.attention import AttentionSizes, Packed, Runs, SelfAttention
 from pretrain.models.dropout import dropout
 from pretrain.models.pooling import take_rows
 from pretrain.models.vocabulary import WordEmbedding
@@ -48,7 +48,7 @@ class EncoderLayer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b L h"],
-        mask: Bool[Tensor, "b 1 _ L"] | Runs | None,
+        mask: Bool[Tensor, "b 1 _ L"] | Runs | Packed | None,
         rows: Int[Tensor, "b r"] | None,
         autocast: torch.dtype | None,
     ) -> Float[Tensor, "b _ h"]:
@@ -62,7 +62,10 @@ class EncoderLayer(nn.Module):
             return self._run(x, mask, rows)
 
     def attend(
-        self, x: Float[Tensor, "b L h"], mask: Bool[Tensor, "b 1 _ L"] | Runs | None, rows: Int[Tensor, "b r"] | None
+        self,
+        x: Float[Tensor, "b L h"],
+        mask: Bool[Tensor, "b 1 _ L"] | Runs | Packed | None,
+        rows: Int[Tensor, "b r"] | None,
     ) -> Float[Tensor, "b _ h"]:
         """The first half: attention, residual, LayerNorm."""
         # Cast once for queries, keys and values; autocast would do it for each.
@@ -78,7 +81,7 @@ class EncoderLayer(nn.Module):
         y = self.ffn_out(F.gelu(self.ffn_in(x)))
         return self.ffn_norm(x + dropout(y, self.dropout, self.training))  # type: ignore[no-any-return]
 
-    def _compute(self, x: Tensor, mask: Tensor | Runs | None, rows: Tensor | None) -> Tensor:
+    def _compute(self, x: Tensor, mask: Tensor | Runs | Packed | None, rows: Tensor | None) -> Tensor:
         return self.feed_forward(self.attend(x, mask, rows))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +117,11 @@ def direction(metric: str) -> int:
     if any(word in parts for word in _LOWER_IS_BETTER):
         return -1
     return 1 if any(word in parts for word in _HIGHER_IS_BETTER) else 0
+
+
+def without_seed(config: Mapping[str, Any]) -> str:
+    """A configuration (flat keys) as text, without the keys that do not change a run's metrics and without the seed."""
+    return json.dumps({k: v for k, v in sorted(config.items()) if not _is_not_compared(k)}, default=str)
 
 
 def _is_not_compared(key: str) -> bool:

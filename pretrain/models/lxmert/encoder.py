@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from pretrain.models import attention
+from pretrain.models.attention import Packed
 from pretrain.models.layers import EncoderLayer, autocast_dtype, checkpointed
 from pretrain.models.lxmert.config import LxmertConfig
 from pretrain.models.lxmert.flops import encoder_flops
@@ -18,7 +20,7 @@ class Hidden(NamedTuple):
     """Final hidden states.
 
     Attributes:
-        words: of all words (b, L, h), or (k, h) of those that were asked for.
+        words: of all words (b, L, h), what padding has being of no meaning, or (k, h) of those that were asked for.
         regions: of the pictures whose regions are read, (p, R, h); p = b unless fewer were asked for.
     """
 
@@ -70,14 +72,20 @@ class LxmertEncoder(nn.Module):
             padded: whether any token is padding.
             present: True where there is a region (None = everywhere). The words of a picture without any region see
                 its empty ones, so that no attention is over nothing.
-            read: flat positions of the words that are read, token j of sentence i being i L + j (None = all).
+            read: flat positions of the words that are read, token j of sentence i being i L + j (None = all). Padding
+                is not read, but for the first token of a sentence of nothing else.
             pictures: the regions of the last so many pictures are read (None = of all).
 
         Raises:
             DataError: the sentence is longer than ``model.max_positions``.
         """
         words, regions = self.words(tokens), self.regions(features, boxes)
-        word_mask = _mask(tokens != self.pad_id) if padded else None
+        word_mask: Tensor | Packed | None = _mask(tokens != self.pad_id) if padded else None
+        packed = None
+        if padded and attention.prefers_packing(words):
+            word_mask = packed = _packed(tokens != self.pad_id)
+            words = packed.pack(words)[None]
+            read = None if read is None else packed.position(read)
         region_mask = None if present is None else _mask(present)
         autocast = autocast_dtype(words)
         for layer in self.word_layers:
@@ -88,7 +96,8 @@ class LxmertEncoder(nn.Module):
         for layer in self.cross_layers[:-1]:
             words, regions = layer(words, regions, word_mask, region_mask, None, everything, autocast)
         pictures = everything if pictures is None else pictures
-        return Hidden(*self.cross_layers[-1](words, regions, word_mask, region_mask, read, pictures, autocast))
+        words, regions = self.cross_layers[-1](words, regions, word_mask, region_mask, read, pictures, autocast)
+        return Hidden(words if packed is None or read is not None else packed.unpack(words[0]), regions)
 
     def first(
         self,
@@ -114,6 +123,12 @@ class LxmertEncoder(nn.Module):
     def flops(self, words: float, regions: float) -> float:
         """Forward FLOP of a sentence of ``words`` tokens and a picture of ``regions`` regions, read everywhere."""
         return encoder_flops(self.config, words, regions)
+
+
+def _packed(real: Bool[Tensor, "b L"]) -> Packed:
+    real = real.clone()
+    real[:, 0] = True  # a sentence of nothing but padding keeps one row, which attends to itself
+    return Packed(real.flatten().nonzero().squeeze(1), (real.shape[0], real.shape[1]), real[:, None, None, :])
 
 
 def _mask(real: Bool[Tensor, "b L"]) -> Bool[Tensor, "b 1 1 L"]:

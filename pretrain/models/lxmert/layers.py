@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from pretrain.base.errors import DataError
-from pretrain.models.attention import attend
+from pretrain.models.attention import Packed, attend
 from pretrain.models.dropout import dropout
 from pretrain.models.layers import EncoderLayer, to_autocast
 from pretrain.models.lxmert.config import LxmertConfig
@@ -77,34 +77,44 @@ class CrossAttention(nn.Module):
         self,
         queries: Float[Tensor, "q h"],
         x: Float[Tensor, "k h"],
-        shapes: tuple[int, int, int, int],
-        word_mask: Bool[Tensor, "p 1 1 L"] | None,
+        shapes: tuple[int, int, int],
+        pictures: int,
+        word_mask: Bool[Tensor, "b 1 1 L"] | Packed | None,
         region_mask: Bool[Tensor, "b 1 1 R"] | None,
     ) -> Float[Tensor, "q h"]:
         """The attention output of each row of ``queries``.
 
         Args:
-            queries: the ``b L`` words, then the regions of the last ``p`` pictures, ``p R``.
-            x: the words that belong to these pictures, ``p L``, then all ``b R`` regions.
-            shapes: b, L, R, p.
-            word_mask: True for words that regions may look at.
+            queries: the ``b L`` words (packed: the real ones), then the regions of the last ``p`` pictures, ``p R``.
+            x: the words, then all ``b R`` regions.
+            shapes: b, the number of rows that are words, R.
+            pictures: the regions of the last so many pictures ask (p).
+            word_mask: True for words that regions may look at, or how the words are packed.
             region_mask: True for regions that words may look at.
         """
-        b, length, regions, pictures = shapes
+        b, words, regions = shapes
         p = self.dropout if self.training else 0.0
-        q, kv = self.query(queries), self.key_value(x)
-        q_words, q_regions = q.split([b * length, pictures * regions])
-        kv_words, kv_regions = kv.split([pictures * length, b * regions])
-        out = [self._attend(q_words, kv_regions, b, region_mask, p)]
+        q_words, q_regions = self.query(queries).split([words, pictures * regions])
+        kv_words, kv_regions = self.key_value(x).split([words, b * regions])
+        packed = word_mask if isinstance(word_mask, Packed) else None
+        if packed is not None:
+            q_words = packed.unpack(q_words)
+        of_words = self._attend(q_words, kv_regions, b, region_mask, p)
+        out = [of_words.flatten(0, 1) if packed is None else packed.pack(of_words)]
         if pictures:
-            out.append(self._attend(q_regions, kv_words, pictures, word_mask, p))
+            if packed is not None:
+                kv_words, word_mask = packed.unpack(kv_words), packed.mask
+            assert not isinstance(word_mask, Packed)
+            of_last = kv_words.reshape(b, -1, kv_words.shape[-1])[b - pictures :]
+            mask = None if word_mask is None else word_mask[b - pictures :]
+            out.append(self._attend(q_regions, of_last, pictures, mask, p).flatten(0, 1))
         return self.output(torch.cat(out))  # type: ignore[no-any-return]
 
     def _attend(self, q: Tensor, kv: Tensor, b: int, mask: Tensor | None, p: float) -> Tensor:
         h = q.shape[-1]
         k, v = kv.view(b, -1, 2, self.heads, h // self.heads).permute(2, 0, 3, 1, 4)
         y = attend(q.view(b, -1, self.heads, h // self.heads).transpose(1, 2), k, v, mask, p)
-        return y.transpose(1, 2).reshape(-1, h)
+        return y.transpose(1, 2).reshape(b, -1, h)
 
 
 class CrossLayer(nn.Module):
@@ -120,9 +130,9 @@ class CrossLayer(nn.Module):
 
     def forward(
         self,
-        words: Float[Tensor, "b L h"],
+        words: Float[Tensor, "_ L h"],
         regions: Float[Tensor, "b R h"],
-        word_mask: Bool[Tensor, "b 1 1 L"] | None,
+        word_mask: Bool[Tensor, "b 1 1 L"] | Packed | None,
         region_mask: Bool[Tensor, "b 1 1 R"] | None,
         read: Int[Tensor, " k"] | None,
         pictures: int,
@@ -131,11 +141,11 @@ class CrossLayer(nn.Module):
         """Words and regions after the layer.
 
         Args:
-            words: of the layer below.
+            words: of the layer below; packed sentences are one sequence of all their words.
             regions: of the layer below.
-            word_mask: True for real words.
+            word_mask: True for real words, or how the words are packed.
             region_mask: True for real regions.
-            read: flat positions of the words to return, (k, h); None = all, (b, L, h).
+            read: flat positions in ``words`` of those to return, (k, h); None = all, as they came.
             pictures: the regions of the last so many pictures are returned (p).
             autocast: the precision to enter, which fairscale's recomputation does not know.
         """
@@ -148,25 +158,24 @@ class CrossLayer(nn.Module):
         self,
         words: Tensor,
         regions: Tensor,
-        word_mask: Tensor | None,
+        word_mask: Tensor | Packed | None,
         region_mask: Tensor | None,
         read: Tensor | None,
         pictures: int,
     ) -> tuple[Tensor, Tensor]:
-        b, length, h = words.shape
-        count = regions.shape[1]
-        first = b - pictures
+        b, count, h = regions.shape
+        shape, first = words.shape, b - pictures
+        number = shape[0] * shape[1]
         x = torch.cat([words.reshape(-1, h), regions.reshape(-1, h)])
         low = to_autocast(x)
         rows, queries = x, low
         if first:
-            kept = [b * length, first * count, pictures * count]
+            kept = [number, first * count, pictures * count]
             rows, queries = (torch.cat(y.split(kept)[::2]) for y in (x, low))
-        seen = word_mask if word_mask is None else word_mask[first:]
-        attended = self.cross(queries, low[first * length :], (b, length, count, pictures), seen, region_mask)
+        attended = self.cross(queries, low, (b, number, count), pictures, word_mask, region_mask)
         mixed = self.cross_norm(rows + dropout(attended, self.dropout, self.training))
-        words, regions = mixed.split([b * length, pictures * count])
-        words = self.words.attend(words.view(b, length, h), word_mask, None)
+        words, regions = mixed.split([number, pictures * count])
+        words = self.words.attend(words.view(shape), word_mask, None)
         words = self.words.feed_forward(words if read is None else words.reshape(-1, h)[read])
         regions = regions.view(pictures, count, h)
         if pictures:

@@ -112,6 +112,21 @@ def test_other_runs_add_nothing(tmp_path: Path) -> None:
 
 
 def test_an_initial_model_that_is_gone_has_a_name_only(tmp_path: Path) -> None:
-    assert describe_initial(tmp_path / "gone" / "checkpoints" / "step-00000010", tmp_path) == ("gone", "")
+    assert describe_initial(tmp_path / "gone" / "checkpoints" / "step-00000010", tmp_path)[:2] == ("gone", "")
     first = fine_tuned(tmp_path / "first", "gqa", pretrained(tmp_path / "capt", 1.0), [0.5])
-    assert describe_initial(first, tmp_path) == ("first", "CAPT, without QA, then gqa")
+    assert describe_initial(first, tmp_path)[:2] == ("first", "CAPT, without QA, then gqa")
+
+
+def test_models_that_differ_in_the_seed_alone_share_a_row(tmp_path: Path) -> None:
+    runs = []
+    for seed, score in ((1, 0.5), (2, 0.7), (3, 0.6)):
+        init = pretrained(tmp_path / f"capt-seed{seed}", 1.0)
+        text = yaml.safe_load((init / "config.yaml").read_text())
+        (init / "config.yaml").write_text(yaml.safe_dump({**text, "run": {"seed": seed, "dir": str(init)}}))
+        runs.append(read_run(fine_tuned(tmp_path / f"vqa-{seed}", "vqa", init, [score])))
+    longer = pretrained(tmp_path / "capt-longer", 2.0)
+    runs.append(read_run(fine_tuned(tmp_path / "vqa-longer", "vqa", longer, [0.9])))
+    (section,) = run_sections(runs)
+    assert [row[:2] + row[2:4] for row in section.tables[1].rows] == [
+        ["capt", "VQA", "3", "60.00"], ["capt-longer", "VQA", "1", "90.00"]
+    ]  # fmt: skip

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pretrain.base.errors import DataError
+from pretrain.models import attention
 from pretrain.models.lxmert.config import LxmertConfig
 from pretrain.models.lxmert.model import LxmertModel
 from tests.unit.models.lxmert.support import LENGTH, REGIONS, pairs, small_model, total
@@ -38,6 +39,21 @@ def test_what_is_read_equals_the_full_computation(padded: bool, missing: bool) -
     assert_same(gradients(model, (part.words * w).sum() + (part.regions * r).sum()), gradients(model, of_full), 1e-9)
     first = model.encoder.first(*arguments, **options)
     torch.testing.assert_close(first, full.words[:, 0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("contrast", [False, True])
+def test_packed_sentences_equal_padded_ones(contrast: bool, autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of a CPU, which leaves padding out, and that of a GPU, which masks it."""
+    found = []
+    for packs in (True, False):
+        monkeypatch.setattr(attention, "prefers_packing", lambda x, packs=packs: packs)
+        dtype = torch.float32 if autocast else torch.float64
+        model = small_model(contrast, dtype, dropout=0.0, attention_dropout=0.0).train()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            out = model(**pairs(dtype=dtype).inputs)
+        found.append(gradients(model, total(out)) | {"matching": out.matching, "objects": out.objects})
+    assert_same(found[0], found[1], 8e-2 if autocast else 1e-9)
 
 
 def test_both_views_in_one_pass_equal_two_passes() -> None:

@@ -1,0 +1,129 @@
+"""Checkpoint -> stock ``LxmertForQuestionAnswering`` folder, loaded back and compared before it is in place.
+
+The answers stand in ``config.json`` as ``id2label``: answers that are only numbers are read in another table's order
+sooner or later. Transformers has no class for statements about pictures.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from finetune.visual.restore import FineTunedLxmert, load_visual, read_answers
+from pretrain.base.errors import CheckpointError
+from pretrain.config import flatten
+from pretrain.convert.about import About, result
+from pretrain.convert.card import compose, final_metrics, training_facts
+from pretrain.convert.lxmert import export_lxmert_hf
+from pretrain.engine.checkpoint import read_metadata
+from pretrain.vision_language.features import read_features
+from pretrain.vision_language.report import is_synthetic
+
+logger = logging.getLogger(__name__)
+
+TARGETS = ("hf",)
+
+_USE = """\
+```python
+import torch
+from transformers import AutoTokenizer, LxmertForQuestionAnswering
+
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+model = LxmertForQuestionAnswering.from_pretrained("PATH").eval()
+regions = 36
+features = torch.zeros(1, regions, model.config.visual_feat_dim)  # of a detector or extractor, see below
+boxes = torch.rand(1, regions, 4)  # left, top, right, bottom, divided by the width and the height of the picture
+question = tokenizer("What colour is the ball?", return_tensors="pt")
+scores = model(**question, visual_feats=features, visual_pos=boxes).question_answering_score.sigmoid()
+answer = model.config.id2label[int(scores.argmax())]
+```"""
+
+_CAVEATS = (
+    "Features must come from the same extractor as in training; others give answers that mean nothing.",
+    "Boxes are left, top, right and bottom edge; the documentation of transformers, which says width and height, is "
+    "misleading.",
+    "It was trained with binary cross entropy of soft scores; the loss that transformers computes is another one.",
+)
+
+_KEYS = (
+    ("model.init", "started from"),
+    ("data.train", "data files"),
+    ("data.regions", "region store"),
+    ("data.sequence_length", "sequence length"),
+    ("batch.global", "questions a step"),
+    ("schedule.max_steps", "steps"),
+    ("optimizer.lr", "peak learning rate"),
+    ("run.seed", "seed"),
+)
+
+
+def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, about: About | None = None) -> Path:
+    """`export` as ``capt convert`` calls it; ``to`` is one of ``TARGETS``."""
+    return export(checkpoint, out, overwrite=overwrite, about=about)
+
+
+def export(source: Path | FineTunedLxmert, out: Path, *, overwrite: bool = False, about: About | None = None) -> Path:
+    """Write ``out``, load it with transformers and compare its logits with ours; returns ``out``.
+
+    Args:
+        source: a checkpoint of a ``visual`` job on VQA or GQA, or a run (its best one).
+        out: the folder to make.
+        overwrite: replace an older export.
+        about: for the model card.
+
+    Raises:
+        CheckpointError: as `load_visual`; the task has no class in transformers; ``out`` is taken; or transformers
+            computes something else.
+        DataError: transformers reads the tokenizer differently. Nothing is left behind in either case.
+    """
+    restored = load_visual(source) if isinstance(source, Path) else source
+    job, table = restored.job, read_answers(restored.job, restored.checkpoint)
+    if table is None:
+        raise CheckpointError(
+            f"{restored.checkpoint}: a model of {job.data.visual_task.name}; transformers has no LXMERT for statements "
+            "about pictures, only for questions (VQA, GQA)"
+        )
+    assert job.model.encoder is not None, "load_visual refuses a checkpoint without it"
+    export_lxmert_hf(
+        restored.model.cpu().state_dict(),
+        job.model.encoder.model_copy(update={"answers": len(table)}),
+        restored.tokenizer,
+        out,
+        _card(restored, len(table), about or About()),
+        architecture="LxmertForQuestionAnswering",
+        answers=table.answers,
+        max_length=job.data.sequence_length,
+        overwrite=overwrite,
+    )
+    logger.info("%s written from %s", out, restored.checkpoint)
+    return out
+
+
+def _card(restored: FineTunedLxmert, answers: int, about: About) -> str:
+    run, name = restored.checkpoint.resolve().parent.parent, restored.job.data.visual_task.name
+    progress = read_metadata(restored.checkpoint).progress.model_dump()
+    job = restored.job.model_dump(mode="json", by_alias=True)
+    features = read_features(restored.checkpoint)
+    kind = {} if features is None else features.features_of
+    synthetic = is_synthetic(flatten(job)) or bool(kind.get("synthetic"))
+    metrics = {key: x for key, x in final_metrics(run, progress["step"]).items() if key.startswith("validation/")}
+    scores: dict[str, Any] = {"accuracy": metrics["validation/accuracy"]} if "validation/accuracy" in metrics else {}
+    data = f"{name} (synthetic)" if synthetic else name
+    about = about.started_from(restored.job.model.init, run)
+    fields = {"library_name": "transformers", "pipeline_tag": "visual-question-answering", "tags": ["capt", "lxmert"]}
+    results = [result("visual-question-answering", f"{data}, validation", scores)] if scores else []
+    summary = f"An LXMERT fine-tuned on {name}; its {answers:,} answers stand in `config.json`."
+    if synthetic:
+        summary += " The data are a **synthetic** microworld; it knows nothing of real pictures."
+    return compose(
+        about.head(fields, run.name, results),
+        run.name,
+        summary,
+        _USE.replace("PATH", about.location),
+        model={f"features: {key}": value for key, value in kind.items() if not isinstance(value, dict | list)},
+        training=training_facts(job, progress, _KEYS, {"step": "steps taken"}),
+        evaluations=[],
+        metrics=metrics,
+        caveats=_CAVEATS,
+    )

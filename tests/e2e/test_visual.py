@@ -1,0 +1,152 @@
+"""Fine-tuning on pictures from beginning to end: train, evaluate, dump, check the dump, convert, go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from finetune.visual.evaluate import as_text, evaluate
+from finetune.visual.pretrained import read_backbone
+from finetune.visual.restore import load_visual
+from launcher.cli import app
+from pretrain.base.errors import CheckpointError, DataError
+from pretrain.config.load import job_from_mapping
+from pretrain.engine.run import run_job
+from pretrain.regions.store import RegionStore
+from tests.support import run_ranks
+from tests.vision_language import make_pictures
+from tests.visual import visual_mapping, write_scene_store, write_scenes, write_small_store
+
+
+def _train(mapping: dict[str, Any]) -> int:
+    return run_job(job_from_mapping(mapping, "test"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of VQA, and one of NLVR v1."""
+    folder = tmp_path_factory.mktemp("visual")
+    jobs = [visual_mapping(folder, "vqa", schedule={"epochs": 6}), visual_mapping(folder, "nlvr1")]
+    for job in jobs:
+        assert run_ranks(_train, 1, job) == [0]
+    return folder
+
+
+def _best(run: Path) -> dict[str, Any]:
+    best: dict[str, Any] = json.loads((run / "best.json").read_text())
+    return best
+
+
+def test_questions_are_learnt_evaluated_and_dumped(folder: Path, tmp_path: Path) -> None:
+    run, files = folder / "run-vqa", [folder / "vqa" / "validation.json"]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in rows if "split" not in row]
+    assert losses[-1] < 0.8 * losses[0]
+    figures = tmp_path / "figures.json"
+    result = evaluate(run, files=files, predictions=tmp_path / "answers.json", out=figures)
+    assert result["metrics"]["accuracy"] == pytest.approx(_best(run)["value"])
+    assert result["rows"] == {"validation.json": 24}
+    assert evaluate(run)["metrics"]["accuracy"] == pytest.approx(_best(run)["value"]), "the validation set of the job"
+    assert json.loads(figures.read_text())["metrics"] == result["metrics"]
+    assert "vqa (validation.json 24 rows)" in as_text(result)
+    answers = {row["question_id"]: row["answer"] for row in json.loads((tmp_path / "answers.json").read_text())}
+    truths = {row["question_id"]: row["label"] for row in json.loads(files[0].read_text())}
+    assert answers.keys() == truths.keys()
+    mean = sum(truths[key].get(answer, 0.0) for key, answer in answers.items()) / len(answers)
+    assert mean == pytest.approx(result["metrics"]["accuracy"])
+    command = ["evaluate", str(run), "--data", str(files[0]), "--predictions", str(tmp_path / "again.json"), "--json"]
+    shown = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert json.loads(shown.stdout)["metrics"] == pytest.approx(result["metrics"])
+    assert (tmp_path / "again.json").read_text() == (tmp_path / "answers.json").read_text()
+
+
+def test_statements_without_labels_give_a_dump_and_no_metric(folder: Path, tmp_path: Path) -> None:
+    """A held-out file of NLVR v1 and a store that has been imported with it."""
+    hidden = write_scenes(tmp_path / "hidden.json", 4, labels=False, seed=5)
+    store = write_scene_store(tmp_path / "store", [hidden])
+    with pytest.raises(DataError, match="8 pictures not in the region store"):
+        evaluate(folder / "run-nlvr1", files=[hidden])
+    result = evaluate(folder / "run-nlvr1", files=[hidden], regions=store, predictions=tmp_path / "out.csv")
+    assert result["metrics"] == {}
+    lines = (tmp_path / "out.csv").read_text().splitlines()
+    names = [json.loads(line)["identifier"] for line in hidden.read_text().splitlines()]
+    assert [line.split(",")[0] for line in lines] == names
+    assert {line.split(",")[1] for line in lines} <= {"true", "false"}
+    labelled = write_scenes(tmp_path / "labelled.json", 4, seed=5)
+    scored = evaluate(folder / "run-nlvr1", files=[labelled], regions=store)
+    right = [
+        line.split(",")[1] == json.loads(row)["label"]
+        for line, row in zip(lines, labelled.read_text().splitlines(), strict=True)
+    ]
+    assert scored["metrics"]["accuracy"] == pytest.approx(sum(right) / 8)
+    pairs = [all(right[i : i + 2]) for i in range(0, 8, 2)]
+    assert scored["metrics"]["consistency"] == pytest.approx(sum(pairs) / 4)
+
+
+def test_a_checkpoint_says_what_features_it_takes(folder: Path, tmp_path: Path) -> None:
+    store = write_small_store(tmp_path / "store", 30, seed=1)  # another features_of
+    with pytest.raises(CheckpointError, match="such features mean other things"):
+        evaluate(folder / "run-vqa", regions=store)
+    mapping = visual_mapping(folder, "vqa", model={"init": str(folder / "run-vqa")}, data={"regions": str(store)})
+    mapping["run"]["dir"] = str(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"data\.allow_other_features=true"):
+        _train(mapping)
+    mapping["data"]["allow_other_features"] = True
+    assert _train(mapping) == 0
+
+
+def test_further_fine_tuning_starts_from_every_weight(folder: Path, tmp_path: Path) -> None:
+    before = load_visual(folder / "run-vqa")
+    for task in ("gqa", "nlvr2"):
+        mapping = visual_mapping(folder, task, model={"init": str(folder / "run-vqa"), "encoder": None})
+        mapping["run"]["dir"] = str(tmp_path / task)
+        job = job_from_mapping(mapping, "test")
+        backbone = read_backbone(job)  # type: ignore[arg-type]
+        for name, tensor in before.model.state_dict().items():
+            assert torch.equal(backbone.state[name], tensor)
+        assert _train(mapping) == 0
+        after = load_visual(tmp_path / task)
+        assert after.tokenizer.fingerprint == before.tokenizer.fingerprint
+        assert after.job.model.encoder is not None
+        assert after.job.model.encoder.hidden == 32
+
+
+def test_the_export_gives_the_same_answers_in_transformers(folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, LxmertForQuestionAnswering
+
+    run = folder / "run-vqa"
+    shown = CliRunner().invoke(app, ["convert", str(run), str(tmp_path / "hf"), "--to", "hf"], catch_exceptions=False)
+    assert shown.exit_code == 0
+    model = LxmertForQuestionAnswering.from_pretrained(tmp_path / "hf").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    ours = load_visual(run)
+    store = RegionStore.open(folder / "pictures")
+    picture = next(make_pictures(1))
+    regions = store.regions(store.rows([picture.id]))
+    features, boxes = torch.from_numpy(regions.features), torch.from_numpy(regions.boxes)
+    question = tokenizer("what colour is the cat", return_tensors="pt")
+    with torch.no_grad():
+        theirs = model(**question, visual_feats=features, visual_pos=boxes).question_answering_score
+        mine = ours.model(question["input_ids"], features[:, None], boxes[:, None], None, False)
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    answers = json.loads((ours.checkpoint / "answers.json").read_text())
+    assert [model.config.id2label[i] for i in range(len(answers))] == answers
+    failed = CliRunner().invoke(app, ["convert", str(folder / "run-nlvr1"), str(tmp_path / "no"), "--to", "hf"])
+    assert isinstance(failed.exception, CheckpointError) or "transformers has no LXMERT for statements" in failed.output
+    assert not (tmp_path / "no").exists()
+
+
+def test_some_options_stand_once_elsewhere(folder: Path) -> None:
+    """``--data`` may stand several times for these tasks; a task with one folder refuses the second."""
+    from finetune.glue.evaluate import command
+    from pretrain.base.errors import ConfigError
+    from pretrain.verbs import accepted_options
+
+    assert accepted_options(command, "glue", {"data": [folder]}) == {"data": folder}
+    with pytest.raises(ConfigError, match="--data may stand once for a checkpoint of task glue"):
+        accepted_options(command, "glue", {"data": [folder, folder]})
