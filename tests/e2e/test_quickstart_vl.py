@@ -14,7 +14,7 @@ from finetune.visual.check import check_predictions
 from tests.support import run_capt
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 _MODEL = (
     *("model.size=custom", "model.language_layers=1", "model.vision_layers=1", "model.cross_layers=1"),
