@@ -21,7 +21,7 @@ from pretrain.engine import distributed
 from pretrain.regions.store import RegionStore
 from pretrain.vision_language.data.answers import AnswerTable
 from pretrain.vision_language.features import read_features, require_features
-from pretrain.vision_language.inputs import require
+from pretrain.vision_language.inputs import require, require_store
 from pretrain.vision_language.sources import located
 
 __all__ = ["as_text", "command", "evaluate"]
@@ -93,7 +93,7 @@ def _rows(
     data = restored.job.data
     if not regions or not files:
         data = located(data, data.task)
-    store = RegionStore.open(regions or require(data))
+    store = RegionStore.open(regions or require_store(require(data)))
     trained_on = read_features(restored.checkpoint)
     if trained_on is not None:
         require_features(store, trained_on, str(restored.checkpoint), allow_other=data.allow_other_features or None)
