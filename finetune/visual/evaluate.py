@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +17,7 @@ from finetune.visual.objective import objective_of
 from finetune.visual.predictions import write_dump
 from finetune.visual.restore import FineTunedLxmert, load_visual, read_answers
 from finetune.visual.rows import PictureRows
+from pretrain.base.errors import counted
 from pretrain.base.progress import ProgressCallback
 from pretrain.engine import distributed
 from pretrain.regions.store import RegionStore
@@ -23,6 +25,8 @@ from pretrain.vision_language.data.answers import AnswerTable
 from pretrain.vision_language.features import read_features, require_features
 from pretrain.vision_language.inputs import require, require_store
 from pretrain.vision_language.sources import located
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["as_text", "command", "evaluate"]
 
@@ -118,4 +122,6 @@ def _dumped(
             return {}
         dump = predictions or Path(folder) / "predictions"
         write_dump(results, rows, job.data, answers, dump, files)
+        if predictions is not None:
+            logger.info("%s: %s", predictions, counted(len(rows), "prediction"))
         return check_predictions(dump, files).scores if files else {}

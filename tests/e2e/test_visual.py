@@ -79,6 +79,7 @@ def test_statements_without_labels_give_a_dump_and_no_metric(folder: Path, tmp_p
         evaluate(moved, files=[hidden])
     result = evaluate(folder / "run-nlvr1", files=[hidden], regions=store, predictions=tmp_path / "out.csv")
     assert result["metrics"] == {}
+    assert as_text(result).endswith("no metric: the rows have no labels")
     lines = (tmp_path / "out.csv").read_text().splitlines()
     names = [json.loads(line)["identifier"] for line in hidden.read_text().splitlines()]
     assert [line.split(",")[0] for line in lines] == names
