@@ -96,7 +96,7 @@ def _rows(
     store = RegionStore.open(regions or require(data))
     trained_on = read_features(restored.checkpoint)
     if trained_on is not None:
-        require_features(store, trained_on, str(restored.checkpoint), allow_other=data.allow_other_features)
+        require_features(store, trained_on, str(restored.checkpoint), allow_other=data.allow_other_features or None)
     if files is None:
         files = data.validation
     rows = read_rows(files, data.visual_task, "--data") if files else read_splits(data).validation

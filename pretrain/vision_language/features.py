@@ -42,14 +42,17 @@ def read_features(checkpoint: Path) -> FeatureKind | None:
         return None
 
 
-def require_features(store: RegionStore, trained_on: FeatureKind, source: str, *, allow_other: bool = False) -> None:
+def require_features(
+    store: RegionStore, trained_on: FeatureKind, source: str, *, allow_other: bool | None = None
+) -> None:
     """Refuse a store whose features are not of the kind that a model was trained on.
 
     Args:
         store: of the job.
         trained_on: what the model has seen.
         source: names the model in the error.
-        allow_other: another kind of the same size is meant.
+        allow_other: another kind of the same size is meant, as ``data.allow_other_features`` of the job says; None for
+            a job without this key, in which such features are never meant.
 
     Raises:
         CheckpointError: the size differs, or the kind does.
@@ -62,7 +65,10 @@ def require_features(store: RegionStore, trained_on: FeatureKind, source: str, *
         )
     different = feature_differences(mine.features_of, trained_on.features_of)
     if different and not allow_other:
+        remedy = "name a store made in the same way"
+        if allow_other is not None:
+            remedy += ", or data.allow_other_features=true if they are meant"
         raise CheckpointError(
             f"data.regions {store.folder} holds features of another kind than {source} was trained on ({different}): "
-            "such features mean other things; data.allow_other_features=true goes on all the same"
+            f"such features mean other things; {remedy}"
         )

@@ -123,7 +123,9 @@ def test_features_of_another_kind_are_refused(tmp_path: Path) -> None:
     assert read_features(tmp_path) == mine
     require_features(store, mine, "runs/before")
     other = mine.model_copy(update={"features_of": {"backend": "detr"}})
-    with pytest.raises(CheckpointError, match=r"backend is 'test' and 'detr'.*allow_other_features=true"):
+    with pytest.raises(CheckpointError, match=r"\(backend is 'test' and 'detr'; .*allow_other_features=true"):
+        require_features(store, other, "runs/before", allow_other=False)
+    with pytest.raises(CheckpointError, match=r"name a store made in the same way$"):
         require_features(store, other, "runs/before")
     require_features(store, other, "runs/before", allow_other=True)
     with pytest.raises(CheckpointError, match="has 11 features a region, and runs/before was trained on 2048"):
