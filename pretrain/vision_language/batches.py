@@ -182,7 +182,7 @@ class Assembler:
     def _other_regions(self, draws: Float[np.ndarray, " r"]) -> Int64[np.ndarray, " r"]:
         """Places in the store of regions drawn at random: a pair of this split, then a region of its picture.
 
-        Not any region of the store: it may hold the pictures of other splits, and more pictures from one day to another.
+        Not any region of the store, which may hold the pictures of other splits, and more of them another day.
         """
         whole = draws * len(self._pairs)
         pairs = whole.astype(np.int64)
