@@ -114,8 +114,9 @@ def small_job(path: Path, folder: Path, world: int) -> Job:
         own += ["model.init=null"] if path.stem == "capt_continue" else []
         own += ["contrast.queue=41"] if shipped.contrast.queue else []  # type: ignore[attr-defined]
     elif shipped.task.type == "capt_vl":
+        steps = shipped.accumulation(_PAIR_RANKS)
         own = [*_SMALL_PAIRS, f"data.regions={folder / 'store'}", f"data.train=[{folder / 'pairs.json'}]",
-               f"data.cache={folder / 'cache'}", f"batch.global={2 * shipped.accumulation(_PAIR_RANKS) * world}"]  # fmt: skip
+               f"data.cache={folder / 'cache'}", f"batch.global={2 * steps * world}"]  # fmt: skip
         own += ["contrast.queue=41"] if shipped.contrast.queue else []  # type: ignore[attr-defined]
     elif path.stem.startswith("clusters"):
         rows = 4 * shipped.data.clusters  # type: ignore[attr-defined]
