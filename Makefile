@@ -8,8 +8,12 @@ FUZZ   ?= 10000
 # Of make quickstart-vl: its folder, its size, and keys for pretraining and fine-tuning.
 VL     ?= runs/quickstart-vl
 PICTURES ?= 3000
-PRETRAINING ?= schedule.max_steps=1200 schedule.warmup_steps=100 schedule.stop_after=300
-FINETUNING  ?= schedule.epochs=10 optimizer.lr=5.0e-4 batch.global=64 model.dropout=0 model.attention_dropout=0
+PRETRAINING ?= model.size=tiny model.initializer_range=0.08 optimizer.lr=1.0e-3 \
+    schedule.max_steps=1000 schedule.warmup_steps=100 schedule.stop_after=250
+FINETUNING  ?= model.dropout=0 model.attention_dropout=0 batch.global=64 optimizer.lr=1.0e-3
+EPOCHS_VQA   ?= 12
+EPOCHS_GQA   ?= 3
+EPOCHS_NLVR2 ?= 8
 WORKERS ?= 2
 
 # CAPT_DATA may name a folder of the user's own text; without it the docstrings of the installed packages are the corpus.
@@ -59,7 +63,7 @@ quickstart: install
 # Pictures and words on the synthetic microworld: $(VL)/world is made by a program, and every answer in it is known.
 WORLD  := $(VL)/world
 STORE  := data.regions=$(VL)/store
-TUNED  := --nproc 2 $(STORE) model.init=$(VL)/pretraining batch.micro=16
+TUNED  := --nproc 2 $(STORE) batch.micro=16 $(FINETUNING)
 
 quickstart-vl: install
 	rm -rf $(VL)
@@ -69,17 +73,17 @@ quickstart-vl: install
 	$(BIN)/capt pretrain capt_vl_small --nproc 2 run.dir=$(VL)/pretraining $(STORE) data.train=$(WORLD)/pretraining/train.json \
 	    data.validation=$(WORLD)/pretraining/validation.json data.answers=$(WORLD)/answers.json $(PRETRAINING) $(ARGS) || test $$? -eq 75
 	$(BIN)/capt resume $(VL)/pretraining
-	$(BIN)/capt finetune vqa run.dir=$(VL)/vqa $(TUNED) data.answers=$(WORLD)/answers.json \
+	$(BIN)/capt finetune vqa run.dir=$(VL)/vqa model.init=$(VL)/pretraining $(TUNED) data.answers=$(WORLD)/answers.json \
 	    data.train=[$(WORLD)/vqa/train_questions.json,$(WORLD)/vqa/train_annotations.json] \
-	    data.validation=[$(WORLD)/vqa/validation_questions.json,$(WORLD)/vqa/validation_annotations.json] $(FINETUNING)
+	    data.validation=[$(WORLD)/vqa/validation_questions.json,$(WORLD)/vqa/validation_annotations.json] schedule.epochs=$(EPOCHS_VQA)
 	$(BIN)/capt evaluate $(VL)/vqa --data $(WORLD)/vqa/test_questions.json --data $(WORLD)/vqa/test_annotations.json \
 	    --predictions $(VL)/vqa_test.json --out $(VL)/vqa_figures.json
-	$(BIN)/capt finetune gqa run.dir=$(VL)/gqa $(TUNED) data.answers=$(WORLD)/answers.json \
-	    data.train=$(WORLD)/gqa/train_questions.json data.validation=$(WORLD)/gqa/validation_questions.json $(FINETUNING)
+	$(BIN)/capt finetune gqa run.dir=$(VL)/gqa model.init=$(VL)/vqa $(TUNED) data.answers=$(WORLD)/answers.json \
+	    data.train=$(WORLD)/gqa/train_questions.json data.validation=$(WORLD)/gqa/validation_questions.json schedule.epochs=$(EPOCHS_GQA)
 	$(BIN)/capt evaluate $(VL)/gqa --data $(WORLD)/gqa/test_questions.json \
 	    --predictions $(VL)/gqa_test.json --out $(VL)/gqa_figures.json
-	$(BIN)/capt finetune nlvr2 run.dir=$(VL)/nlvr2 $(TUNED) \
-	    data.train=$(WORLD)/nlvr2/train.json data.validation=$(WORLD)/nlvr2/validation.json $(FINETUNING)
+	$(BIN)/capt finetune nlvr2 run.dir=$(VL)/nlvr2 model.init=$(VL)/vqa $(TUNED) \
+	    data.train=$(WORLD)/nlvr2/train.json data.validation=$(WORLD)/nlvr2/validation.json schedule.epochs=$(EPOCHS_NLVR2)
 	$(BIN)/capt evaluate $(VL)/nlvr2 --data $(WORLD)/nlvr2/test.json \
 	    --predictions $(VL)/nlvr2_test.csv --out $(VL)/nlvr2_figures.json
 	$(BIN)/capt convert $(VL)/pretraining $(VL)/export/hf --to hf

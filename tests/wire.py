@@ -22,6 +22,8 @@ from pretrain.registry import task_class
 
 RANKS = {"tiny": 2, "small": 8, "continue": 8, "base": 64, "large": 128}
 """GPUs at which each size is looked at: these decide the accumulation."""
+_PAIR_RANKS = 2
+"""GPUs at which the vision-language jobs are looked at."""
 
 _SMALL_MODEL = (
     "model.size=custom", "model.layers=2", "model.hidden=32", "model.heads=2", "model.ffn=48", "model.max_positions=32",
@@ -31,6 +33,11 @@ _SMALL_MODEL = (
 _SMALL_LATENT = (
     "model.embedding=12", "model.hidden=16", "model.latent=4", "model.noise=4", "critic.hidden=16", "critic.updates=2",
     "schedule.epochs=null", "validate.per_epoch=null", "checkpoint.best=null", "data.format=text",
+)  # fmt: skip
+_SMALL_PAIRS = (
+    "model.size=custom", "model.language_layers=1", "model.vision_layers=1", "model.cross_layers=1", "model.hidden=32",
+    "model.heads=2", "model.ffn=48", "model.max_positions=16", "data.source=files", "data.sequence_length=12",
+    "data.minimum_answers=1", "tokenizer.vocab_size=380", "tokenizer.type=bpe", "loader.workers=0", "batch.micro=2",
 )  # fmt: skip
 _SMALL_CLUSTERS = ("model.compile=false", "data.repeats=4")
 
@@ -105,6 +112,11 @@ def small_job(path: Path, folder: Path, world: int) -> Job:
         own = [*_SMALL_MODEL, f"data.files=[{folder / 'text.txt'}]", f"data.cache={folder / 'cache'}",
                "batch.micro=2", f"batch.global={2 * steps * world}"]  # fmt: skip
         own += ["model.init=null"] if path.stem == "capt_continue" else []
+        own += ["contrast.queue=41"] if shipped.contrast.queue else []  # type: ignore[attr-defined]
+    elif shipped.task.type == "capt_vl":
+        steps = shipped.accumulation(_PAIR_RANKS)
+        own = [*_SMALL_PAIRS, f"data.regions={folder / 'store'}", f"data.train=[{folder / 'pairs.json'}]",
+               f"data.cache={folder / 'cache'}", f"batch.global={2 * steps * world}"]  # fmt: skip
         own += ["contrast.queue=41"] if shipped.contrast.queue else []  # type: ignore[attr-defined]
     elif path.stem.startswith("clusters"):
         rows = 4 * shipped.data.clusters  # type: ignore[attr-defined]

@@ -112,7 +112,7 @@ class RegionStore:
             raise DataError(
                 f"{source}: {counted(len(absent), 'picture')} not in the region store {self.folder}: "
                 f"{', '.join(shown(name) for name in absent[:3])}{', ...' if len(absent) > 3 else ''}; "
-                "import their regions into the store"
+                "capt regions import makes a store that holds them"
             )
         return rows
 
@@ -159,6 +159,17 @@ class RegionStore:
             labels += [filled(ids, np.int64), filled(scores)]
             self._require(rows, (labels[-2] >= 0) & (labels[-2] < classes), f"{what} classes over {classes - 1}")
         return Regions(filled(self._features), boxes, np.arange(most) < counts[:, None], *labels)
+
+    def places(self, rows: Rows, parts: Float[np.ndarray, " n"]) -> Rows:
+        """A region of each picture, by its number among all regions of the store.
+
+        Args:
+            rows: the pictures.
+            parts: which region of each, as a part of their number: at least 0 and below 1.
+        """
+        counts = self.counts(rows)
+        places: Rows = self._offsets[rows] + np.minimum((parts * counts).astype(np.int64), counts - 1)
+        return places
 
     def features_at(self, places: Int64[np.ndarray, " k"]) -> Float[np.ndarray, "k size"]:
         """The features of regions by their number among all regions of the store."""

@@ -187,7 +187,7 @@ def _require_space(work: Path, shape: Shape) -> None:
     needed, free = sum(layout.length for layout in shape.arrays().values()), shutil.disk_usage(work).free
     if needed + _FREE > free:
         raise DataError(
-            f"{work.parent}: the store needs {needed:,} bytes, {_FREE:,} are left free beside it, and {free:,} are free: "
+            f"{work.parent}: the store needs {needed + _FREE:,} bytes ({_FREE:,} of them stay free) and {free:,} are free: "
             "take another disk"
         )
 

@@ -98,7 +98,7 @@ class Assembler:
         corrupted, chosen_words = self._mask_words(tokens, draws.words)
         regions = self._store.regions(pictures, self._most)
         zeroed, replaced, chosen_regions = self._mask_regions(regions.present, draws.regions)
-        places = (draws.regions[:, 2] * self._store.manifest.regions).astype(np.int64)[replaced]
+        places = self._other_regions(draws.regions[:, 2][replaced])
         masked = np.flatnonzero(chosen_words)
         wants = self._objectives
         return PairBatch(
@@ -178,6 +178,15 @@ class Assembler:
         chance, fate = draws[:, 0], draws[:, 1]
         chosen = (chance < self._objectives.region_rate) & present
         return chosen & (fate < _MASKED), chosen & (fate >= _MASKED) & (fate < _CHANGED), chosen
+
+    def _other_regions(self, draws: Float[np.ndarray, " r"]) -> Int64[np.ndarray, " r"]:
+        """Places in the store of regions drawn at random: a pair of this split, then a region of its picture.
+
+        Not any region of the store, which may hold the pictures of other splits, and more of them another day.
+        """
+        whole = draws * len(self._pairs)
+        pairs = whole.astype(np.int64)
+        return self._store.places(self._pairs.pictures[pairs], whole - pairs)
 
     def _answers(
         self, numbers: Int64[np.ndarray, " n"], exchanged: Bool[np.ndarray, " n"], draws: Float[np.ndarray, " n"]

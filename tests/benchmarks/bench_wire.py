@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pretrain.config.load import load_job
+from pretrain.config.load import load_job, load_mapping
 from pretrain.language.config import LanguageJob
 from pretrain.language.module import LanguageModule
 from tests.language import write_corpus
@@ -24,7 +24,7 @@ from tests.support import run_ranks
 from tests.wire import RANKS, Traffic, small_job, traffic
 
 _CONFIGS = Path(__file__).parents[2] / "configs" / "pretrain"
-_JOBS = sorted(path for path in _CONFIGS.glob("*.yaml") if not path.stem.startswith("_"))
+_JOBS = [path for path in sorted(_CONFIGS.glob("*.yaml")) if load_mapping(path)["task"]["type"] == "capt_language"]
 
 
 def _all_traffic(folder: Path) -> dict[str, Traffic]:

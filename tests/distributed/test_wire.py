@@ -16,6 +16,7 @@ from tests.latent import write_text
 from tests.support import run_ranks
 from tests.toy.config import ToyJob
 from tests.toy.task import ToyTask
+from tests.vision_language import write_sentences, write_small_store
 from tests.wire import Traffic, Wire, small_job, traffic
 
 _SHIPPED = Path(__file__).parents[2] / "configs" / "pretrain"
@@ -33,6 +34,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Traffic]:
     folder = tmp_path_factory.mktemp("wire")
     write_corpus(folder / "text.txt")
     write_text(folder)
+    write_small_store(folder / "store")
+    write_sentences(folder / "pairs.json", 0, 30)
     result: dict[Path, Traffic] = run_ranks(_all_traffic, 2, JOBS, folder, timeout=300)[0]
     return result
 

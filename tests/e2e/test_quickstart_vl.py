@@ -14,7 +14,7 @@ from finetune.visual.check import check_predictions
 from tests.support import run_capt
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 _MODEL = (
     *("model.size=custom", "model.language_layers=1", "model.vision_layers=1", "model.cross_layers=1"),
@@ -27,7 +27,8 @@ _TINY = (
 SIZES = {
     "PICTURES": "40",
     "PRETRAINING": f"schedule.max_steps=4 schedule.warmup_steps=1 schedule.stop_after=2 {' '.join((*_MODEL, *_TINY))}",
-    "FINETUNING": "schedule.max_steps=3 schedule.epochs=null run.threads=1",
+    "FINETUNING": "schedule.max_steps=3 run.threads=1",
+    **dict.fromkeys(("EPOCHS_VQA", "EPOCHS_GQA", "EPOCHS_NLVR2"), "null"),
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,15 @@ from typer.testing import CliRunner
 from finetune.visual.evaluate import as_text, evaluate
 from finetune.visual.pretrained import read_backbone
 from finetune.visual.restore import load_visual
+from finetune.visual.task import VisualFineTuning
 from launcher.cli import app
 from pretrain.base.errors import CheckpointError, DataError
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.run import run_job
 from pretrain.regions.store import RegionStore
+from pretrain.vision_language.restore import load_model
 from tests.support import run_ranks
-from tests.vision_language import make_pictures
+from tests.vision_language import make_pictures, vision_language_mapping
 from tests.visual import visual_mapping, write_scene_store, write_scenes, write_small_store
 
 
@@ -71,8 +75,14 @@ def test_statements_without_labels_give_a_dump_and_no_metric(folder: Path, tmp_p
     store = write_scene_store(tmp_path / "store", [hidden])
     with pytest.raises(DataError, match="8 pictures not in the region store"):
         evaluate(folder / "run-nlvr1", files=[hidden])
+    restored = load_visual(folder / "run-nlvr1")
+    data = restored.job.data.model_copy(update={"regions": tmp_path / "gone"})
+    moved = replace(restored, job=restored.job.model_copy(update={"data": data}))
+    with pytest.raises(DataError, match="-o regions=STORE"):
+        evaluate(moved, files=[hidden])
     result = evaluate(folder / "run-nlvr1", files=[hidden], regions=store, predictions=tmp_path / "out.csv")
     assert result["metrics"] == {}
+    assert as_text(result).endswith("no metric: the rows have no labels")
     lines = (tmp_path / "out.csv").read_text().splitlines()
     names = [json.loads(line)["identifier"] for line in hidden.read_text().splitlines()]
     assert [line.split(",")[0] for line in lines] == names
@@ -114,6 +124,46 @@ def test_further_fine_tuning_starts_from_every_weight(folder: Path, tmp_path: Pa
         assert after.tokenizer.fingerprint == before.tokenizer.fingerprint
         assert after.job.model.encoder is not None
         assert after.job.model.encoder.hidden == 32
+
+
+def test_it_starts_from_pretraining_and_from_its_export(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answers of pretraining are colours too: their rows are found by their text in both."""
+    assert run_ranks(_train, 1, vision_language_mapping(tmp_path)) == [0]
+    hf = tmp_path / "hf"
+    converted = CliRunner().invoke(
+        app, ["convert", str(tmp_path / "run"), str(hf), "--to", "hf"], catch_exceptions=False
+    )
+    assert converted.exit_code == 0
+    pretrained = load_model(tmp_path / "run")
+    for name, init in (("ours", tmp_path / "run"), ("theirs", hf)):
+        mapping = visual_mapping(
+            folder,
+            "vqa",
+            model={"init": str(init), "encoder": None},
+            tokenizer={"path": None},
+            data={"sequence_length": 12},
+        )
+        job = job_from_mapping(mapping, "test")
+        task = VisualFineTuning(job, tmp_path / name)
+        with caplog.at_level(logging.INFO):
+            model = task.build_modules()["model"].state_dict()
+        assert "4 of 4 answers from" in caplog.text
+        caplog.clear()
+        state = pretrained.model.state_dict()
+        for key, tensor in model.items():
+            if key.startswith(("encoder.", "pooler.")):
+                torch.testing.assert_close(tensor, state[key], rtol=0, atol=0)
+        assert pretrained.answers is not None
+        assert task.answers is not None
+        for row, answer in enumerate(task.answers.answers):
+            source = pretrained.answers.index(answer)
+            assert torch.equal(model["answer_head.outer.weight"][row], state["answer_head.outer.weight"][source])
+        assert task.tokenizer.fingerprint == pretrained.tokenizer.fingerprint
+    (hf / "tokenizer.json").unlink()
+    with pytest.raises((CheckpointError, DataError), match="tokenizer"):
+        VisualFineTuning(job, tmp_path / "without")
 
 
 def test_the_export_gives_the_same_answers_in_transformers(folder: Path, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ class LxmertEncoder(nn.Module):
         """The table of token embeddings, whose weight the language-model head shares."""
         return self.words.word
 
-    def flops(self, words: float, regions: float) -> float:
+    def flops(self, words: int | float, regions: int | float) -> float:
         """Forward FLOP of a sentence of ``words`` tokens and a picture of ``regions`` regions, read everywhere."""
         return encoder_flops(self.config, words, regions)
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 from pretrain.models.lxmert.config import LxmertConfig
 
 
-def encoder_flops(config: LxmertConfig, words: float, regions: float) -> float:
+def encoder_flops(config: LxmertConfig, words: int | float, regions: int | float) -> float:
     """Forward FLOP of a pair of a sentence (``words`` tokens) and a picture (``regions`` regions) through the encoder.
 
     Matrix products only, a multiply-add being 2, as if the last layer were computed everywhere.
     """
     h = config.hidden
 
-    def self_attention(length: float) -> float:
+    def self_attention(length: int | float) -> int | float:
         return length * (8 * h * h + 4 * length * h)
 
-    def layer(length: float) -> float:
+    def layer(length: int | float) -> int | float:
         return self_attention(length) + length * 4 * h * config.ffn
 
     embedding = regions * 2 * (config.known("feature_size") + 4) * h
     cross = (words + regions) * 8 * h * h + 8 * words * regions * h
-    return (
+    return float(
         embedding
         + config.language_layers * layer(words)
         + config.vision_layers * layer(regions)
@@ -28,7 +28,9 @@ def encoder_flops(config: LxmertConfig, words: float, regions: float) -> float:
     )
 
 
-def step_flops(config: LxmertConfig, words: float, regions: float, masked: float, contrast: bool) -> float:
+def step_flops(
+    config: LxmertConfig, words: int | float, regions: int | float, masked: int | float, contrast: bool
+) -> float:
     """Model FLOP (forward and backward) of one pair in a pretraining step.
 
     The heads run on the corrupted view alone, the vocabulary only at masked words; the backward pass costs twice the

@@ -25,6 +25,8 @@ def _model(checkpointing: str) -> CaptModel:
 def _train(stage: int, checkpointing: str) -> tuple[list[float], float]:
     import deepspeed
 
+    import pretrain.engine.engines.deepspeed  # noqa: F401 (which keeps DeepSpeed from compiling an operator first)
+
     module = _model(checkpointing)
     engine, *_ = deepspeed.initialize(
         model=module,

@@ -195,7 +195,9 @@ def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
 
 def test_the_disk_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tsv_import, "_FREE", 1 << 60)
-    with pytest.raises(DataError, match=r"the store needs [\d,]+ bytes and [\d,]+ are free"):
+    with pytest.raises(
+        DataError, match=r"the store needs [\d,]+ bytes \([\d,]+ of them stay free\) and [\d,]+ are free"
+    ):
         import_regions(tmp_path / "store", _files(tmp_path), workers=1)
 
 
