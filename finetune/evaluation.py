@@ -132,4 +132,5 @@ def as_text(result: dict[str, Any]) -> str:
     """The result of `evaluate_checkpoint` for people."""
     rows = ", ".join(f"{name} {count:,} rows" for name, count in result["rows"].items())
     lines = [f"checkpoint {result['checkpoint']}", "", f"{result['task']} ({rows})"]
-    return "\n".join(lines + [f"  {name:<24}{value:>12.4f}" for name, value in result["metrics"].items()])
+    metrics = [f"  {name:<24}{value:>12.4f}" for name, value in result["metrics"].items()]
+    return "\n".join(lines + (metrics or ["  no metric: the rows have no labels"]))

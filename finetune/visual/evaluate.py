@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,13 +17,16 @@ from finetune.visual.objective import objective_of
 from finetune.visual.predictions import write_dump
 from finetune.visual.restore import FineTunedLxmert, load_visual, read_answers
 from finetune.visual.rows import PictureRows
+from pretrain.base.errors import counted
 from pretrain.base.progress import ProgressCallback
 from pretrain.engine import distributed
 from pretrain.regions.store import RegionStore
 from pretrain.vision_language.data.answers import AnswerTable
 from pretrain.vision_language.features import read_features, require_features
-from pretrain.vision_language.inputs import require
+from pretrain.vision_language.inputs import require, require_store
 from pretrain.vision_language.sources import located
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["as_text", "command", "evaluate"]
 
@@ -93,7 +97,7 @@ def _rows(
     data = restored.job.data
     if not regions or not files:
         data = located(data, data.task)
-    store = RegionStore.open(regions or require(data))
+    store = RegionStore.open(regions or require_store(require(data)))
     trained_on = read_features(restored.checkpoint)
     if trained_on is not None:
         require_features(store, trained_on, str(restored.checkpoint), allow_other=data.allow_other_features or None)
@@ -118,4 +122,6 @@ def _dumped(
             return {}
         dump = predictions or Path(folder) / "predictions"
         write_dump(results, rows, job.data, answers, dump, files)
+        if predictions is not None:
+            logger.info("%s: %s", predictions, counted(len(rows), "prediction"))
         return check_predictions(dump, files).scores if files else {}

@@ -112,7 +112,7 @@ class RegionStore:
             raise DataError(
                 f"{source}: {counted(len(absent), 'picture')} not in the region store {self.folder}: "
                 f"{', '.join(shown(name) for name in absent[:3])}{', ...' if len(absent) > 3 else ''}; "
-                "import their regions into the store"
+                "capt regions import makes a store that holds them"
             )
         return rows
 

@@ -23,6 +23,7 @@ from pretrain.vision_language.batches import Assembler
 from pretrain.vision_language.config import VisionLanguageJob
 from pretrain.vision_language.data.answers import AnswerTable
 from pretrain.vision_language.features import read_features, require_features
+from pretrain.vision_language.inputs import require_store
 from pretrain.vision_language.module import VisionLanguageModule, VisionLanguageOutput
 from pretrain.vision_language.pairs import EncodedPairs
 from pretrain.vision_language.prepare import encoded_pairs, vocabulary_of
@@ -75,7 +76,7 @@ def evaluate(
     if not paths:
         raise ConfigError("nothing to evaluate on: the run had no data.validation; give --data FILE")
     verifier = Verifier(job.data.cache)
-    store = RegionStore.open(files.regions, verifier)
+    store = RegionStore.open(regions or require_store(files.regions), verifier)
     trained_on = read_features(restored.checkpoint)
     if trained_on is not None:
         require_features(store, trained_on, str(restored.checkpoint))

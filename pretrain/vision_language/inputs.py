@@ -71,3 +71,14 @@ def require(data: VisionLanguageData) -> Path:
     if not data.train:
         raise ConfigError(NO_DATA.format(key="train"))
     return data.regions
+
+
+def require_store(regions: Path) -> Path:
+    """The store of a run that is evaluated.
+
+    Raises:
+        DataError: it is not there: it has moved, or the run names it from another folder than this one.
+    """
+    if not regions.exists():
+        raise DataError(f"the run's data.regions {regions} is not there, as seen from {Path.cwd()}: -o regions=STORE")
+    return regions

@@ -223,8 +223,12 @@ class VisionLanguageTask:
 
     def next_steps(self, run_dir: Path) -> Sequence[str]:
         """Commands that measure, fine-tune and export the model."""
+        statements = bool(self.prepared.train.untrue.any())  # which pretraining has from NLVR v1 alone
+        finetune = f"capt finetune {'nlvr1' if statements else 'vqa'} model.init={run_dir}"
+        if self.job.data.source == "files":
+            finetune += f" data.regions={self.job.data.regions} data.train=... data.validation=..."
         return [
-            f"capt finetune vqa model.init={run_dir} data.regions=STORE data.train=... data.validation=...",
+            finetune,
             f"capt evaluate {run_dir} --data FILE (losses and retrieval on held-out pairs)",
             f"capt convert {run_dir} OUT --to hf",
         ]

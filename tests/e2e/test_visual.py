@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,14 @@ def test_statements_without_labels_give_a_dump_and_no_metric(folder: Path, tmp_p
     store = write_scene_store(tmp_path / "store", [hidden])
     with pytest.raises(DataError, match="8 pictures not in the region store"):
         evaluate(folder / "run-nlvr1", files=[hidden])
+    restored = load_visual(folder / "run-nlvr1")
+    data = restored.job.data.model_copy(update={"regions": tmp_path / "gone"})
+    moved = replace(restored, job=restored.job.model_copy(update={"data": data}))
+    with pytest.raises(DataError, match="-o regions=STORE"):
+        evaluate(moved, files=[hidden])
     result = evaluate(folder / "run-nlvr1", files=[hidden], regions=store, predictions=tmp_path / "out.csv")
     assert result["metrics"] == {}
+    assert as_text(result).endswith("no metric: the rows have no labels")
     lines = (tmp_path / "out.csv").read_text().splitlines()
     names = [json.loads(line)["identifier"] for line in hidden.read_text().splitlines()]
     assert [line.split(",")[0] for line in lines] == names

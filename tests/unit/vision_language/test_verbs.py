@@ -153,6 +153,14 @@ def test_a_run_without_validation_needs_files(home: Path) -> None:
         evaluate(restored)
 
 
+def test_a_store_that_has_moved_has_a_remedy(home: Path, tmp_path: Path) -> None:
+    restored = load_model(home / "lxmert")
+    data = restored.job.data.model_copy(update={"regions": tmp_path / "gone"})
+    object.__setattr__(restored, "job", restored.job.model_copy(update={"data": data}))
+    with pytest.raises(DataError, match=r"gone is not there, as seen from .*: -o regions=STORE"):
+        evaluate(restored)
+
+
 def test_an_export_is_a_stock_model_with_answers_and_a_card(home: Path, tmp_path: Path) -> None:
     """`export_lxmert_hf` compares every logit with ours; here: what it is given."""
     out = export(home / "capt", tmp_path / "out", to="hf")
