@@ -203,7 +203,7 @@ class SelfAttention(nn.Module):
         packed = mask if isinstance(mask, Packed) else None
         if packed is not None:
             q, kv, mask = packed.unpack(q[0]), packed.unpack(kv[0]), packed.mask
-        b = len(q)
+        b = q.shape[0]  # len() is a plain number, and an ONNX export would then take this batch size alone
         q, kv = q.view(b, -1, self.heads, h // self.heads), kv.view(b, -1, 2, self.heads, h // self.heads)
         if isinstance(mask, Runs):
             k, v = kv.unbind(2)
