@@ -101,7 +101,9 @@ class _Meter:
 def _indexes(paths: Sequence[Path], folder: Path, workers: int, meter: _Meter) -> list[TsvIndex]:
     """The index of each file. Reading and hashing leave other threads alone, so threads suffice."""
     with ThreadPoolExecutor(min(workers, len(paths))) as threads:
-        futures = [threads.submit(index_tsv, path, folder, meter.advance) for path in paths]
+        once = {path.absolute(): path for path in paths}  # a file named twice has one index, which one thread writes
+        named = {place: threads.submit(index_tsv, path, folder, meter.advance) for place, path in once.items()}
+        futures = [named[path.absolute()] for path in paths]
         try:
             failed = [future for future in wait(futures, return_when=FIRST_EXCEPTION).done if future.exception()]
             indexes = [future.result() for future in failed or futures]
@@ -187,8 +189,8 @@ def _require_space(work: Path, shape: Shape) -> None:
     needed, free = sum(layout.length for layout in shape.arrays().values()), shutil.disk_usage(work).free
     if needed + _FREE > free:
         raise DataError(
-            f"{work.parent}: the store needs {needed + _FREE:,} bytes ({_FREE:,} of them stay free) and {free:,} are free: "
-            "take another disk"
+            f"{work.parent}: the store needs {needed + _FREE:,} bytes ({_FREE:,} of them stay free) and {free:,} "
+            "are free: take another disk"
         )
 
 
