@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+_OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -41,6 +44,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 has_gpu = torch.cuda.is_available()
             if not has_gpu:
                 item.add_marker(no_gpu)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Fail the test that leaves a launcher's variables behind: other libraries then start a process group of theirs."""
+    yield
+    left = [name for name in _OF_A_LAUNCHER if os.environ.pop(name, None) is not None]
+    assert not left, f"{item.nodeid} left {', '.join(left)} in the environment: run the job in a process of its own"
 
 
 @pytest.fixture(scope="session")
