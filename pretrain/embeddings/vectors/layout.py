@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, cast
 
 from pretrain.base.errors import DataError
 from pretrain.base.files import open_regular
@@ -29,6 +29,9 @@ LONGEST_WORD = 16_384
 
 DAMAGED_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
 """What Python raises for a packed file that is cut off or changed."""
+
+PIECE = 1 << 14
+"""Bytes that are read at a time: what a damaged archive holds before the damage is lost to this many."""
 
 _HEAD = 1 << 20
 _HEADER = re.compile(rb"[ \t]*([0-9]{1,18})[ \t]+([0-9]{1,18})[ \t\r]*")
@@ -51,7 +54,7 @@ class Layout:
 
 
 @contextmanager
-def open_vectors(path: Path) -> Iterator[IO[bytes]]:
+def open_vectors(path: Path) -> Iterator[BufferedIOBase]:
     """Open a file of vectors to read; one that begins like gzip is unpacked, whatever its name.
 
     Raises:
@@ -65,7 +68,7 @@ def open_vectors(path: Path) -> Iterator[IO[bytes]]:
             raw.seek(0)
             if magic == b"\x1f\x8b":
                 with gzip.GzipFile(fileobj=raw) as unpacked:
-                    yield cast(IO[bytes], unpacked)
+                    yield unpacked
             else:
                 yield raw
     except FileNotFoundError:
@@ -83,11 +86,7 @@ def find_layout(path: Path) -> Layout:
     Raises:
         DataError: the file cannot be opened, or its first line is neither a header nor a word with numbers.
     """
-    with open_vectors(path) as file:
-        try:
-            head = file.read(_HEAD)
-        except DAMAGED_GZIP as error:
-            raise DataError(f"{path}, after line 0: damaged gzip file ({error})") from error
+    head = _head(path)
     first, newline, rest = head.removeprefix(_BYTE_ORDER_MARK).partition(b"\n")
     header = _HEADER.fullmatch(first)
     if header is None or not newline:
@@ -100,6 +99,19 @@ def find_layout(path: Path) -> Layout:
             f"1 to {MOST_WIDTH:,} dimensions and at most {MOST_NUMBERS:,} numbers"
         )
     return Layout(words, width, binary=not _is_text(rest))
+
+
+def _head(path: Path) -> bytes:
+    """Read the first mebibyte, or as much of a damaged archive as can be: who reads the rows says where it ends."""
+    head = b""
+    with open_vectors(path) as file:
+        try:
+            while len(head) < _HEAD and (piece := file.read(PIECE)):
+                head += piece
+        except DAMAGED_GZIP as error:
+            if not head:
+                raise DataError(f"{path}, after line 0: damaged gzip file ({error})") from error
+    return head
 
 
 def _without_header(path: Path, head: bytes) -> Layout:
@@ -121,12 +133,12 @@ def _numbers_at_end(line: bytes) -> int:
 
 
 def is_number(field: bytes) -> bool:
-    """Whether Python reads the field as a floating-point number; ``nan`` counts."""
+    """Whether the field is a floating-point number; ``nan`` counts, the underscores that Python allows do not."""
     try:
         float(field)
     except ValueError:
         return False
-    return True
+    return b"_" not in field
 
 
 def _is_text(block: bytes) -> bool:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from jaxtyping import Float32
 
 from pretrain.base.errors import DataError, shown
-from pretrain.embeddings.vectors.layout import LONGEST_WORD, MOST_WIDTH, Layout, is_number
+from pretrain.embeddings.vectors.layout import LONGEST_WORD, MOST_WIDTH, PIECE, Layout, is_number
 
 Row = tuple[str, Float32[np.ndarray, " d"]]
 """A word and its vector."""
 
 _LONGEST_LINE = LONGEST_WORD + 64 * MOST_WIDTH
-_BLOCK = 1 << 22
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def text_rows(file: IO[bytes], path: Path, layout: Layout) -> Iterator[Row]:
+def text_rows(file: BufferedIOBase, path: Path, layout: Layout) -> Iterator[Row]:
     """Yield the rows of a text file; the last ``width`` fields of a line are the numbers, the rest is the word.
 
     So a word may hold spaces, as a few of GloVe's do. Only blanks of ASCII separate fields: others occur in words.
@@ -50,8 +49,10 @@ def text_rows(file: IO[bytes], path: Path, layout: Layout) -> Iterator[Row]:
 def _parsed(fields: list[bytes], where: str) -> Float32[np.ndarray, " d"]:
     try:
         row = np.array(list(map(float, fields)))
+        if any(b"_" in field for field in fields):
+            raise ValueError
     except ValueError:
-        bad = next(field for field in fields if not is_number(field))
+        bad = next(field for field in fields if b"_" in field or not is_number(field))
         raise DataError(f"{where}: {shown(bad.decode('utf-8', 'replace'))} is not a number") from None
     if not np.abs(row).max() <= np.finfo(np.float32).max:
         bad = next(field for field, value in zip(fields, row, strict=True) if not abs(value) < 3.4028236e38)
@@ -68,7 +69,7 @@ def _decoded(word: bytes, where: str) -> str:
         raise DataError(f"{where}: the word is not UTF-8 (byte 0x{word[error.start]:02x})") from None
 
 
-def binary_rows(file: IO[bytes], path: Path, layout: Layout) -> Iterator[Row]:
+def binary_rows(file: BufferedIOBase, path: Path, layout: Layout) -> Iterator[Row]:
     """Yield the rows of word2vec's binary file: a word, a space, ``width`` little-endian float32.
 
     A line end before a word, which word2vec writes and gensim does not, is dropped.
@@ -84,7 +85,7 @@ def binary_rows(file: IO[bytes], path: Path, layout: Layout) -> Iterator[Row]:
     for number in range(1, layout.words + 1):
         where = f"{path}, word {number}"
         if len(block) - place < LONGEST_WORD + 2 + size:
-            block, place = block[place:] + file.read(_BLOCK + size), 0
+            block, place = block[place:] + file.read(LONGEST_WORD + PIECE + size), 0
         space = block.find(b" ", place, place + LONGEST_WORD + 2)
         if space < 0:
             if place + LONGEST_WORD < len(block):

@@ -40,10 +40,11 @@ class WordVectors:
     @cached_property
     def norms(self) -> Float32[np.ndarray, " V"]:
         """The length of each vector."""
-        return np.sqrt(np.einsum("vd,vd->v", self.matrix, self.matrix))
+        norms: Float32[np.ndarray, " V"] = np.sqrt(np.einsum("vd,vd->v", self.matrix, self.matrix))
+        return norms
 
     def find(self, word: str) -> int | None:
-        """Return the row of a word as it is written, else that of its lower-case form; None where neither is there."""
+        """Return the row of a word as it is written, else of its lower-case form; None where neither is there."""
         row = self.index.get(word)
         return self.index.get(word.lower()) if row is None else row
 
@@ -52,4 +53,5 @@ class WordVectors:
         a, b = (self.matrix[np.asarray(rows, dtype=np.int64)].astype(np.float64) for rows in (first, second))
         lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
         products = np.einsum("nd,nd->n", a, b)
-        return np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+        cosines: Float[np.ndarray, " n"] = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+        return cosines

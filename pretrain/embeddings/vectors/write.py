@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from pretrain.base.files import replacing
 from pretrain.embeddings.vectors.word_vectors import WordVectors
 
 Form = Literal["word2vec", "glove", "gensim"]
-"""``word2vec``: as the C program writes it; ``gensim``: as `KeyedVectors.save_word2vec_format`; ``glove``: no header."""
+"""``word2vec``: as its C program; ``gensim``: as `KeyedVectors.save_word2vec_format`; ``glove``: text, no header."""
 
 
 def write_vectors(vectors: WordVectors, path: Path, form: Form, *, binary: bool = False) -> None:
@@ -40,34 +41,33 @@ def write_vectors(vectors: WordVectors, path: Path, form: Form, *, binary: bool 
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
+def _opened(path: Path) -> Iterator[BufferedIOBase]:
     with replacing(path) as (file, _):
         if path.suffix != ".gz":
-            yield file
+            yield cast(BufferedIOBase, file)
             return
         # no name and no time in the archive: the same vectors make the same bytes
         with gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=6, mtime=0) as packed:
-            yield cast(IO[bytes], packed)
+            yield packed
 
 
 def _check_words(vectors: WordVectors, path: Path, form: Form) -> None:
-    """Refuse what would be read back as something else."""
+    """Refuse what would be read back as something else: fields end at blanks of ASCII."""
     for number, word in enumerate(vectors.words, start=1):
-        parts = word.split()
-        if parts == [word]:
-            continue
-        if not parts or "\n" in word or form != "glove":
+        fields = word.encode().split()
+        if fields != [word.encode()] and (form != "glove" or not fields or "\n" in word):
             raise DataError(
-                f"{path}: word {number}, {shown(word)}, is empty or has blanks: {form}'s form cannot hold it"
+                f"{path}: word {number}, {shown(word)}, is empty or holds blanks, which {form}'s form cannot write; "
+                "GloVe's can hold spaces"
             )
 
 
-def _write_text(vectors: WordVectors, file: IO[bytes], end: str) -> None:
+def _write_text(vectors: WordVectors, file: BufferedIOBase, end: str) -> None:
     numbers = " ".join(["%.9g"] * vectors.width) + end
     for word, row in zip(vectors.words, vectors.matrix, strict=True):
         file.write(f"{word} {numbers % tuple(row.tolist())}".encode())
 
 
-def _write_binary(vectors: WordVectors, file: IO[bytes], end: bytes) -> None:
+def _write_binary(vectors: WordVectors, file: BufferedIOBase, end: bytes) -> None:
     for word, row in zip(vectors.words, vectors.matrix, strict=True):
         file.write(word.encode() + b" " + row.astype(np.dtype("<f4")).tobytes() + end)
