@@ -89,11 +89,12 @@ class EmbeddingBatch(BatchSection):
     """Words of the text in an update (``global``); each rank takes its part of them in one pass."""
 
     global_: PositiveInt = Field(
-        4096, le=2**31 - 1, alias="global", description="words of the text in an update over all ranks, a multiple of 512"
+        4096,
+        le=2**31 - 1,
+        alias="global",
+        description="words of the text in an update over all ranks, a multiple of 512",
     )
-    micro: PositiveInt = Field(
-        4096, le=2**31 - 1, description="words of an update on one rank: batch.global / ranks"
-    )
+    micro: PositiveInt = Field(4096, le=2**31 - 1, description="words of an update on one rank: batch.global / ranks")
 
 
 class EmbeddingValidate(ValidateSection):

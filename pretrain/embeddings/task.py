@@ -63,8 +63,8 @@ class EmbeddingTask:
         world = distributed.world_size()
         if self.job.accumulation(world) != 1:
             raise ConfigError(
-                f"batch.micro {self.job.batch.micro}: a rank takes its part of an update in one pass; with {world} ranks "
-                f"set batch.micro={self.job.batch.global_ // world}"
+                f"batch.micro {self.job.batch.micro}: a rank takes its part of an update in one pass; with {world} "
+                f"ranks set batch.micro={self.job.batch.global_ // world}"
             )
         return {"discriminator": EmbeddingTables(len(self.vocabulary), self.job.model.dim, self.job.run.seed)}
 
