@@ -36,7 +36,7 @@ ARMS = ("none", "lxmert", "lxmert-equal-compute", "capt")
 SCENES = ["--pictures", "2000", "--nlvr1", "16000", "--seed", "1"]
 """Of the microworld: pictures of all splits, and statements of NLVR v1's kind for training (four scenes each)."""
 COMMON = ["run.threads=1", "run.tensorboard=false", "run.log_every=10", "checkpoint.keep=1"]
-STEPS, WARMUP = {"microworld": 1500, "nlvr1": 3000}, 200
+STEPS, WARMUP = {"microworld": 1500, "nlvr1": 5000}, 200
 """Of pretraining, for ``lxmert`` and ``capt``; ``--steps`` replaces the first in both worlds."""
 SIZES = ["size=micro", "initializer_range=0.12", "dropout=0", "attention_dropout=0"]
 """Of the model in every arm."""
@@ -51,7 +51,7 @@ LXMERT = ["contrast.weight=0", "contrast.queue=0"]
 FINE_TUNING: dict[str, list[str]] = {
     "vqa": ["optimizer.lr=5e-4", "schedule.epochs=3", "data.sequence_length=24", *EXACT],
     "nlvr2": ["optimizer.lr=5e-4", "schedule.epochs=3", "data.sequence_length=24", *EXACT],
-    "nlvr1": ["optimizer.lr=3e-4", "schedule.epochs=20"],
+    "nlvr1": [],
 }
 TASKS = {"microworld": ("vqa", "nlvr2"), "nlvr1": ("nlvr1",)}
 

@@ -28,7 +28,8 @@ def is_statements(document: Document) -> bool:
 def read_statements(document: Document) -> list[Example]:
     """The statements. Their pictures are called as `pretrain.regions.nlvr1.scene_name` calls them.
 
-    A synthetic row says how many there are of what it counts (``count``): its answer. Real ones have none.
+    The answer of a statement is its truth (``true``, ``false``). A synthetic row says as well how many there are of
+    what its statement counts (``count``): a second answer.
 
     Raises:
         DataError: a row lacks a key, a value is of the wrong type, or an identifier stands twice.
@@ -37,6 +38,6 @@ def read_statements(document: Document) -> list[Example]:
     for row, (place, statement) in zip(document.rows, document.checked(_Statement), strict=True):
         unique.add(statement.identifier, place)
         truth = None if statement.label is None else statement.label == "true"
-        answers = None if statement.count is None else {str(statement.count): 1.0}
-        examples.append(Example(statement.identifier, (scene_name(row),), statement.sentence, answers, truth))
+        answers = {str(found): 1.0 for found in (statement.label, statement.count) if found is not None}
+        examples.append(Example(statement.identifier, (scene_name(row),), statement.sentence, answers or None, truth))
     return examples

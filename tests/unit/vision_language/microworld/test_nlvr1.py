@@ -153,8 +153,9 @@ def test_counts_are_those_of_the_meaning(stems: list[Stem], tmp_path: Path) -> N
     assert [row.get("count") for row in rows] == expected
     assert None in expected
     assert len(set(expected)) > 4
-    answers = [example.answers for example in read_examples([tmp_path / "rows.json"])]
-    assert answers == [None if number is None else {str(number): 1.0} for number in expected]
+    for example, number in zip(read_examples([tmp_path / "rows.json"]), expected, strict=True):
+        truth = {str(example.truth).lower(): 1.0}
+        assert example.answers == (truth if number is None else truth | {str(number): 1.0})
 
 
 def test_both_evaluations_agree_on_any_scene() -> None:
