@@ -19,6 +19,8 @@ BASE = ("pretrain.base",)
 TASK = ("tokenizer", *(f"pretrain.{p}" for p in ("base", "config", "data", "models", "contrast", "engine", "registry")))
 LATENT = (*BASE, "pretrain.engine", "pretrain.latent.config", "pretrain.latent.text_files", "pretrain.latent.data")
 
+EMBEDDINGS = (*BASE, "pretrain.engine", "pretrain.embeddings.config", "pretrain.embeddings.sections")
+
 
 def _in(package: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{package}.{name}" for name in names)
@@ -32,10 +34,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.config": (*BASE, "pretrain.registry"),
     # ---- engine: optimizers, then engines, then checkpoints of both, then callbacks; the loop and the run use them all
     "pretrain.engine.optim": (*BASE, "pretrain.config", "pretrain.engine.schedule"),
-    "pretrain.engine.engines": (*BASE, "pretrain.config", *_in("pretrain.engine", "distributed", "optim")),
+    "pretrain.engine.engines": (*BASE, "pretrain.config", *_in("pretrain.engine", "distributed", "optim", "row_shard")),
     "pretrain.engine.checkpoint": (
         *(*BASE, "pretrain.config"),
-        *_in("pretrain.engine", "distributed", "durable", "engines", "optim", "provenance", "task", "verification"),
+        *_in("pretrain.engine", "distributed", "durable", "engines", "optim", "provenance", "row_shard", "task"),
+        "pretrain.engine.verification",
     ),
     "pretrain.engine.callbacks": (
         *(*BASE, "pretrain.config", "pretrain.registry"),
@@ -81,6 +84,16 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "pretrain.latent.report": (*BASE, "pretrain.config", "pretrain.report", "pretrain.latent.artifacts"),
     "pretrain.latent": (*TASK, "pretrain.latent"),
+    "pretrain.embeddings.sections": (*BASE, "pretrain.config"),
+    "pretrain.embeddings.config": (*BASE, "pretrain.config", "pretrain.data", "pretrain.embeddings.sections"),
+    "pretrain.embeddings.data": (*EMBEDDINGS, "pretrain.data"),
+    "pretrain.embeddings.vectors": BASE,
+    "pretrain.embeddings.sampler": (
+        *EMBEDDINGS,
+        *_in("pretrain.embeddings", "data", "tables", "exchange", "objectives"),
+    ),
+    "pretrain.embeddings.objectives": EMBEDDINGS,
+    "pretrain.embeddings": (*TASK, "pretrain.convert", "pretrain.report", "pretrain.embeddings"),
     "pretrain.vision_language.data": (*BASE, "pretrain.regions.nlvr1"),
     "pretrain.vision_language.microworld": (*BASE, "pretrain.regions", "pretrain.vision_language.data"),
     "pretrain.vision_language": (

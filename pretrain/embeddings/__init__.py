@@ -1,0 +1,1 @@
+"""The task ``ace``: word embeddings learned against noise, or against an adaptive sampler of negatives (ACE)."""
