@@ -175,9 +175,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _words(folder: Path) -> None:
-    """A run of word embeddings, a set of word pairs and a file of analogies."""
+    """Runs of word embeddings, one of them with a generator, a set of word pairs and a file of analogies."""
     words = ("river", "stone", "queen", "king", "man", "woman")
     make_run(folder / "runs/words", {"discriminator": tables(1, words=len(words))}, words)
+    with_generator = {"discriminator": tables(1), "generator": tables(2)}
+    make_run(folder / "runs/ace", with_generator)
     (_folder(folder / "wordsim") / "EN-RG-65.txt").write_text("river\tstone\t1\nking\tqueen\t9\nman\tking\t5\n")
     (folder / "questions-words.txt").write_text(": family\nman king woman queen\n")
 
