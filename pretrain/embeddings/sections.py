@@ -49,7 +49,13 @@ class GeneratorSection(Section):
 
     type: Literal["adagrad", "sparse_adam", "sgd"] = Field("sparse_adam", description="optimizer of the generator")
     lr: PositiveFloat = Field(1e-3, description="learning rate of the generator")
-    every: PositiveInt = Field(1, description="updates of the discriminator for one of the generator")
+    every: PositiveInt = Field(16, description="updates of the discriminator for one of the generator")
+    samples: int = Field(
+        5, ge=2, le=65_536, description="words drawn for each centre; their weight makes `number` of each pair"
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32", description="of the products over the vocabulary; bf16 draws from the softmax of rounded scores"
+    )
     reward: Literal["d", "softplus"] = Field(
         "d", description="d: D(x, y), the discriminator's sigmoid; softplus: -log(1 - D(x, y))"
     )
