@@ -35,11 +35,13 @@ class Rows:
         log_normaliser: logarithm of the sum of the exponentials of the logits.
         entropy: in nats.
         greedy: the most probable word.
+        log_greedy: its log-probability.
     """
 
     log_normaliser: Float64[Tensor, " u"]
     entropy: Float64[Tensor, " u"]
     greedy: Int64[Tensor, " u"]
+    log_greedy: Float64[Tensor, " u"]
 
 
 def row_chunks(rows: int, columns: int) -> Iterator[slice]:
@@ -85,9 +87,15 @@ def sweep(
         parts.append(rows)
         drawn[order[begin:end]] = words
     if not parts:
-        return Rows(uniform.new_zeros(0), uniform.new_zeros(0), row.new_zeros(0)), drawn[wanted.own]
-    known = [torch.cat(part) for part in zip(*((p.log_normaliser, p.entropy, p.greedy) for p in parts), strict=True)]
-    return Rows(known[0], known[1], known[2]), drawn[wanted.own]
+        empty = uniform.new_zeros(0)
+        return Rows(empty, empty, row.new_zeros(0), empty), drawn[wanted.own]
+    known = Rows(
+        torch.cat([part.log_normaliser for part in parts]),
+        torch.cat([part.entropy for part in parts]),
+        torch.cat([part.greedy for part in parts]),
+        torch.cat([part.log_greedy for part in parts]),
+    )
+    return known, drawn[wanted.own]
 
 
 @dataclass(frozen=True)
@@ -161,7 +169,7 @@ class _Columns:
         before = torch.cat([shards.new_zeros(1, len(inputs)), shards[:, 0].cumsum(dim=0)])
         total = before[-1]
         log_total = total.log()
-        rows = Rows(top.double() + log_total, log_total - shards[:, 1].sum(dim=0) / total, greedy)
+        rows = Rows(top.double() + log_total, log_total - shards[:, 1].sum(dim=0) / total, greedy, -log_total)
         target = torch.minimum(uniform * total[row], torch.nextafter(total, torch.zeros_like(total))[row])
         # the last shard whose mass begins at or before the target: never an empty one
         shard = (before[1:-1, row] <= target).sum(dim=0)

@@ -24,13 +24,15 @@ from pretrain.embeddings.tables import EmbeddingTables
 class Draws:
     """Words that the generator has drawn for the centres of an update, ``m`` for each; 0 for padding.
 
-    ``log_normaliser``, ``entropy`` and ``greedy`` are those of each centre's softmax row.
+    ``log_normaliser``, ``entropy`` and ``greedy`` are those of each centre's softmax row; ``log_greedy`` is the
+    log-probability of its most probable word.
     """
 
     words: Int64[Tensor, "n m"]
     log_normaliser: Float[Tensor, " n"]
     entropy: Float[Tensor, " n"]
     greedy: Int64[Tensor, " n"]
+    log_greedy: Float[Tensor, " n"]
 
 
 @dataclass
@@ -77,13 +79,13 @@ class Window:
         place = torch.from_numpy(np.flatnonzero(real)).to(device)
         size = len(real)
         words = place.new_zeros(size, self.samples).index_copy_(0, place, drawn.view(-1, self.samples))
-        log_normaliser, entropy = (
+        log_normaliser, entropy, log_greedy = (
             inputs.new_zeros(size).index_copy_(0, place, values[row].to(inputs.dtype))
-            for values in (rows.log_normaliser, rows.entropy)
+            for values in (rows.log_normaliser, rows.entropy, rows.log_greedy)
         )
         greedy = place.new_zeros(size).index_copy_(0, place, rows.greedy[row])
         sizes = [len(segments.words) for segments in self.updates]
-        parts = (values.split(sizes) for values in (words, log_normaliser, entropy, greedy))
+        parts = (values.split(sizes) for values in (words, log_normaliser, entropy, greedy, log_greedy))
         return [Draws(*part) for part in zip(*parts, strict=True)]
 
 

@@ -6,91 +6,132 @@ weights, NCE, the margin objective, and optimizers other than SGD.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
 
+import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
-from torch import Tensor
+from jaxtyping import Bool, Float, Float64, Int64
+from torch import Tensor, nn
 
 from pretrain.embeddings.config import EmbeddingJob
 from pretrain.embeddings.data.positives import Segments
 from pretrain.embeddings.objectives.classification import mixture_log_density
 from pretrain.embeddings.sampler.false_negatives import is_neighbour
-from pretrain.embeddings.sampler.window import Draws, WindowedBatch
+from pretrain.embeddings.sampler.window import Draws, Window, WindowedBatch, windowed
 from pretrain.embeddings.tables import EmbeddingTables
 from pretrain.embeddings.training.contrast import Scores, discriminator_loss, noise_share
-from pretrain.embeddings.training.policy import Played, update_generator
-from pretrain.embeddings.training.skipgram import Band, Loss
+from pretrain.embeddings.training.policy import Played, judge, metrics_of, update_generator
+from pretrain.embeddings.training.skipgram import Band
+from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
+from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.task import StepMetrics
 
-
-@dataclass(frozen=True)
-class Step:
-    """What an update has measured: the discriminator's loss, and the generator's metrics where it was updated."""
-
-    loss: Loss
-    generator: StepMetrics
+logger = logging.getLogger(__name__)
 
 
-class Adversary:
-    """The update of any job of the task.
+class Adversarial:
+    """The rule (`UpdateRule`) of every job that is not plain skip-gram.
 
     Args:
         job: the job.
         noise: probability of each word in the fixed noise.
     """
 
-    def __init__(self, job: EmbeddingJob, noise: Float64[Tensor, " v"]) -> None:
+    def __init__(self, job: EmbeddingJob, noise: Float64[np.ndarray, " v"]) -> None:
         self._job = job
-        self._log_noise = noise.log().float()
+        self._log_noise = torch.from_numpy(noise).log().float()
         self._share = noise_share(job)
+        self.status = ""
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """``generator``, where there is one: tables of the same shape, which start with random numbers of their own."""
+        if not self._job.has_generator:
+            return {}
+        words, model = len(self._log_noise), self._job.model
+        return {"generator": EmbeddingTables(words, model.dim, self._job.run.seed, "generator", random_context=True)}
+
+    def optimizers(self) -> Mapping[str, ModuleOptimizer]:
+        """The generator has a constant learning rate of its own."""
+        if not self._job.has_generator:
+            return {}
+        section = self._job.generator
+        changed = {"type": section.type, "lr": section.lr, "clip": 0.0}
+        return {"generator": ModuleOptimizer(self._job.optimizer.model_copy(update=changed), schedule=False)}
+
+    def batches(self, read: Callable[[int], Segments], step: int) -> Iterator[WindowedBatch | Segments]:
+        """The updates from ``step`` on; with a generator each knows its window."""
+        if not self._job.has_generator:
+            return (read(number) for number in itertools.count(step))
+        section, seed = self._job.generator, self._job.run.seed
+        last = self._job.schedule.max_steps
+        return windowed(
+            read, step, last, section.every, lambda parts: Window(parts, seed, section.samples, section.precision)
+        )
 
     def update(
-        self,
-        discriminator: Engine,
-        generator: Engine | None,
-        batch: WindowedBatch | Segments,
-        *,
-        train_input: bool = True,
-    ) -> Step:
-        """Move the tables once. All ranks call this together.
-
-        Args:
-            discriminator: the engine of the embeddings.
-            generator: that of the generator, where there is one; the batch is then a windowed one.
-            batch: the positives and the noise of this rank.
-            train_input: false keeps the embeddings and moves their contexts alone.
-        """
-        job, tables = self._job, _tables(discriminator)
+        self, engines: Mapping[str, Engine], batch: WindowedBatch | Segments, step: int, *, measure: bool
+    ) -> StepMetrics | None:
+        """Move the discriminator, and with the last update of a window the generator."""
+        job, engine, tables = self._job, engines["discriminator"], _tables(engines["discriminator"])
         segments = batch.segments if isinstance(batch, WindowedBatch) else batch
         band = Band.of(segments, job.data.window, job.negatives.number, tables.input.device)
-        draws = None
-        if generator is not None:
-            assert isinstance(batch, WindowedBatch)
-            draws = batch.window.draws(_tables(generator), batch.number)
-        weights = self._weights(band, draws)
-        x, y, generated = _rows(tables, band, draws, train_input=train_input)
+        self._log_noise = self._log_noise.to(tables.input.device)
+        draws = (
+            batch.window.draws(_tables(engines["generator"]), batch.number)
+            if isinstance(batch, WindowedBatch)
+            else None
+        )
+        masked = self._masked(band, draws)
+        x, y, drawn = _rows(tables, band, draws, train_input=step >= job.model.freeze_input)
         width = band.neighbour.shape[2]
         scores = x @ y.mT
         negative = scores[:, :, width:]
-        if generated is not None:
-            negative = torch.cat([negative, (generated @ x[..., None])[..., 0]], dim=2)
-        known = Scores(scores[:, :, :width], negative)
-        log_generator = self._log_generator(generator, band, draws)
+        if drawn is not None:
+            negative = torch.cat([negative, (drawn @ x[..., None])[..., 0]], dim=2)
+        judged = measure or (isinstance(batch, WindowedBatch) and batch.is_last)
+        log_generator = self._log_generator(engines, band, draws, judged=judged)
         log_density = self._log_density(band, draws, log_generator)
-        loss = discriminator_loss(job, known, weights, log_density)
-        loss.backward()
-        tables.apply_gradients(discriminator)
-        metrics: StepMetrics = {}
-        if generator is not None and draws is not None and isinstance(batch, WindowedBatch) and batch.is_last:
+        known = Scores(scores[:, :, :width], negative)
+        loss = discriminator_loss(job, known, self._weights(band, draws, masked), log_density)
+        metrics: dict[str, float] = {}
+        if judged and isinstance(batch, WindowedBatch) and draws is not None and log_generator is not None:
             played = Played(
-                band, draws, known.negative.detach(), weights, log_density, log_generator, self._log_noise[_noise(band)]
-            )
-            metrics = update_generator(job, generator, tables, played)
-        return Step(Loss(loss.detach(), band.neighbour.sum()), metrics)
+                band, draws, negative.detach(), masked, log_density, self._log_density_of_greedy(draws), log_generator,
+                self._log_noise[_noise(band)],
+            )  # fmt: skip
+            outcome = judge(job, tables, played)
+            metrics = metrics_of(played, outcome, len(self._log_noise)) if measure else {}
+            if batch.is_last:
+                update_generator(job, engines["generator"], played, outcome)
+        loss.backward()
+        tables.apply_gradients(engine)
+        return self._report(loss.detach(), band, metrics) if measure else None
 
-    def _weights(self, band: Band, draws: Draws | None) -> Scores:
+    def _report(self, loss: Tensor, band: Band, metrics: dict[str, float]) -> StepMetrics:
+        """The metrics of an update; a generator that has collapsed is named in the progress line."""
+        pairs = distributed.all_reduce_sum(band.neighbour.sum()) / distributed.world_size()
+        if metrics:
+            entropy, distinct = metrics["generator_entropy"], metrics["distinct_rate"]
+            collapsed = distinct < self._job.generator.collapse or entropy < math.log(2)
+            status = f"GENERATOR COLLAPSED (entropy {entropy:.2f}, distinct {distinct:.3f})" if collapsed else ""
+            if collapsed and not self.status:
+                logger.warning(
+                    "the generator has collapsed: %.2f nats of entropy, and %.3f of its draws are distinct; "
+                    "raise generator.entropy or lower generator.lr", entropy, distinct,
+                )  # fmt: skip
+            self.status = status
+        return {"loss": loss / pairs.clamp(min=1), **metrics}
+
+    def _masked(self, band: Band, draws: Draws | None) -> Bool[Tensor, "n m"] | None:
+        if draws is None or not self._job.generator.mask_false_negatives:
+            return None
+        return is_neighbour(draws.words, _nearby(band))
+
+    def _weights(self, band: Band, draws: Draws | None, masked: Tensor | None) -> Scores:
         """1 for positives; of negatives, how many draws of the mixture each stands for."""
         noise = band.noise_weight[:, :, None] * self._share
         parts = [noise.expand(-1, -1, _noise(band).shape[1])]
@@ -98,23 +139,23 @@ class Adversary:
             m = draws.words.shape[1]
             pairs = band.neighbour.sum(2, keepdim=True)
             own = (pairs * ((1 - self._share) * self._job.negatives.number / m)).expand(-1, -1, m)
-            if self._job.generator.mask_false_negatives:
-                own = own.masked_fill(is_neighbour(draws.words, _nearby(band)).view(own.shape), 0.0)
-            parts.append(own)
+            parts.append(own if masked is None else own.masked_fill(masked.view(own.shape), 0.0))
         return Scores(band.neighbour, torch.cat(parts, dim=2))
 
-    def _log_generator(self, engine: Engine | None, band: Band, draws: Draws | None) -> Scores | None:
-        """Log-probabilities of the generator, where the density or the importance of words is asked for."""
-        if engine is None or draws is None:
+    def _log_generator(
+        self, engines: Mapping[str, Engine], band: Band, draws: Draws | None, *, judged: bool
+    ) -> Scores | None:
+        """The generator's log-probabilities: of all words for NCE and importance, else of the draws if it is judged."""
+        everywhere = self._job.objective.type == "nce" or (judged and self._job.generator.importance)
+        if draws is None or not (judged or everywhere):
             return None
-        needed = self._job.objective.type == "nce" or self._job.generator.importance
-        tables, width = _tables(engine), band.neighbour.shape[2]
+        tables, width = _tables(engines["generator"]), band.neighbour.shape[2]
         with torch.no_grad():
-            x, y, own = _rows(tables, band, draws, columns=needed)
+            x, y, own = _rows(tables, band, draws, columns=everywhere)
             assert own is not None
             normaliser = draws.log_normaliser.view(*band.centres.shape, 1)
             of_draws = (own @ x[..., None])[..., 0] - normaliser
-            if not needed:
+            if not everywhere:
                 return Scores(of_draws[:, :, :0], of_draws)
             scores = x @ y.mT - normaliser
             return Scores(scores[:, :, :width], torch.cat([scores[:, :, width:], of_draws], dim=2))
@@ -133,6 +174,11 @@ class Adversary:
             mixture_log_density(positive, log_generator.positive, self._share),
             mixture_log_density(torch.cat([negative, drawn], dim=2), log_generator.negative, self._share),
         )
+
+    def _log_density_of_greedy(self, draws: Draws) -> Float[Tensor, " n"] | None:
+        if self._job.objective.type != "nce":
+            return None
+        return mixture_log_density(self._log_noise[draws.greedy], draws.log_greedy, self._share)
 
 
 def _tables(engine: Engine) -> EmbeddingTables:
