@@ -19,7 +19,7 @@ from pretrain.engine import distributed
 
 Precision = Literal["fp32", "bf16"]
 
-_BLOCK = 128
+_BLOCK = 32
 """Columns whose probabilities are summed before the inverse of the CDF is looked up among them."""
 _CHUNK_BYTES = 64 << 20
 """Logits that are held at once."""
@@ -148,6 +148,16 @@ class _Columns:
             return product
         return self._memory("logits", len(inputs), inputs.dtype).copy_(product)
 
+    def _mass(self, logits: Float[Tensor, "c v"]) -> Float[Tensor, "c blocks k"]:
+        """The exponentials in blocks, of which the last is filled up with zeros."""
+        blocks = max(1, -(-logits.shape[1] // _BLOCK))
+        kept = self._kept.get("mass")
+        if kept is None or len(kept) < len(logits):
+            kept = self._kept["mass"] = logits.new_zeros(len(logits), blocks * _BLOCK)
+        mass = kept[: len(logits)]
+        torch.exp(logits, out=mass[:, : logits.shape[1]])
+        return mass.unflatten(1, (blocks, _BLOCK))
+
     def sweep(
         self, inputs: Float[Tensor, "c d"], row: Int64[Tensor, " m"], uniform: Float64[Tensor, " m"]
     ) -> tuple[Rows, Int64[Tensor, " m"]]:
@@ -161,10 +171,15 @@ class _Columns:
         last = row.new_full((), self._vocabulary)
         greedy = -distributed.all_reduce_max(-torch.where(own_top == top, own_word + self._first, last))
         logits -= top[:, None]
-        mass = torch.exp(logits, out=self._memory("mass", len(inputs), inputs.dtype))
-        cumulated = _block_sums(mass).double().cumsum(dim=1)
+        mass = self._mass(logits)
+        cumulated = mass.sum(dim=2).double().cumsum(dim=1)
         shards = distributed.all_gather(
-            torch.stack([cumulated[:, -1], torch.bmm(mass[:, None], logits[:, :, None])[:, 0, 0].double()])
+            torch.stack(
+                [
+                    cumulated[:, -1],
+                    torch.bmm(mass.flatten(1)[:, None, : logits.shape[1]], logits[:, :, None])[:, 0, 0].double(),
+                ]
+            )
         )  # [ranks, 2, c]
         before = torch.cat([shards.new_zeros(1, len(inputs)), shards[:, 0].cumsum(dim=0)])
         total = before[-1]
@@ -180,16 +195,8 @@ class _Columns:
         return rows, distributed.all_reduce_sum(words)
 
 
-def _block_sums(mass: Float[Tensor, "c v"]) -> Float[Tensor, "c blocks"]:
-    whole = mass.shape[1] // _BLOCK * _BLOCK
-    sums = mass[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=-1) if whole else mass[:, :0]
-    if whole < mass.shape[1] or not whole:
-        sums = torch.cat([sums, mass[:, whole:].sum(dim=1, keepdim=True)], dim=1)
-    return sums
-
-
 def _look_up(
-    mass: Float[Tensor, "c v"],
+    mass: Float[Tensor, "c blocks k"],
     cumulated: Float64[Tensor, "c blocks"],
     row: Int64[Tensor, " m"],
     target: Float64[Tensor, " m"],
@@ -202,10 +209,8 @@ def _look_up(
     found = torch.searchsorted((cumulated / own + number).flatten(), target / own[row, 0] + row, right=True)
     block = (found - row * blocks).clamp(0, blocks - 1)
     rest = target - torch.where(block > 0, cumulated[row, (block - 1).clamp_min(0)], 0.0)
-    # a share was rounded: where it fell into the next block, that block's first word; and into the last, its last word
-    columns = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=row.device)
-    exists = columns < mass.shape[1]
-    inside = torch.where(exists, mass[row[:, None], columns.clamp_max(mass.shape[1] - 1)], 0.0).double().cumsum(dim=1)
+    inside = mass.flatten(0, 1).index_select(0, row * blocks + block).double().cumsum(dim=1)
+    # a share was rounded: a target just outside its block becomes the block's first or last word with any mass
     place = (inside <= rest.clamp_min(0.0)[:, None]).sum(dim=1)
-    ends = (inside < inside[:, -1:]).sum(dim=1)
-    return block * _BLOCK + torch.minimum(place, ends)
+    last = (inside < inside[:, -1:]).sum(dim=1)
+    return block * _BLOCK + torch.minimum(place, last)
