@@ -24,6 +24,7 @@ from pretrain.base.errors import ConfigError, did_you_mean, shown
 from pretrain.base.sensitive import has_secret
 
 TASKS = {
+    "ace": "pretrain.embeddings",
     "capt_language": "pretrain.language",
     "capt_vl": "pretrain.vision_language",
     "glue": "finetune.glue",

@@ -19,7 +19,7 @@ class TaskSection(Section):
     """Which job this is: a key of ``pretrain.registry.TASKS``."""
 
     type: str = Field(
-        description="the type of the job: capt_language, capt_vl, latent, glue, or a task of an entry point"
+        description="the type of the job: capt_language, capt_vl, latent, ace, glue, or a task of an entry point"
     )
 
 
@@ -59,6 +59,7 @@ class ScheduleSection(Section):
     max_steps: PositiveInt = Field(1000, description="optimizer steps of the whole job")
     warmup_steps: NonNegativeInt = Field(0, description="steps of linear warmup")
     type: Literal["linear", "cosine", "constant"] = Field("linear", description="decay after the warmup")
+    final: NonNegativeFloat = Field(0.0, le=1, description="share of the peak learning rate at which the decay ends")
     stop_after: PositiveInt | None = Field(
         None, description="stop at this step, resumably, with exit code 75; the schedules still aim at max_steps"
     )

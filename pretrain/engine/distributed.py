@@ -11,7 +11,7 @@ import datetime
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -78,6 +78,19 @@ def reduce_scatter_sum(x: Tensor, group: Group = None) -> Tensor:
     out = x.new_empty(x.shape[1:].numel())
     dist.reduce_scatter_single(out, x.view(-1), group=group)
     return out.view(x.shape[1:])
+
+
+def all_to_all(x: Tensor, receive: Sequence[int], send: Sequence[int], group: Group = None) -> Tensor:
+    """Send ``send[r]`` consecutive rows of ``x`` to each rank r; return the ``receive[r]`` rows of each, in rank order.
+
+    No gradient.
+    """
+    x = x.detach().contiguous()
+    if world_size(group) == 1:
+        return x
+    out = x.new_empty((sum(receive), *x.shape[1:]))
+    dist.all_to_all_single(out, x, list(receive), list(send), group=group)
+    return out
 
 
 def all_reduce_sum(x: Tensor, group: Group = None) -> Tensor:

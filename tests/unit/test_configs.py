@@ -46,6 +46,7 @@ NEEDS = {
     "capt_language": ["data.files=@/text.txt"],
     "capt_continue": ["data.files=@/text.txt", "model.init=USER/NAME"],
     "glue": ["data.path=@/glue", "model.init=@/encoder"],
+    "ace": ["data.files=@/text.txt"],
     "latent": ["data.path=@/ptb"],
     "capt_tiny_sweep": [],
     "glue_small": ["data.path=@/glue", "model.init=@/encoder"],

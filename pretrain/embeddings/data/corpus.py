@@ -1,0 +1,208 @@
+"""Text as one array of word numbers on disk: counted and encoded in parallel, once, and kept in the cache.
+
+Words are what `str.split` gives; those outside the vocabulary are left out before any pair is formed, as in word2vec.
+The numbers lie in a file of int32 that is mapped into memory, so that a text of any size takes none. The first word
+of a sentence is stored as its bitwise complement (a negative number): sentences need no index of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Int32, Int64
+from pydantic import Field
+
+from pretrain.base.atomic import new_folder
+from pretrain.base.errors import DataError
+from pretrain.base.files import write_text
+from pretrain.base.locks import cache_lock
+from pretrain.base.parallel import ordered_map, usable_cores
+from pretrain.base.progress import ProgressCallback
+from pretrain.base.records import Count, Record, read_record
+from pretrain.base.verification import ALONE, Ranks, Verifier
+from pretrain.data.files import FileCorpus, resolve_paths
+from pretrain.embeddings.config import DataSection
+from pretrain.embeddings.data.vocabulary import VOCABULARY, Vocabulary
+
+logger = logging.getLogger(__name__)
+
+LONGEST_SENTENCE = 10_000
+"""Words after which a sentence is cut, as gensim does it."""
+_WORDS, _RECORD = "words.i32", "corpus.json"
+_FORMAT = 1
+_TASK = 1 << 20
+"""Characters that a worker gets at once."""
+_SMALL = 8 << 20
+"""Bytes of text below which starting processes would take longer than the work."""
+
+
+class _CorpusRecord(Record):
+    """What lies in a folder of the cache."""
+
+    format: int = Field(ge=1, le=_FORMAT)
+    words: Count
+    raw_words: Count
+    sentences: Count
+    sha256: str = Field(max_length=64)
+
+
+@dataclass(frozen=True)
+class EncodedCorpus:
+    """The words of a text as numbers of a vocabulary.
+
+    ``words[i] >= 0`` is a word's number, and ``~words[i]`` that of the first word of a sentence. ``raw_words`` counts
+    the words of the text before any was left out: the unit of "words per second" of word2vec and gensim.
+    """
+
+    words: Int32[np.ndarray, " n"]
+    vocabulary: Vocabulary
+    raw_words: int
+    sentences: int
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def slice(self, start: int, end: int) -> tuple[Int64[np.ndarray, " m"], Bool[np.ndarray, " m"]]:
+        """The words from ``start`` to ``end``, and which of them begin a sentence."""
+        stored = np.asarray(self.words[start:end], dtype=np.int64)
+        begins = stored < 0
+        return np.where(begins, ~stored, stored), begins
+
+
+def open_corpus(data: DataSection, progress: ProgressCallback | None = None, ranks: Ranks = ALONE) -> EncodedCorpus:
+    """The encoded text of ``data.files``: from the cache, or counted and encoded now. All ranks call this.
+
+    The cache goes by the content of the files and by what decides their words. One process makes a folder, the others
+    wait for it.
+
+    Raises:
+        DataError: a file cannot be read as text, or no word occurs ``data.min_count`` times.
+    """
+    verifier = Verifier(data.cache, ranks)
+    with ranks.synchronize_errors():
+        source = FileCorpus(resolve_paths(data.files, "data.files"), data.text_column, None, verifier)
+    text = [(part["format"], part["sha256"]) for part in source.contents()]
+    options = [_FORMAT, data.text_column, data.lowercase, data.min_count, data.max_vocabulary]
+    key = hashlib.sha256(json.dumps([text, options]).encode()).hexdigest()[:32]
+    folder = data.cache / "embeddings" / key
+    with ranks.synchronize_errors():
+        if not (folder / _RECORD).is_file():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with cache_lock(folder.with_name(f".{folder.name}.lock")):
+                if not (folder / _RECORD).is_file():
+                    _encode(source, data, folder, progress)
+    with ranks.synchronize_errors():
+        return _open(folder)
+
+
+def _open(folder: Path) -> EncodedCorpus:
+    record = read_record(_CorpusRecord, folder / _RECORD, f"; remove {folder}", error=DataError)
+    path = folder / _WORDS
+    if path.stat().st_size != 4 * record.words:
+        raise DataError(f"{path} is damaged: {4 * record.words} bytes are expected; remove {folder}")
+    vocabulary = Vocabulary.load(folder / VOCABULARY)
+    words = np.memmap(path, dtype="<i4", mode="r")
+    return EncodedCorpus(words, vocabulary, record.raw_words, record.sentences, record.sha256)
+
+
+def _encode(source: FileCorpus, data: DataSection, folder: Path, progress: ProgressCallback | None) -> None:
+    workers = 1 if source.size < _SMALL else data.workers or usable_cores()
+    report: Callable[[int, int], None] = progress or (lambda done, total: None)
+    counts: Counter[str] = Counter()
+    for part in ordered_map(_Count(data.lowercase), _tasks(source), workers):
+        counts.update(part)
+        report(source.position, 2 * source.size)
+    vocabulary = Vocabulary.of(counts, data.min_count, data.max_vocabulary)
+    raw_words = counts.total()
+    del counts
+    if not len(vocabulary):
+        raise DataError(
+            f"data.min_count {data.min_count}: no word of the {raw_words:,} in the text occurs so often; lower it"
+        )
+    digest, words, sentences = hashlib.sha256(), 0, 0
+    with new_folder(folder) as partial, (partial / _WORDS).open("wb", buffering=1 << 20) as file:
+        for encoded in ordered_map(_Encode(vocabulary.index, data.lowercase), _tasks(source), workers):
+            stored = encoded.astype("<i4").tobytes()
+            file.write(stored)
+            digest.update(stored)
+            words += len(encoded)
+            sentences += int((encoded < 0).sum())
+            report(source.size + source.position, 2 * source.size)
+        file.flush()
+        vocabulary.save(partial / VOCABULARY)
+        record = _CorpusRecord(
+            format=_FORMAT, words=words, raw_words=raw_words, sentences=sentences, sha256=digest.hexdigest()
+        )
+        write_text(partial / _RECORD, record.model_dump_json(indent=1))
+    logger.info("%d words of %d kept, %d of them different, %d sentences", words, raw_words, len(vocabulary), sentences)
+
+
+def _tasks(source: FileCorpus) -> Iterator[str]:
+    """The text in parts that end where a line ends; within a line of more than a megabyte, where a word ends."""
+    parts: list[str] = []
+    size = 0
+    for piece, _ in source.pieces():
+        parts.append(piece)
+        size += len(piece)
+        if size >= _TASK:
+            text = "".join(parts)
+            cut = text.rfind("\n") + 1 or _last_blank(text) + 1
+            if cut or size > 64 * _TASK:
+                yield text[: cut or None]
+                parts = [text[cut:]] if cut else []
+                size = len(parts[0]) if parts else 0
+    if size:
+        yield "".join(parts)
+
+
+def _last_blank(text: str) -> int:
+    """The place of the last white space; -1 without any."""
+    stripped = text.rstrip()
+    if len(stripped) < len(text):
+        return len(text) - 1
+    return len(text) - 1 - len(text.rsplit(None, 1)[-1]) if len(text.split(None, 1)) > 1 else -1
+
+
+def _sentences(text: str, lowercase: bool) -> Iterator[list[str]]:
+    """The words of each line that is not blank, at most `LONGEST_SENTENCE` at once."""
+    for line in (text.lower() if lowercase else text).split("\n"):
+        words = line.split()
+        for start in range(0, len(words), LONGEST_SENTENCE):
+            yield words[start : start + LONGEST_SENTENCE]
+
+
+class _Count:
+    """Counts the words of a part of the text, in a worker process."""
+
+    def __init__(self, lowercase: bool) -> None:
+        self._lowercase = lowercase
+
+    def __call__(self, text: str) -> Counter[str]:
+        return Counter((text.lower() if self._lowercase else text).split())
+
+
+class _Encode:
+    """Turns a part of the text into word numbers, in a worker process."""
+
+    def __init__(self, index: object, lowercase: bool) -> None:
+        assert isinstance(index, dict)
+        self._index: dict[str, int] = index
+        self._lowercase = lowercase
+
+    def __call__(self, text: str) -> Int32[np.ndarray, " n"]:
+        get = self._index.get
+        encoded: list[int] = []
+        for words in _sentences(text, self._lowercase):
+            numbers = [number for word in words if (number := get(word)) is not None]
+            if numbers:
+                numbers[0] = ~numbers[0]
+                encoded += numbers
+        return np.array(encoded, dtype=np.int32)

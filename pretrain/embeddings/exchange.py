@@ -1,0 +1,64 @@
+"""Rows of a table that is divided over the ranks: fetched from their owners by number, gradients sent back to them.
+
+Rank ``r`` of ``W`` owns ``ceil(V / W)`` consecutive rows. Only rows that a batch uses travel, each once for each rank
+that uses it. A rank alone copies nothing: it works on its table itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from pretrain.engine import distributed
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """Rows that a batch uses: row ``i`` of what was asked for is ``rows[place[i]]``.
+
+    ``asked_by`` are the own rows that each rank has asked for, and ``counts`` how many rows each rank has lent.
+    """
+
+    rows: Float[Tensor, "u d"]
+    place: Int64[Tensor, " k"]
+    asked_by: tuple[Int64[Tensor, " a"], ...] = ()
+    counts: tuple[int, ...] = ()
+
+
+class RowExchange:
+    """Who owns which of ``rows`` rows. Every method is called by all ranks together."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.share = -(-rows // distributed.world_size())
+        self.start = min(distributed.rank() * self.share, rows)
+        self.end = min(self.start + self.share, rows)
+
+    def borrow(self, table: Float[Tensor, "r d"], ids: Int64[Tensor, " k"]) -> Borrowed:
+        """The rows ``ids`` of the whole table, of which ``table`` is this rank's part. They must not be written to."""
+        world = distributed.world_size()
+        if world == 1:
+            return Borrowed(table, ids)
+        wanted, place = torch.unique(ids, return_inverse=True)
+        counts = torch.bincount(wanted // self.share, minlength=world)
+        asked = distributed.all_to_all(counts, [1] * world, [1] * world).tolist()
+        mine = counts.tolist()
+        requests = distributed.all_to_all(wanted, asked, mine) - self.start
+        rows = distributed.all_to_all(table[requests], mine, asked)
+        return Borrowed(rows, place, requests.split(asked), tuple(mine))
+
+    def give_back(
+        self, borrowed: Borrowed, gradients: Float[Tensor, "k d"]
+    ) -> tuple[Int64[Tensor, " m"], Float[Tensor, "m d"]]:
+        """The gradients of this rank's rows from all ranks, as own rows and values; a row may stand there repeatedly.
+
+        ``gradients`` belong to what was asked for, in the same order. The order of the result is that of the ranks.
+        """
+        if distributed.world_size() == 1:
+            return borrowed.place, gradients
+        sums = torch.zeros_like(borrowed.rows).index_add_(0, borrowed.place, gradients)
+        received = distributed.all_to_all(sums, [len(asked) for asked in borrowed.asked_by], list(borrowed.counts))
+        return torch.cat(borrowed.asked_by), received

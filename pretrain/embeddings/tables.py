@@ -1,0 +1,93 @@
+"""The two tables of word vectors, each rank holding a range of their rows."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from pretrain.base.randomness import generator_for
+from pretrain.embeddings.exchange import Borrowed, RowExchange
+from pretrain.engine.engines.base import Engine
+from pretrain.engine.row_shard import RowShard
+
+Table = Literal["input", "context"]
+_DRAWN_AS_ONE = 4096
+"""Rows of a table that one random generator fills, on whatever rank they are."""
+
+
+class EmbeddingTables(nn.Module):
+    r"""``input[x] . context[y]`` is the score of word x with word y; the rows of ``input`` are the embeddings.
+
+    As in word2vec the rows of ``input`` start uniform in :math:`\pm 1 / 2d`, those of ``context`` at zero. The whole
+    tables are the same for any number of ranks.
+
+    Args:
+        words: rows of a whole table.
+        dim: width of the vectors.
+        seed: what the random numbers are drawn from.
+        name: of the module: tables of another name start with other numbers.
+        random_context: ``context`` starts like ``input``: a generator whose scores were all zero would not learn.
+    """
+
+    def __init__(
+        self, words: int, dim: int, seed: int, name: str = "discriminator", *, random_context: bool = False
+    ) -> None:
+        super().__init__()
+        self.exchange = RowExchange(words)
+        rows = self.exchange.end - self.exchange.start
+        self.input = nn.Parameter(torch.empty(rows, dim))
+        self.context = nn.Parameter(torch.zeros(rows, dim))
+        for table in (self.input, self.context):
+            table.rows_of = RowShard(self.exchange.start, words)  # type: ignore[attr-defined]
+        self._lent: list[tuple[Table, Borrowed, Tensor]] = []
+        if not self.input.is_meta:
+            self._fill(self.input.data, f"{name}/input", seed)
+            if random_context:
+                self._fill(self.context.data, f"{name}/context", seed)
+
+    def _fill(self, table: Tensor, name: str, seed: int) -> None:
+        dim = table.shape[1]
+        start, end = self.exchange.start, self.exchange.end
+        for block in range(start // _DRAWN_AS_ONE, -(-end // _DRAWN_AS_ONE)):
+            first = block * _DRAWN_AS_ONE
+            generator = generator_for(f"init/{name}", seed, 0, block)
+            drawn = (generator.random((_DRAWN_AS_ONE, dim), dtype=np.float32) - np.float32(0.5)) / np.float32(dim)
+            low, high = max(first, start), min(first + _DRAWN_AS_ONE, end)
+            table[low - start : high - start].copy_(torch.from_numpy(drawn[low - first : high - first]))
+
+    def rows(self, table: Table, ids: Int64[Tensor, " k"]) -> Float[Tensor, "k d"]:
+        """Fetch rows by number as a leaf that collects their gradient. All ranks call this together.
+
+        Under ``torch.no_grad`` nothing is collected.
+        """
+        borrowed = self.exchange.borrow(getattr(self, table).data, ids)
+        leaf = borrowed.rows[borrowed.place]
+        if torch.is_grad_enabled():
+            leaf.requires_grad_()
+            self._lent.append((table, borrowed, leaf))
+        return leaf
+
+    def apply_gradients(self, engine: Engine) -> None:
+        """Update the rows fetched since the last call, by the optimizer of ``engine``. All ranks call this together.
+
+        The gradients of all ranks are summed, not averaged: the loss is a sum over pairs.
+        """
+        parts: dict[Table, list[tuple[Tensor, Tensor]]] = {"input": [], "context": []}
+        for table, borrowed, leaf in self._lent:
+            gradient = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
+            parts[table].append(self.exchange.give_back(borrowed, gradient))
+        self._lent.clear()
+        for name, found in parts.items():
+            if found:
+                parameter: nn.Parameter = getattr(self, name)
+                ids, values = torch.cat([i for i, _ in found]), torch.cat([v for _, v in found])
+                parameter.grad = torch.sparse_coo_tensor(ids[None], values, parameter.shape, check_invariants=False)
+        engine.step()
+
+    def forget(self) -> None:
+        """Drop the rows fetched since the last update: there will be no gradient for them."""
+        self._lent.clear()

@@ -1,0 +1,159 @@
+"""The ``ace`` task: tables of word vectors divided over the ranks, many short updates between two looks of the loop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+from torch import nn
+
+from pretrain.base.errors import CheckpointError, ConfigError
+from pretrain.base.records import Record, parse_record
+from pretrain.config.schema import Job
+from pretrain.embeddings.config import SEGMENT, EmbeddingJob
+from pretrain.embeddings.data.corpus import open_corpus
+from pretrain.embeddings.data.positives import SegmentReader, Segments
+from pretrain.embeddings.data.vocabulary import VOCABULARY, Vocabulary, other_vocabulary
+from pretrain.embeddings.tables import EmbeddingTables
+from pretrain.embeddings.training.skipgram import Loss, SkipGram
+from pretrain.engine import distributed
+from pretrain.engine.engines.base import Engine
+from pretrain.engine.optim.settings import ModuleOptimizer
+from pretrain.engine.task import Progress, StepMetrics, Updates
+from pretrain.engine.verification import all_ranks
+
+logger = logging.getLogger(__name__)
+
+
+class _State(Record):
+    """The task's part of ``state.json`` in a checkpoint."""
+
+    vocabulary: Annotated[str, Field(max_length=64)]
+    text: Annotated[str, Field(max_length=64)]
+
+
+class EmbeddingTask:
+    """Learns two tables of word vectors from text."""
+
+    def __init__(self, job: Job, run_dir: Path) -> None:
+        assert isinstance(job, EmbeddingJob)
+        self._folder = run_dir
+        self.corpus = open_corpus(job.data, ranks=all_ranks())
+        self.vocabulary: Vocabulary = self.corpus.vocabulary
+        self.segments = SegmentReader(self.corpus, job)
+        if len(self.vocabulary) <= job.negatives.number:
+            raise ConfigError(
+                f"negatives.number {job.negatives.number} is not less than the vocabulary of {len(self.vocabulary)} "
+                "words: lower it, or lower data.min_count"
+            )
+        self.job = job.completed(len(self.segments))
+        if not job.is_plain:
+            raise ConfigError("only plain skip-gram is here so far")
+        self._skipgram = SkipGram(job.data.window, job.negatives.number)
+        self._raw_per_word = self.corpus.raw_words / len(self.corpus)
+        self.status = ""
+
+    def build_modules(self) -> Mapping[str, nn.Module]:
+        """Build ``discriminator``, the tables, of which each rank holds some rows."""
+        self.job.accumulation(distributed.world_size())
+        return {"discriminator": EmbeddingTables(len(self.vocabulary), self.job.model.dim, self.job.run.seed)}
+
+    def optimizers(self) -> Mapping[str, ModuleOptimizer]:
+        """The discriminator is updated as the job says."""
+        return {}
+
+    def build_batches(self, progress: Progress) -> Iterator[Segments]:
+        """Yield the segments of this rank in each coming update."""
+        rank, world = distributed.rank(), distributed.world_size()
+        start = progress.samples
+        while True:
+            numbers = self._segments_of_update(start)
+            yield self.segments.read(np.array_split(numbers, world)[rank])
+            start += len(numbers)
+
+    def _segments_of_update(self, start: int) -> np.ndarray:
+        """The numbers of the segments of the update that begins at ``start``; the last epoch's last may be fewer."""
+        end, epochs = start + self.job.batch.global_ // SEGMENT, self.job.schedule.epochs
+        if epochs is not None:
+            end = min(end, max(start + 1, round(epochs * len(self.segments))))
+        return np.arange(start, end)
+
+    def step(self, engines: Mapping[str, Engine], batch: Segments, progress: Progress) -> StepMetrics:
+        """Do one update."""
+        return self._metrics(self._update(engines, batch, progress, measure=True), time.perf_counter(), 0)
+
+    def step_many(self, engines: Mapping[str, Engine], updates: Updates, progress: Progress) -> StepMetrics:
+        """Do a chunk of updates; the loss is that of the last one."""
+        begin, words, loss = time.perf_counter(), progress.tokens, None
+        last = len(updates)
+        for number, batch in enumerate(updates, 1):
+            loss = self._update(engines, batch, progress, measure=number == last)
+        return self._metrics(loss, begin, progress.tokens - words)
+
+    def _update(
+        self, engines: Mapping[str, Engine], batch: Segments, progress: Progress, *, measure: bool
+    ) -> Loss | None:
+        numbers = self._segments_of_update(progress.samples)
+        progress.samples += len(numbers)
+        progress.tokens += self.segments.words_of(numbers)
+        engine = engines["discriminator"]
+        tables = engine.module
+        assert isinstance(tables, EmbeddingTables)
+        return self._skipgram.update(tables, batch, engine.learning_rate(), measure=measure)
+
+    def _metrics(self, loss: Loss | None, begin: float, words: int) -> StepMetrics:
+        """The loss in nats for each pair, and the words of the text, before any was left out, for each second."""
+        assert loss is not None
+        pairs = distributed.all_reduce_sum(loss.pairs) / distributed.world_size()
+        rate = words * self._raw_per_word / (time.perf_counter() - begin)
+        return {"loss": loss.total / pairs.clamp(min=1), "words_per_second": rate}
+
+    def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
+        """There is no held-out loss: word vectors are measured by `capt evaluate`."""
+        return {}
+
+    def save_state(self, folder: Path) -> dict[str, Any]:
+        """Hashes of the vocabulary and of the text."""
+        return {"vocabulary": self.vocabulary.fingerprint, "text": self.corpus.fingerprint}
+
+    def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Check what :meth:`save_state` wrote.
+
+        Raises:
+            CheckpointError: the checkpoint has another vocabulary, or other text and ``data.allow_change`` is false.
+        """
+        stored = parse_record(_State, state, folder / "state.json", error=CheckpointError)
+        if stored.vocabulary != self.vocabulary.fingerprint:
+            raise other_vocabulary(folder)
+        if stored.text != self.corpus.fingerprint and not self.job.data.allow_change:
+            raise CheckpointError(
+                f"{folder}: trained on other text than this job reads; data.allow_change=true goes on with this one"
+            )
+
+    def flops_per_step(self) -> float:
+        """FLOP of the three products of an update, if subsampling kept every word."""
+        negatives, data = self.job.negatives, self.job.data
+        return (
+            6.0 * self.job.batch.global_ * (negatives.block + 2 * data.window + negatives.shared) * self.job.model.dim
+        )
+
+    def next_steps(self, run_dir: Path) -> Sequence[str]:
+        """Suggest to look at neighbours and to measure word similarity."""
+        return [
+            f"capt embeddings neighbors {run_dir} WORD (the nearest words)",
+            f"capt evaluate {run_dir} --word-similarity DIR (Spearman's correlation with people)",
+        ]
+
+    def export_files(self) -> Mapping[str, Path]:
+        """The vocabulary, which is copied into every checkpoint."""
+        path = self._folder / VOCABULARY
+        self.vocabulary.save(path)
+        return {VOCABULARY: path}
+
+
+TASK = EmbeddingTask
