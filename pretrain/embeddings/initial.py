@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from pretrain.base.errors import ConfigError, DataError
+from pretrain.embeddings.config import EmbeddingJob
 from pretrain.embeddings.restore import load_embeddings
 from pretrain.embeddings.tables import EmbeddingTables
 from pretrain.embeddings.vectors.layout import find_layout
@@ -40,18 +41,21 @@ class InitialVectors:
         """Whether there is a context table as well: a run has one, a file has not."""
         return self._stored is not None and self._stored.context is not None
 
-    def width_for(self, dim: int, *, asked: bool) -> int:
-        """The width of the tables: that of the vectors, unless the job asks for another (``asked``).
+    def fitted(self, job: EmbeddingJob) -> EmbeddingJob:
+        """The job with the width of the vectors, which it may have left out.
 
         Raises:
-            ConfigError: it does.
+            ConfigError: it asks for another width.
         """
-        if asked and dim != self.width:
+        dim = job.model.dim
+        if dim == self.width:
+            return job
+        if "dim" in job.model.model_fields_set:
             raise ConfigError(
                 f"model.dim {dim}: the vectors of {self.source} have {self.width} numbers; "
                 f"leave model.dim out, or set model.dim={self.width}"
             )
-        return self.width
+        return job.model_copy(update={"model": job.model.model_copy(update={"dim": self.width})})
 
     def _rows(self) -> Iterator[tuple[str, _Vector, _Vector | None]]:
         if self._stored is None:

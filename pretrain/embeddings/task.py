@@ -19,6 +19,7 @@ from pretrain.embeddings.config import SEGMENT, EmbeddingJob
 from pretrain.embeddings.data.corpus import open_corpus
 from pretrain.embeddings.data.positives import SegmentReader, Segments
 from pretrain.embeddings.data.vocabulary import VOCABULARY, Vocabulary, other_vocabulary
+from pretrain.embeddings.initial import InitialVectors
 from pretrain.embeddings.tables import EmbeddingTables
 from pretrain.embeddings.training.skipgram import Loss, SkipGram
 from pretrain.engine import distributed
@@ -45,6 +46,9 @@ class EmbeddingTask:
         self._folder = run_dir
         self.corpus = open_corpus(job.data, ranks=all_ranks())
         self.vocabulary: Vocabulary = self.corpus.vocabulary
+        self._initial = None if job.model.init is None else InitialVectors(job.model.init)
+        if self._initial is not None:
+            job = self._initial.fitted(job)
         self.segments = SegmentReader(self.corpus, job)
         if len(self.vocabulary) <= job.negatives.number:
             raise ConfigError(
@@ -61,7 +65,22 @@ class EmbeddingTask:
     def build_modules(self) -> Mapping[str, nn.Module]:
         """Build ``discriminator``, the tables, of which each rank holds some rows."""
         self.job.accumulation(distributed.world_size())
-        return {"discriminator": EmbeddingTables(len(self.vocabulary), self.job.model.dim, self.job.run.seed)}
+        return {"discriminator": self._tables("discriminator")}
+
+    def _tables(self, name: str) -> EmbeddingTables:
+        """Tables that start from the seed, and from ``model.init`` where the job names vectors."""
+        model = self.job.model
+        random_context = self._initial is not None and model.context_init == "random"
+        tables = EmbeddingTables(
+            len(self.vocabulary), model.dim, self.job.run.seed, name, random_context=random_context
+        )
+        if self._initial is not None:
+            known = self._initial.fill(tables, self.vocabulary.index, model.context_init)
+            logger.info(
+                "%s: %d of the %d words of the text start from model.init %s",
+                name, known, len(self.vocabulary), model.init,
+            )  # fmt: skip
+        return tables
 
     def optimizers(self) -> Mapping[str, ModuleOptimizer]:
         """The discriminator is updated as the job says."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pretrain.base.errors import ConfigError, DataError
+from pretrain.embeddings.config import EmbeddingJob
 from pretrain.embeddings.initial import InitialVectors
 from pretrain.embeddings.tables import EmbeddingTables
 
@@ -58,10 +59,11 @@ def test_packed_files_are_read(tmp_path: Path) -> None:
 
 def test_width_is_that_of_the_vectors(tmp_path: Path) -> None:
     initial = InitialVectors(_file(tmp_path))
-    assert initial.width_for(300, asked=False) == 3
-    assert initial.width_for(3, asked=True) == 3
+    job = {"task": {"type": "ace"}, "data": {"files": ["text.txt"]}}
+    assert initial.fitted(EmbeddingJob.model_validate(job)).model.dim == 3
+    assert initial.fitted(EmbeddingJob.model_validate(job | {"model": {"dim": 3}})).model.dim == 3
     with pytest.raises(ConfigError, match=r"model.dim 300: the vectors of .*vectors.txt have 3 numbers"):
-        initial.width_for(300, asked=True)
+        initial.fitted(EmbeddingJob.model_validate(job | {"model": {"dim": 300}}))
 
 
 def test_other_words_are_refused(tmp_path: Path) -> None:
