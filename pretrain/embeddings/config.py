@@ -87,14 +87,15 @@ class EmbeddingEngine(EngineSection):
 
 
 class EmbeddingBatch(BatchSection):
-    """Raw words an update (``global``) over all ranks; there is no accumulation."""
+    """Words of the text in an update (``global``); each rank takes its part of them in one pass."""
 
     global_: PositiveInt = Field(
-        4096, le=2**31 - 1, alias="global", description="raw words of an update over all ranks, a multiple of 512"
+        4096,
+        le=2**31 - 1,
+        alias="global",
+        description="words of the text in an update over all ranks, a multiple of 512",
     )
-    micro: PositiveInt = Field(
-        4096, le=2**31 - 1, description="not used: a rank takes its part of batch.global in one pass"
-    )
+    micro: PositiveInt = Field(4096, le=2**31 - 1, description="words of an update on one rank: batch.global / ranks")
 
 
 class EmbeddingValidate(ValidateSection):
@@ -166,15 +167,6 @@ class EmbeddingJob(Job):
                 )
             lines.append(f"model.init: {self.model.init}")
         return lines
-
-    def accumulation(self, world: int) -> int:
-        """One: each rank takes its part of the batch in one pass. Raises ``ValueError`` where a rank would get none."""
-        if self.batch.global_ // SEGMENT < world:
-            raise ValueError(
-                f"batch.global {self.batch.global_} is less than {SEGMENT} words for each of {world} ranks: "
-                f"set batch.global={SEGMENT * world}"
-            )
-        return 1
 
     def completed(self, segments: int) -> EmbeddingJob:
         """The job with its epochs turned into steps, once the number of segments of an epoch is known."""

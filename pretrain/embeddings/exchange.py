@@ -13,6 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from pretrain.engine import distributed
+from pretrain.engine.row_shard import row_range
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class RowExchange:
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
-        self.share = -(-rows // distributed.world_size())
-        self.start = min(distributed.rank() * self.share, rows)
-        self.end = min(self.start + self.share, rows)
+        world = distributed.world_size()
+        self.share = row_range(rows, 0, world)[1]
+        self.start, self.end = row_range(rows, distributed.rank(), world)
 
     def borrow(self, table: Float[Tensor, "r d"], ids: Int64[Tensor, " k"]) -> Borrowed:
         """The rows ``ids`` of the whole table, of which ``table`` is this rank's part. They must not be written to."""

@@ -64,7 +64,12 @@ class EmbeddingTask:
 
     def build_modules(self) -> Mapping[str, nn.Module]:
         """Build ``discriminator``, the tables, of which each rank holds some rows."""
-        self.job.accumulation(distributed.world_size())
+        world = distributed.world_size()
+        if self.job.accumulation(world) != 1:
+            raise ConfigError(
+                f"batch.micro {self.job.batch.micro}: a rank takes its part of an update in one pass; with {world} "
+                f"ranks set batch.micro={self.job.batch.global_ // world}"
+            )
         return {"discriminator": self._tables("discriminator")}
 
     def _tables(self, name: str) -> EmbeddingTables:

@@ -1,18 +1,40 @@
-"""Marks a parameter that holds some rows of a larger one, the others being on other ranks."""
+"""Parameters of which each rank holds some rows: tables too large, or too rarely touched, to be on every rank.
+
+A parameter says so by its attribute ``rows_of``. Its module brings every gradient to the rank that owns the row itself
+(an engine neither sums nor averages it), and all parameters of such a module are sharded. Checkpoints hold the whole
+table, so that a run goes on at any number of ranks.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
 
 
 @dataclass(frozen=True)
 class RowShard:
-    """Where the rows of a parameter lie in the whole: set as its attribute ``rows_of``.
-
-    Args:
-        start_row: number of its first row.
-        rows: rows of the whole parameter, over all ranks.
-    """
+    """A parameter's rows are those from ``start_row`` on, of ``rows`` over all ranks."""
 
     start_row: int
     rows: int
+
+
+def row_range(rows: int, rank: int, world: int) -> tuple[int, int]:
+    """The half-open range of rows that ``rank`` holds: equal parts but for the last ones, which may be empty."""
+    size = -(-rows // world)
+    return min(rank * size, rows), min((rank + 1) * size, rows)
+
+
+def row_shard(parameter: Any) -> RowShard | None:
+    """Which rows ``parameter`` holds; None for one that is whole, or sharded by ZeRO."""
+    shard: RowShard | None = getattr(parameter, "rows_of", None)
+    return shard
+
+
+def is_row_sharded(module: nn.Module) -> bool:
+    """Whether the rows of a module's parameters are shared out over the ranks: of all of them, or of none."""
+    sharded = [row_shard(parameter) is not None for parameter in module.parameters()]
+    assert all(sharded) or not any(sharded), "a module with row-sharded parameters has no others"
+    return any(sharded)

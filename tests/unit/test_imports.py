@@ -34,10 +34,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.config": (*BASE, "pretrain.registry"),
     # ---- engine: optimizers, then engines, then checkpoints of both, then callbacks; the loop and the run use them all
     "pretrain.engine.optim": (*BASE, "pretrain.config", "pretrain.engine.schedule"),
-    "pretrain.engine.engines": (*BASE, "pretrain.config", *_in("pretrain.engine", "distributed", "optim")),
+    "pretrain.engine.engines": (*BASE, "pretrain.config", *_in("pretrain.engine", "distributed", "optim", "row_shard")),
     "pretrain.engine.checkpoint": (
         *(*BASE, "pretrain.config"),
-        *_in("pretrain.engine", "distributed", "durable", "engines", "optim", "provenance", "task", "verification"),
+        *_in("pretrain.engine", "distributed", "durable", "engines", "optim", "provenance", "row_shard", "task"),
+        "pretrain.engine.verification",
     ),
     "pretrain.engine.callbacks": (
         *(*BASE, "pretrain.config", "pretrain.registry"),

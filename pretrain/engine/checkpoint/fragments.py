@@ -1,4 +1,4 @@
-"""Finds which elements of which parameter this rank holds at any ZeRO stage: the basis of the checkpoint format.
+"""Finds which elements of which parameter this rank holds, sharded or not: the basis of the checkpoint format.
 
 A *fragment* is a run of consecutive elements of one flattened parameter, or of a tensor that the optimizer keeps for
 it, and aliases live fp32 storage. Over all ranks the fragments of a parameter cover it exactly once, so that
@@ -11,6 +11,7 @@ which is why a checkpoint does not remember the world size or the ZeRO stage it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.build import STATE_TENSORS
+from pretrain.engine.row_shard import is_row_sharded, row_shard
 
 WEIGHT = "weight"
 
@@ -40,13 +42,17 @@ class Fragment:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a rank keeps its part of a parameter: ``flat[offset : offset + numel]`` holds elements from ``start``."""
+    """Where a rank keeps its part of a parameter: ``flat[offset : offset + numel]`` holds elements from ``start``.
+
+    ``everywhere`` is true where all ranks hold the same elements.
+    """
 
     name: str
     flat: Tensor
     offset: int
     start: int
     numel: int
+    everywhere: bool = False
 
 
 def share(numel: int, rank: int, world: int) -> tuple[int, int]:
@@ -61,15 +67,24 @@ def trainable(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def global_shape(parameter: Any) -> tuple[int, ...]:
-    """Return the parameter's shape, also when ZeRO 3 has partitioned it."""
+    """Return the parameter's shape, also when ZeRO 3 has partitioned it or each rank holds some of its rows."""
+    shard = row_shard(parameter)
+    if shard is not None:
+        return (shard.rows, *parameter.shape[1:])
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def first_element(parameter: Any) -> int:
+    """Return where the elements that this rank holds begin in the flattened parameter (not for ZeRO's partitions)."""
+    shard = row_shard(parameter)
+    return 0 if shard is None else shard.start_row * math.prod(parameter.shape[1:])
 
 
 def _places(engine: Engine) -> Iterator[_Place]:
     zero = engine.zero_optimizer
     for name, p in trainable(engine.module):
         if engine.zero_stage == 0:
-            yield _Place(name, p, 0, 0, p.numel())
+            yield _Place(name, p, 0, first_element(p), p.numel(), everywhere=row_shard(p) is None)
         elif engine.zero_stage == 3:
             group, offset, _ = zero.grad_position[zero.get_param_id(p)]
             start = distributed.rank() * p.ds_tensor.ds_numel
@@ -90,12 +105,12 @@ def _places(engine: Engine) -> Iterator[_Place]:
 def fragments(engine: Engine, *, whole: bool = False) -> Iterator[Fragment]:
     """Return this rank's fragments: weights, then each tensor of the optimizer's state.
 
-    At ZeRO 0 every rank holds everything; then each rank gets an equal share, or all of it with ``whole``.
+    Of what every rank holds (ZeRO 0 without row shards) each rank gets an equal share, or all of it with ``whole``.
     """
     state, kinds = engine.base_optimizer.state, STATE_TENSORS[engine.optimizer_settings.section.type]
     for place in _places(engine):
         begin, end = 0, place.numel
-        if engine.zero_stage == 0 and not whole:
+        if place.everywhere and not whole:
             begin, end = share(place.numel, distributed.rank(), distributed.world_size())
         if begin == end:
             continue
@@ -124,7 +139,7 @@ def allocate_optimizer_state(engine: Engine) -> None:
         group["lr"] = 0.0
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in parameters]
-    sparse = isinstance(optimizer, torch.optim.SparseAdam)
+    sparse = isinstance(optimizer, torch.optim.SparseAdam) or is_row_sharded(engine.module)
     for p in parameters:
         p.grad = torch.zeros_like(p, layout=torch.sparse_coo) if sparse else torch.zeros_like(p)
     optimizer.step()

@@ -25,6 +25,10 @@ _KINDS = (WEIGHT, *sorted({kind for kinds in STATE_TENSORS.values() for kind in 
 _KEY = re.compile(rf"({'|'.join(_KINDS)})/(.+)@(\d{{1,18}})", re.ASCII | re.DOTALL)
 
 
+_AT_ONCE = 1 << 24
+"""Elements that are read at once: beside a table of many gigabytes, 64 MB."""
+
+
 @dataclass(frozen=True, order=True)
 class Piece:
     """Elements ``start : end`` of a flattened tensor, under ``key`` in the file ``name``."""
@@ -85,9 +89,11 @@ class Reader:
         """
         end = start + out.numel()
         for piece in self._index._covering(kind, name, start, end):
-            low, high = max(start, piece.start), min(end, piece.end)
-            stored = self._file(piece.name).get_slice(piece.key)[low - piece.start : high - piece.start]
-            out[low - start : high - start].copy_(stored)
+            first, last = max(start, piece.start), min(end, piece.end)
+            for low in range(first, last, _AT_ONCE):
+                high = min(low + _AT_ONCE, last)
+                stored = self._file(piece.name).get_slice(piece.key)[low - piece.start : high - piece.start]
+                out[low - start : high - start].copy_(stored)
 
     def _file(self, name: str) -> Any:
         if name not in self._open:

@@ -1,7 +1,8 @@
 """Reads checkpoints: whole tensors for conversion, fragments for a resumed run; only ranks that need a byte read it.
 
 Each rank reads the elements of its own fragments, from the files that hold them. What every rank needs whole (the
-module's weights; at ZeRO 0 the moments, too) rank 0 reads and sends to the others.
+module's weights; at ZeRO 0 the moments, too) rank 0 reads and sends to the others. Of a module whose rows are shared
+out over the ranks each rank reads its own, weights and moments.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pretrain.engine import distributed
 from pretrain.engine.checkpoint.fragments import (
     WEIGHT,
     allocate_optimizer_state,
+    first_element,
     fragments,
     global_shape,
     set_optimizer_step_count,
@@ -28,6 +30,7 @@ from pretrain.engine.checkpoint.fragments import (
 from pretrain.engine.checkpoint.index import Index, read_index, read_index_together
 from pretrain.engine.checkpoint.manifest import EngineState, Manifest, ModuleRecord, read_manifest
 from pretrain.engine.engines.base import Engine
+from pretrain.engine.row_shard import is_row_sharded
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -49,16 +52,26 @@ def read_weights(checkpoint: Path, module: str = "model") -> dict[str, Tensor]:
 
 
 def restore_weights(checkpoint: Path, name: str, module: nn.Module) -> None:
-    """Copy a verified checkpoint's weights into a module that no engine has wrapped yet.
+    """Copy a verified checkpoint's weights, or the rows that this rank holds, into a module that no engine has wrapped.
 
     Raises:
         CheckpointError: the checkpoint is of another architecture; the first differing parameter is named.
     """
     check_architecture(checkpoint, name, module)
-    stored = read_weights(checkpoint, name)
-    with torch.no_grad():
-        for parameter_name, parameter in module.named_parameters():
-            parameter.copy_(stored[parameter_name])
+    described, index = _require_all(checkpoint, name)
+    _fill(module, described, index)
+
+
+def _fill(module: nn.Module, described: ModuleRecord, index: Index) -> None:
+    with index.reader() as reader, torch.no_grad():
+        for name, parameter in module.named_parameters():
+            stored = described.ties.get(name, name)
+            if parameter.is_contiguous():
+                reader.fill(WEIGHT, stored, first_element(parameter), parameter.view(-1))
+            else:
+                flat = torch.empty(parameter.numel())
+                reader.fill(WEIGHT, stored, first_element(parameter), flat)
+                parameter.copy_(flat.view(parameter.shape))
 
 
 class _Undrawn(TorchFunctionMode):
@@ -89,7 +102,15 @@ def restored(checkpoint: Path, name: str, build: Callable[[], M]) -> M:
 
 
 def restore_weights_together(checkpoint: Path, name: str, module: nn.Module) -> None:
-    """Do `restore_weights` on all ranks; rank 0 reads. Collective."""
+    """Do `restore_weights` on all ranks; rank 0 reads, or each rank its own rows. Collective."""
+    if is_row_sharded(module):
+        manifest = read_manifest(checkpoint)
+        with distributed.synchronize_errors():
+            check_architecture(checkpoint, name, module)
+        index = read_index_together(checkpoint, manifest, name, ("weights",))
+        with distributed.synchronize_errors(patient=True):
+            _fill(module, _described(checkpoint, manifest, name), index)
+        return
     with distributed.synchronize_errors(patient=True):
         check_architecture(checkpoint, name, module)
         if distributed.rank() == 0:
@@ -105,10 +126,10 @@ def check_architecture(checkpoint: Path, name: str, module: nn.Module) -> None:
     for parameter_name, parameter in module.named_parameters():
         if parameter_name not in stored:
             raise CheckpointError(f"{checkpoint}: another architecture: it has no parameter {parameter_name!r}")
-        if tuple(stored[parameter_name]) != tuple(parameter.shape):
+        if tuple(stored[parameter_name]) != (shape := global_shape(parameter)):
             raise CheckpointError(
                 f"{checkpoint}: another architecture: {parameter_name} has shape "
-                f"{tuple(stored[parameter_name])}, the configured model {tuple(parameter.shape)}; "
+                f"{tuple(stored[parameter_name])}, the configured model {shape}; "
                 "set model.* as in its config.yaml"
             )
     surplus = stored.keys() - dict(module.named_parameters(remove_duplicate=False)).keys()
@@ -129,7 +150,7 @@ def restore_engine(checkpoint: Path, engine: Engine, state: EngineState) -> None
     shapes = {name: list(global_shape(parameter)) for name, parameter in trainable(engine.module)}
     assert shapes == manifest.modules[engine.name].shapes, "restore_weights has checked the architecture"
     index = read_index_together(checkpoint, manifest, engine.name, ("weights", "optimizer"))
-    same_everywhere = engine.zero_stage == 0
+    same_everywhere = engine.zero_stage == 0 and not is_row_sharded(engine.module)
     with distributed.synchronize_errors(patient=True):  # files of many gigabytes, at different speeds
         if state.has_moments:
             allocate_optimizer_state(engine)

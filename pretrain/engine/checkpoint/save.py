@@ -61,7 +61,9 @@ def begin_save(
         for fragment in fragments(engine):
             file = files[weights if fragment.kind == WEIGHT else moments]
             file[f"{fragment.kind}/{fragment.name}@{fragment.start}"] = fragment.view.to(
-                "cpu", torch.float32, copy=True
+                "cpu",
+                torch.float32,
+                copy=asynchronous,  # else nothing changes before it is written
             )
         engine_state[name] = {
             "optimizer_steps": optimizer_step_count(engine),

@@ -12,6 +12,7 @@ from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.engines.local import LocalEngine
 from pretrain.engine.optim.settings import ModuleOptimizer
+from pretrain.engine.row_shard import is_row_sharded
 
 
 def build_engines(
@@ -19,7 +20,8 @@ def build_engines(
 ) -> dict[str, Engine]:
     """Build one engine per module, in the mapping's order (the same on every rank).
 
-    One rank at ZeRO 0 without fp16 and without DeepSpeed options of its own is plain PyTorch; all else is DeepSpeed.
+    One rank at ZeRO 0 without fp16 and without DeepSpeed options of its own is plain PyTorch, and so is a module whose
+    rows are shared out over the ranks (:mod:`pretrain.engine.row_shard`); all else is DeepSpeed.
 
     Args:
         modules: what the task's ``build_modules`` returned.
@@ -27,21 +29,33 @@ def build_engines(
         optimizers: what the task's ``optimizers`` returned.
 
     Raises:
-        ConfigError: a module has sparse gradients, and its optimizer or ``engine.zero_stage`` has no place for them.
+        ConfigError: a module has sparse gradients, or only some rows here, and its optimizer or ``engine`` has no place
+            for them.
     """
     optimizers = optimizers or {}
     assert not (unknown := optimizers.keys() - modules.keys()), f"optimizers() names no module: {unknown}"
     settings = {name: optimizers.get(name, ModuleOptimizer(job.optimizer)) for name in modules}
     engine = job.engine
     for name, module in modules.items():
-        if any(isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse for part in module.modules()):
+        sharded = is_row_sharded(module)
+        if sharded and (engine.precision == "fp16" or engine.deepspeed_extra):
+            raise ConfigError(
+                f"module {name} is sharded by rows, without DeepSpeed: set engine.precision=fp32 and leave "
+                "engine.deepspeed_extra out"
+            )
+        if sharded or any(isinstance(p, nn.Embedding | nn.EmbeddingBag) and p.sparse for p in module.modules()):
             _check_sparse(name, engine.zero_stage, settings[name].section)
     alone = distributed.world_size() == 1 and engine.zero_stage == 0
-    if alone and engine.precision != "fp16" and not engine.deepspeed_extra:
-        return {name: LocalEngine(name, module, job, settings[name]) for name, module in modules.items()}
-    from pretrain.engine.engines.deepspeed import DeepSpeedEngine  # seconds to import
+    plain = alone and engine.precision != "fp16" and not engine.deepspeed_extra
+    engines: dict[str, Engine] = {}
+    for name, module in modules.items():
+        if plain or is_row_sharded(module):
+            engines[name] = LocalEngine(name, module, job, settings[name])
+        else:
+            from pretrain.engine.engines.deepspeed import DeepSpeedEngine  # seconds to import
 
-    return {name: DeepSpeedEngine(name, module, job, settings[name]) for name, module in modules.items()}
+            engines[name] = DeepSpeedEngine(name, module, job, settings[name])
+    return engines
 
 
 def _check_sparse(name: str, zero_stage: int, section: OptimizerSection) -> None:
@@ -49,7 +63,11 @@ def _check_sparse(name: str, zero_stage: int, section: OptimizerSection) -> None
     problem = f"module {name} has tables with sparse gradients"
     if zero_stage:
         raise ConfigError(f"{problem}, which ZeRO would flatten: set engine.zero_stage=0, not {zero_stage}")
-    if section.type not in ("adagrad", "sparse_adam"):
-        raise ConfigError(f"{problem}, and optimizer.type {section.type} has none: use adagrad or sparse_adam")
+    if section.type == "sgd" and section.momentum:
+        raise ConfigError(f"{problem}, which have no momentum: set optimizer.momentum=0, not {section.momentum}")
+    if section.type not in ("adagrad", "sgd", "sparse_adam"):
+        raise ConfigError(
+            f"{problem}, and optimizer.type {section.type} has none: use adagrad, sparse_adam, or sgd without momentum"
+        )
     if section.weight_decay:
         raise ConfigError(f"{problem}, which do not decay: set optimizer.weight_decay=0, not {section.weight_decay}")

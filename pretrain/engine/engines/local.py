@@ -1,4 +1,4 @@
-"""An engine of plain PyTorch: one rank, nothing sharded, fp32 or bf16."""
+"""An engine of plain PyTorch: of one rank, or of modules that share their rows out over the ranks; fp32 or bf16."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from pretrain.engine import distributed
 from pretrain.engine.engines.gradients import clip_gradients, measure_gradients
 from pretrain.engine.optim.build import build_optimizer
 from pretrain.engine.optim.settings import ModuleOptimizer
+from pretrain.engine.row_shard import is_row_sharded
 
 
 class LocalEngine:
     """Forward, backward and update of a module on one rank, as one would write them by hand.
 
-    DeepSpeed would add a millisecond to each update, half of its time where modules are small.
+    DeepSpeed would add a millisecond to each update, half of its time where modules are small. A row-sharded module
+    (:mod:`pretrain.engine.row_shard`) brings its gradients to their owners itself; only their norm is of all ranks.
     """
 
     zero_stage = 0
@@ -32,7 +34,8 @@ class LocalEngine:
         self.base_optimizer = self.zero_optimizer = build_optimizer(settings.section, job.engine, module)
         self._parameters = list(module.parameters())
         self._bf16 = job.engine.precision == "bf16"
-        self._accumulation = job.accumulation(1)
+        self._sharded = is_row_sharded(module)
+        self._accumulation = job.accumulation(distributed.world_size())
         self._micro_steps = 0
         self._norm = torch.full((), float("nan"))
 
@@ -54,6 +57,8 @@ class LocalEngine:
         """Clip and update at the last micro-batch of an optimizer step."""
         if self.at_boundary:
             self._norm = measure_gradients(self._parameters)
+            if self._sharded and distributed.world_size() > 1:
+                self._norm = distributed.all_reduce_sum(self._norm.to(self.device).square()).sqrt()
             clip_gradients(self._parameters, self.optimizer_settings.section.clip, self._norm)
             self.base_optimizer.step()
             self.base_optimizer.zero_grad()

@@ -150,8 +150,8 @@ def test_a_module_of_its_own_optimizer_is_refused_alike() -> None:
     ("stage", "changes", "message"),
     [
         (1, {"type": "adagrad", "weight_decay": 0.0}, r"ZeRO would flatten: set engine\.zero_stage=0, not 1"),
-        (0, {"type": "adamw"}, r"type adamw has none: use adagrad or sparse_adam"),
-        (0, {"type": "sgd", "weight_decay": 0.0}, r"type sgd has none"),
+        (0, {"type": "adamw"}, r"type adamw has none: use adagrad, sparse_adam"),
+        (0, {"type": "sgd", "weight_decay": 0.0}, r"set optimizer\.momentum=0, not 0\.95"),
         (0, {"type": "adagrad"}, r"set optimizer\.weight_decay=0, not 0\.01"),
     ],
 )
