@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,8 @@ from pretrain.embeddings.restore import load_embeddings
 from pretrain.embeddings.tables import EmbeddingTables
 from pretrain.embeddings.vectors.layout import find_layout
 from pretrain.embeddings.vectors.read import stream_vectors
+
+logger = logging.getLogger(__name__)
 
 ContextInit = Literal["zeros", "copy", "random"]
 _Vector = Float32[np.ndarray, " d"]
@@ -40,22 +43,6 @@ class InitialVectors:
     def has_context(self) -> bool:
         """Whether there is a context table as well: a run has one, a file has not."""
         return self._stored is not None and self._stored.context is not None
-
-    def fitted(self, job: EmbeddingJob) -> EmbeddingJob:
-        """The job with the width of the vectors, which it may have left out.
-
-        Raises:
-            ConfigError: it asks for another width.
-        """
-        dim = job.model.dim
-        if dim == self.width:
-            return job
-        if "dim" in job.model.model_fields_set:
-            raise ConfigError(
-                f"model.dim {dim}: the vectors of {self.source} have {self.width} numbers; "
-                f"leave model.dim out, or set model.dim={self.width}"
-            )
-        return job.model_copy(update={"model": job.model.model_copy(update={"dim": self.width})})
 
     def _rows(self) -> Iterator[tuple[str, _Vector, _Vector | None]]:
         if self._stored is None:
@@ -102,3 +89,49 @@ class InitialVectors:
                 "is it another language, or are its words in upper case (data.lowercase=false)?"
             )
         return known
+
+
+def with_initial_width(job: EmbeddingJob) -> EmbeddingJob:
+    """The job with the width of the vectors that it starts from, which it may have left out.
+
+    Raises:
+        ConfigError: it asks for another width.
+        DataError, CheckpointError: as `InitialVectors`.
+    """
+    source, dim = job.model.init, job.model.dim
+    if source is None:
+        return job
+    width = InitialVectors(source).width
+    if dim == width:
+        return job
+    if "dim" in job.model.model_fields_set:
+        raise ConfigError(
+            f"model.dim {dim}: the vectors of {source} have {width} numbers; "
+            f"leave model.dim out, or set model.dim={width}"
+        )
+    return job.model_copy(update={"model": job.model.model_copy(update={"dim": width})})
+
+
+def build_tables(
+    job: EmbeddingJob, index: Mapping[str, int], name: str = "discriminator", *, random_context: bool = False
+) -> EmbeddingTables:
+    """The tables of a module, from the seed and, where the job names vectors, from these.
+
+    Each rank makes its own rows, without a word to the others.
+
+    Args:
+        job: seed, width and ``model.init``.
+        index: the row of each word of the text.
+        name: of the module.
+        random_context: without ``model.init`` the context table starts random as well, not at zero.
+
+    Raises:
+        DataError: as `InitialVectors.fill`.
+    """
+    model = job.model
+    random = random_context if model.init is None else model.context_init == "random"
+    tables = EmbeddingTables(len(index), model.dim, job.run.seed, name, random_context=random)
+    if model.init is not None and not tables.input.is_meta:
+        known = InitialVectors(model.init).fill(tables, index, model.context_init)
+        logger.info("%s: %d of the text's %d words start from model.init %s", name, known, len(index), model.init)
+    return tables

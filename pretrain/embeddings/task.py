@@ -19,9 +19,10 @@ from pretrain.embeddings.config import SEGMENT, EmbeddingJob
 from pretrain.embeddings.data.corpus import open_corpus
 from pretrain.embeddings.data.positives import SegmentReader, Segments
 from pretrain.embeddings.data.vocabulary import VOCABULARY, Vocabulary, other_vocabulary
-from pretrain.embeddings.initial import InitialVectors
+from pretrain.embeddings.initial import build_tables, with_initial_width
 from pretrain.embeddings.tables import EmbeddingTables
-from pretrain.embeddings.training.skipgram import Loss, SkipGram
+from pretrain.embeddings.training.rule import UpdateRule
+from pretrain.embeddings.training.skipgram import SkipGram
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
@@ -46,9 +47,7 @@ class EmbeddingTask:
         self._folder = run_dir
         self.corpus = open_corpus(job.data, ranks=all_ranks())
         self.vocabulary: Vocabulary = self.corpus.vocabulary
-        self._initial = None if job.model.init is None else InitialVectors(job.model.init)
-        if self._initial is not None:
-            job = self._initial.fitted(job)
+        job = with_initial_width(job)
         self.segments = SegmentReader(self.corpus, job)
         if len(self.vocabulary) <= job.negatives.number:
             raise ConfigError(
@@ -56,40 +55,27 @@ class EmbeddingTask:
                 "words: lower it, or lower data.min_count"
             )
         self.job = job.completed(len(self.segments))
-        if not job.is_plain:
-            raise ConfigError("only plain skip-gram is here so far")
-        self._skipgram = SkipGram(job.data.window, job.negatives.number)
+        self._rule = _rule_of(self.job)
         self._raw_per_word = self.corpus.raw_words / len(self.corpus)
-        self.status = ""
+
+    @property
+    def status(self) -> str:
+        """What the rule has to say: a generator that has collapsed."""
+        return self._rule.status
 
     def build_modules(self) -> Mapping[str, nn.Module]:
-        """Build ``discriminator``, the tables, of which each rank holds some rows."""
+        """Build ``discriminator``, the tables, of which each rank holds some rows, and what else the rule has."""
         world = distributed.world_size()
         if self.job.accumulation(world) != 1:
             raise ConfigError(
                 f"batch.micro {self.job.batch.micro}: a rank takes its part of an update in one pass; with {world} "
                 f"ranks set batch.micro={self.job.batch.global_ // world}"
             )
-        return {"discriminator": self._tables("discriminator")}
-
-    def _tables(self, name: str) -> EmbeddingTables:
-        """Tables that start from the seed, and from ``model.init`` where the job names vectors."""
-        model = self.job.model
-        random_context = self._initial is not None and model.context_init == "random"
-        tables = EmbeddingTables(
-            len(self.vocabulary), model.dim, self.job.run.seed, name, random_context=random_context
-        )
-        if self._initial is not None:
-            known = self._initial.fill(tables, self.vocabulary.index, model.context_init)
-            logger.info(
-                "%s: %d of the %d words of the text start from model.init %s",
-                name, known, len(self.vocabulary), model.init,
-            )  # fmt: skip
-        return tables
+        return {"discriminator": build_tables(self.job, self.vocabulary.index), **self._rule.modules()}
 
     def optimizers(self) -> Mapping[str, ModuleOptimizer]:
-        """The discriminator is updated as the job says."""
-        return {}
+        """The discriminator is updated as the job says, other modules as their rule does."""
+        return self._rule.optimizers()
 
     def build_batches(self, progress: Progress) -> Iterator[Segments]:
         """Yield the segments of this rank in each coming update."""
@@ -109,33 +95,22 @@ class EmbeddingTask:
 
     def step(self, engines: Mapping[str, Engine], batch: Segments, progress: Progress) -> StepMetrics:
         """Do one update."""
-        return self._metrics(self._update(engines, batch, progress, measure=True), time.perf_counter(), 0)
+        return self._do(engines, [batch], progress)
 
     def step_many(self, engines: Mapping[str, Engine], updates: Updates, progress: Progress) -> StepMetrics:
-        """Do a chunk of updates; the loss is that of the last one."""
-        begin, words, loss = time.perf_counter(), progress.tokens, None
-        last = len(updates)
+        """Do a chunk of updates; the metrics are those of the last one, but ``words_per_second`` is of all of them."""
+        return self._do(engines, updates, progress)
+
+    def _do(self, engines: Mapping[str, Engine], updates: Updates | list[Segments], progress: Progress) -> StepMetrics:
+        begin, before, metrics = time.perf_counter(), progress.tokens, None
         for number, batch in enumerate(updates, 1):
-            loss = self._update(engines, batch, progress, measure=number == last)
-        return self._metrics(loss, begin, progress.tokens - words)
-
-    def _update(
-        self, engines: Mapping[str, Engine], batch: Segments, progress: Progress, *, measure: bool
-    ) -> Loss | None:
-        numbers = self._segments_of_update(progress.samples)
-        progress.samples += len(numbers)
-        progress.tokens += self.segments.words_of(numbers)
-        engine = engines["discriminator"]
-        tables = engine.module
-        assert isinstance(tables, EmbeddingTables)
-        return self._skipgram.update(tables, batch, engine.learning_rate(), measure=measure)
-
-    def _metrics(self, loss: Loss | None, begin: float, words: int) -> StepMetrics:
-        """The loss in nats for each pair, and the words of the text, before any was left out, for each second."""
-        assert loss is not None
-        pairs = distributed.all_reduce_sum(loss.pairs) / distributed.world_size()
-        rate = words * self._raw_per_word / (time.perf_counter() - begin)
-        return {"loss": loss.total / pairs.clamp(min=1), "words_per_second": rate}
+            metrics = self._rule.update(engines, batch, progress.step, measure=number == len(updates))
+            numbers = self._segments_of_update(progress.samples)
+            progress.samples += len(numbers)
+            progress.tokens += self.segments.words_of(numbers)
+        assert metrics is not None, "a chunk has an update"
+        words = (progress.tokens - before) * self._raw_per_word  # as gensim counts: those that were left out as well
+        return {**metrics, "words_per_second": words / (time.perf_counter() - begin)}
 
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
         """There is no held-out loss: word vectors are measured by `capt evaluate`."""
@@ -178,6 +153,12 @@ class EmbeddingTask:
         path = self._folder / VOCABULARY
         self.vocabulary.save(path)
         return {VOCABULARY: path}
+
+
+def _rule_of(job: EmbeddingJob) -> UpdateRule:
+    if job.is_plain:
+        return SkipGram(job.data.window, job.negatives.number)
+    raise ConfigError("only plain skip-gram is here so far")
 
 
 TASK = EmbeddingTask

@@ -14,15 +14,20 @@ and summed, in the same order for any number of threads.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from pretrain.embeddings.data.positives import Segments
 from pretrain.embeddings.tables import EmbeddingTables
+from pretrain.engine import distributed
+from pretrain.engine.engines.base import Engine
+from pretrain.engine.optim.settings import ModuleOptimizer
+from pretrain.engine.task import StepMetrics
 
 
 @dataclass(frozen=True)
@@ -72,18 +77,40 @@ class Loss:
 
 
 class SkipGram:
-    """The update of plain skip-gram; memory for its matrices is kept from update to update.
+    """The rule (`UpdateRule`) of plain skip-gram; memory for its matrices is kept from update to update.
 
     Args:
         window: largest distance of two neighbours.
         number: negatives of each pair.
     """
 
+    status = ""
+
     def __init__(self, window: int, number: int) -> None:
         self._window, self._number = window, number
         self._kept: dict[str, Tensor] = {}
 
+    def modules(self) -> Mapping[str, nn.Module]:
+        """There is no module beside the tables."""
+        return {}
+
+    def optimizers(self) -> Mapping[str, ModuleOptimizer]:
+        """The tables are updated by the section ``optimizer``, which is plain SGD."""
+        return {}
+
     def update(
+        self, engines: Mapping[str, Engine], segments: Segments, step: int, *, measure: bool
+    ) -> StepMetrics | None:
+        """Do one update of the discriminator; with ``measure`` return the loss in nats for each pair."""
+        engine = engines["discriminator"]
+        assert isinstance(engine.module, EmbeddingTables)
+        loss = self.move(engine.module, segments, engine.learning_rate(), measure=measure)
+        if loss is None:
+            return None
+        pairs = distributed.all_reduce_sum(loss.pairs) / distributed.world_size()
+        return {"loss": loss.total / pairs.clamp(min=1)}
+
+    def move(
         self, tables: EmbeddingTables, segments: Segments, learning_rate: float, *, measure: bool = False
     ) -> Loss | None:
         """Move the tables against the summed gradient of all ranks' pairs; with ``measure`` return the loss before.

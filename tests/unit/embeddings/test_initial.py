@@ -10,7 +10,7 @@ import pytest
 
 from pretrain.base.errors import ConfigError, DataError
 from pretrain.embeddings.config import EmbeddingJob
-from pretrain.embeddings.initial import InitialVectors
+from pretrain.embeddings.initial import InitialVectors, build_tables, with_initial_width
 from pretrain.embeddings.tables import EmbeddingTables
 
 INDEX = {"the": 0, "sea": 1, "queen": 2, "of": 3}
@@ -57,13 +57,31 @@ def test_packed_files_are_read(tmp_path: Path) -> None:
     assert InitialVectors(path).fill(tables, INDEX, "zeros") == 2
 
 
+def _job(path: Path, **model: object) -> EmbeddingJob:
+    job = {"task": {"type": "ace"}, "data": {"files": ["text.txt"]}, "model": {"init": str(path), **model}}
+    return EmbeddingJob.model_validate(job)
+
+
 def test_width_is_that_of_the_vectors(tmp_path: Path) -> None:
-    initial = InitialVectors(_file(tmp_path))
-    job = {"task": {"type": "ace"}, "data": {"files": ["text.txt"]}}
-    assert initial.fitted(EmbeddingJob.model_validate(job)).model.dim == 3
-    assert initial.fitted(EmbeddingJob.model_validate(job | {"model": {"dim": 3}})).model.dim == 3
+    path = _file(tmp_path)
+    assert with_initial_width(_job(path)).model.dim == 3
+    assert with_initial_width(_job(path, dim=3)).model.dim == 3
     with pytest.raises(ConfigError, match=r"model.dim 300: the vectors of .*vectors.txt have 3 numbers"):
-        initial.fitted(EmbeddingJob.model_validate(job | {"model": {"dim": 300}}))
+        with_initial_width(_job(path, dim=300))
+
+
+def test_generator_starts_like_the_discriminator(tmp_path: Path) -> None:
+    job = with_initial_width(_job(_file(tmp_path), context_init="copy"))
+    discriminator, generator = build_tables(job, INDEX), build_tables(job, INDEX, "generator", random_context=True)
+    assert generator.input[[0, 2]].equal(discriminator.input[[0, 2]])
+    assert generator.context[[0, 2]].equal(discriminator.context[[0, 2]])
+
+
+def test_without_vectors_the_seed_decides(tmp_path: Path) -> None:
+    job = EmbeddingJob.model_validate({"task": {"type": "ace"}, "data": {"files": ["text.txt"]}})
+    assert with_initial_width(job) is job
+    assert not build_tables(job, INDEX).context.any()
+    assert build_tables(job, INDEX, "generator", random_context=True).context.any()
 
 
 def test_other_words_are_refused(tmp_path: Path) -> None:

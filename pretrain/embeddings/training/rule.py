@@ -1,0 +1,38 @@
+"""The seam of the task: how an update moves the tables. Plain skip-gram is one rule, a generator another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import nn
+
+from pretrain.embeddings.data.positives import Segments
+from pretrain.engine.engines.base import Engine
+from pretrain.engine.optim.settings import ModuleOptimizer
+from pretrain.engine.task import StepMetrics
+
+
+class UpdateRule(Protocol):
+    """What the task asks of a rule; all methods are called by all ranks alike."""
+
+    status: str
+    """What the progress line says behind the figures, such as that the generator has collapsed; mostly nothing."""
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """The modules beside ``discriminator``, freshly initialised from the seed."""
+        ...
+
+    def optimizers(self) -> Mapping[str, ModuleOptimizer]:
+        """The optimizers of modules that are not updated as the section ``optimizer`` says."""
+        ...
+
+    def update(
+        self, engines: Mapping[str, Engine], segments: Segments, step: int, *, measure: bool
+    ) -> StepMetrics | None:
+        """Do update ``step`` (from 0) on this rank's segments; with ``measure`` return its metrics.
+
+        The loss is summed over pairs and ranks for the gradient. The mean over ranks of a metric is its global value;
+        ``loss`` is in nats for each pair.
+        """
+        ...
