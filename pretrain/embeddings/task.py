@@ -20,7 +20,6 @@ from pretrain.embeddings.data.corpus import open_corpus
 from pretrain.embeddings.data.positives import SegmentReader, Segments
 from pretrain.embeddings.data.vocabulary import VOCABULARY, Vocabulary, other_vocabulary
 from pretrain.embeddings.initial import build_tables, with_initial_width
-from pretrain.embeddings.tables import EmbeddingTables
 from pretrain.embeddings.training.rule import UpdateRule
 from pretrain.embeddings.training.skipgram import SkipGram
 from pretrain.engine import distributed
@@ -44,10 +43,10 @@ class EmbeddingTask:
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, EmbeddingJob)
+        job = with_initial_width(job)
         self._folder = run_dir
         self.corpus = open_corpus(job.data, ranks=all_ranks())
         self.vocabulary: Vocabulary = self.corpus.vocabulary
-        job = with_initial_width(job)
         self.segments = SegmentReader(self.corpus, job)
         if len(self.vocabulary) <= job.negatives.number:
             raise ConfigError(
