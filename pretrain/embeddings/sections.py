@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from pretrain.config.base import NonNegativeInt, PositiveInt, Section
+from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 
 
 class NegativesSection(Section):
@@ -91,7 +91,7 @@ class ModelSection(Section):
     """Two tables of word vectors: ``input`` for centre words, whose rows are the embeddings, and ``context``."""
 
     dim: PositiveInt = Field(300, le=65_536, description="width of the word vectors")
-    init: str | None = Field(
+    init: PathField | None = Field(
         None, description="start from these vectors: a run, a checkpoint, or a file of word2vec or GloVe"
     )
     context_init: Literal["zeros", "copy", "random"] = Field(

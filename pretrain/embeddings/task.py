@@ -19,7 +19,7 @@ from pretrain.embeddings.config import SEGMENT, EmbeddingJob
 from pretrain.embeddings.data.corpus import open_corpus
 from pretrain.embeddings.data.positives import SegmentReader, Segments
 from pretrain.embeddings.data.vocabulary import VOCABULARY, Vocabulary, other_vocabulary
-from pretrain.embeddings.tables import EmbeddingTables
+from pretrain.embeddings.initial import build_tables, with_initial_width
 from pretrain.embeddings.training.adversarial import Adversarial
 from pretrain.embeddings.training.rule import UpdateRule
 from pretrain.embeddings.training.skipgram import SkipGram
@@ -44,6 +44,7 @@ class EmbeddingTask:
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, EmbeddingJob)
+        job = with_initial_width(job)
         self._folder = run_dir
         self.corpus = open_corpus(job.data, ranks=all_ranks())
         self.vocabulary: Vocabulary = self.corpus.vocabulary
@@ -54,7 +55,7 @@ class EmbeddingTask:
                 "words: lower it, or lower data.min_count"
             )
         self.job = job.completed(len(self.segments))
-        self._rule = _rule_of(self.job, self.segments)
+        self._rule = _rule_of(self.job, self.vocabulary, self.segments)
         self._raw_per_word = self.corpus.raw_words / len(self.corpus)
 
     @property
@@ -70,8 +71,7 @@ class EmbeddingTask:
                 f"batch.micro {self.job.batch.micro}: a rank takes its part of an update in one pass; with {world} "
                 f"ranks set batch.micro={self.job.batch.global_ // world}"
             )
-        tables = EmbeddingTables(len(self.vocabulary), self.job.model.dim, self.job.run.seed)
-        return {"discriminator": tables, **self._rule.modules()}
+        return {"discriminator": build_tables(self.job, self.vocabulary.index), **self._rule.modules()}
 
     def optimizers(self) -> Mapping[str, ModuleOptimizer]:
         """The discriminator is updated as the job says, other modules as their rule does."""
@@ -157,10 +157,10 @@ class EmbeddingTask:
         return {VOCABULARY: path}
 
 
-def _rule_of(job: EmbeddingJob, segments: SegmentReader) -> UpdateRule:
+def _rule_of(job: EmbeddingJob, vocabulary: Vocabulary, segments: SegmentReader) -> UpdateRule:
     if job.is_plain:
         return SkipGram(job.data.window, job.negatives.number)
-    return Adversarial(job, segments.noise)
+    return Adversarial(job, vocabulary.index, segments.noise)
 
 
 TASK = EmbeddingTask

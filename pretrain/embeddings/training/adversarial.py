@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from pretrain.embeddings.config import EmbeddingJob
 from pretrain.embeddings.data.positives import Segments
+from pretrain.embeddings.initial import build_tables
 from pretrain.embeddings.objectives.classification import mixture_log_density
 from pretrain.embeddings.sampler.false_negatives import is_neighbour
 from pretrain.embeddings.sampler.window import Draws, Window, WindowedBatch, windowed
@@ -38,21 +39,21 @@ class Adversarial:
 
     Args:
         job: the job.
+        index: the row of each word.
         noise: probability of each word in the fixed noise.
     """
 
-    def __init__(self, job: EmbeddingJob, noise: Float64[np.ndarray, " v"]) -> None:
-        self._job = job
+    def __init__(self, job: EmbeddingJob, index: Mapping[str, int], noise: Float64[np.ndarray, " v"]) -> None:
+        self._job, self._index = job, index
         self._log_noise = torch.from_numpy(noise).log().float()
         self._share = noise_share(job)
         self.status = ""
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """``generator``, where there is one: tables of the same shape, which start with random numbers of their own."""
+        """``generator``, where there is one: tables of the same shape, random, or from ``model.init`` as well."""
         if not self._job.has_generator:
             return {}
-        words, model = len(self._log_noise), self._job.model
-        return {"generator": EmbeddingTables(words, model.dim, self._job.run.seed, "generator", random_context=True)}
+        return {"generator": build_tables(self._job, self._index, "generator", random_context=True)}
 
     def optimizers(self) -> Mapping[str, ModuleOptimizer]:
         """The generator has a constant learning rate of its own."""
