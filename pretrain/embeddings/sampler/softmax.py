@@ -156,7 +156,8 @@ class _Columns:
             kept = self._kept["mass"] = logits.new_zeros(len(logits), blocks * _BLOCK)
         mass = kept[: len(logits)]
         torch.exp(logits, out=mass[:, : logits.shape[1]])
-        return mass.unflatten(1, (blocks, _BLOCK))
+        in_blocks: Float[Tensor, "c blocks k"] = mass.unflatten(1, (blocks, _BLOCK))
+        return in_blocks
 
     def sweep(
         self, inputs: Float[Tensor, "c d"], row: Int64[Tensor, " m"], uniform: Float64[Tensor, " m"]
