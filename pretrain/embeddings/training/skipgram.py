@@ -14,7 +14,8 @@ and summed, in the same order for any number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,6 +98,10 @@ class SkipGram:
     def optimizers(self) -> Mapping[str, ModuleOptimizer]:
         """The tables are updated by the section ``optimizer``, which is plain SGD."""
         return {}
+
+    def batches(self, read: Callable[[int], Segments], step: int) -> Iterator[Segments]:
+        """The segments of each update."""
+        return (read(number) for number in itertools.count(step))
 
     def update(
         self, engines: Mapping[str, Engine], segments: Segments, step: int, *, measure: bool
