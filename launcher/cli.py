@@ -14,6 +14,7 @@ from launcher.commands import (
     checkpoints,
     config,
     corpora,
+    embeddings,
     evaluate,
     glue,
     jobs,
@@ -61,6 +62,7 @@ _GROUPS = {
     "data": corpora.data_app,
     "regions": regions.app,
     "config": config.app,
+    "embeddings": embeddings.app,
     "latent": latent.app,
     "predictions": predictions.app,
 }

@@ -35,6 +35,9 @@ TASKS = {
 IMPORTERS = {"hf": "capt_language"}
 """The value of ``capt convert --from`` -> the task whose module ``import_<value>`` makes a run of a foreign model."""
 
+VECTORS_TASK = "ace"
+"""The task that evaluates and converts a file of word vectors."""
+
 FOREIGN_TASK = "capt_language"
 """The task that evaluates a Hugging Face folder, which says nothing of a task."""
 

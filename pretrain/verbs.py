@@ -1,9 +1,10 @@
 """The verbs of a task: modules of its package, found by their names, to which ``capt`` hands a checkpoint.
 
 ``evaluate`` has ``command(checkpoint, *, ...) -> dict`` and ``as_text(result) -> str``; ``export`` has ``TARGETS``, the
-values of ``capt convert --to``, and ``command(checkpoint, out, *, to, overwrite, about, ...) -> Path``. The other
-keywords of ``command`` are the options that have a meaning for the task: those of the command line under the same
-names, and any other by ``--option NAME=VALUE``.
+values of ``capt convert --to``, and ``command(checkpoint, out, *, to, overwrite, about, ...) -> Path``; where ``out``
+is no folder, also ``require_free(out, *, overwrite)``, which refuses what cannot be replaced. The other keywords of
+``command`` are the options that have a meaning for the task: those of the command line under the same names, and any
+other by ``--option NAME=VALUE``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from pretrain.base.errors import CheckpointError, ConfigError, did_you_mean
 from pretrain.base.records import first_fault
 from pretrain.config.reader import NotYamlError, read_yaml
-from pretrain.registry import task_module
+from pretrain.registry import VECTORS_TASK, task_module
 
 _GIVEN_BY_CAPT = frozenset({"to", "overwrite", "about", "progress"})
 
@@ -27,11 +28,13 @@ _GIVEN_BY_CAPT = frozenset({"to", "overwrite", "about", "progress"})
 def task_of(path: Path) -> str:
     """The type of the task that a checkpoint, or the best checkpoint of a run, was trained on.
 
-    The manifest says so; ``config.yaml`` is read once the files are verified.
+    The manifest says so; ``config.yaml`` is read once the files are verified. A file is one of word vectors.
 
     Raises:
         CheckpointError: ``path`` is neither a checkpoint nor a run with one.
     """
+    if path.is_file():
+        return VECTORS_TASK
     from pretrain.engine.checkpoint import find_best, read_manifest  # imports torch
 
     return read_manifest(find_best(path)).task

@@ -54,8 +54,8 @@ class Backbone:
 def start_from(model: PictureClassifier, backbone: Backbone, classes: Sequence[str]) -> None:
     """Copy the backbone's weights into a model that has just been initialised.
 
-    The head of statements goes on from one of statements about as many pictures, that of questions from one of
-    questions; else it stays as initialised.
+    The head of statements goes on from one that has their truths among its answers and is about as many pictures, that
+    of questions from one of questions; else it stays as initialised.
 
     Args:
         model: made for ``backbone.config``.
@@ -71,8 +71,9 @@ def start_from(model: PictureClassifier, backbone: Backbone, classes: Sequence[s
         for name, parameter in own.items():
             if name.startswith(BACKBONE):
                 parameter.copy_(backbone.state[name])
-        if backbone.answers is not None and (backbone.answers == TRUTHS) == (tuple(classes) == TRUTHS):
-            _transplant(own, backbone, backbone.answers, classes)
+        before = backbone.answers
+        if before is not None and (set(before) >= set(TRUTHS) if tuple(classes) == TRUTHS else before != TRUTHS):
+            _transplant(own, backbone, before, classes)
 
 
 def _require_whole(model: PictureClassifier, backbone: Backbone) -> None:

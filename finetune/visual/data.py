@@ -57,7 +57,8 @@ def read_rows(paths: Sequence[Path], task: VisualTask, what: str) -> list[Exampl
     for row in rows:
         if len(row.pictures) != task.pictures:
             raise DataError(f"{what}: row {row.id} has {len(row.pictures)} pictures; {task.name} has {task.pictures}")
-        if row.answers is not None if not task.answers else row.truth is not None:
+        statement = row.truth is not None
+        if statement if task.answers else row.answers is not None and not statement:
             kind = "a question with an answer table" if task.answers else "a statement that is true or false"
             raise DataError(f"{what}: row {row.id} is of another task; a row of {task.name} is {kind}")
     return rows

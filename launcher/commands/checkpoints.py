@@ -24,11 +24,14 @@ def convert(
         typer.Argument(
             metavar="SOURCE",
             parser=o.source_path,
-            help="A checkpoint or run; with --from a folder or USER/NAME of the hub.",
+            help="A checkpoint, a run or a file of word vectors; with --from a folder or USER/NAME of the hub.",
         ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder to write.")],
-    to: Annotated[str | None, typer.Option(help="hf, sentence-transformers or onnx, as the task offers.")] = None,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder to write; for word vectors a file.")],
+    to: Annotated[
+        str | None,
+        typer.Option(help="hf, sentence-transformers or onnx; word2vec, glove or gensim: as the task offers."),
+    ] = None,
     from_: Annotated[str | None, typer.Option("--from", help="hf: make a run of a Hugging Face model.")] = None,
     pooling: Annotated[
         str | None, typer.Option(help="mean (the default), cls or head (the aggregation head); not for hf.")
@@ -46,7 +49,7 @@ def convert(
     push: Annotated[str | None, typer.Option(metavar="USER/NAME", help="Upload the export to the hub.")] = None,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository of --push public.")] = False,
 ) -> None:
-    """Write a checkpoint as a Hugging Face, sentence-transformers or ONNX folder, or the other way round."""
+    """Write a checkpoint as a Hugging Face, sentence-transformers or ONNX folder, or word vectors; or the other way."""
     o.quiet(context)
     of_exports = {"--license": license, "--language": language, "--base-model": base_model, "--push": push}
     given = [name for name, value in of_exports.items() if value]

@@ -25,7 +25,8 @@ def evaluate(
         typer.Argument(
             metavar="CHECKPOINT",
             parser=o.source_path,
-            help="A checkpoint, a run (its best or newest one), a Hugging Face folder, or USER/NAME of the hub.",
+            help="A checkpoint, a run (its best or newest one), a Hugging Face folder, USER/NAME of the hub, or a file "
+            "of word vectors.",
         ),
     ],
     text: Annotated[list[Path] | None, typer.Option(help="Held-out text (may stand several times).")] = None,
@@ -69,13 +70,19 @@ def evaluate(
             help="Forward and reverse PPL of generated text: builtin (default for the test text), kenlm or none.",
         ),
     ] = None,
+    word_similarity: Annotated[
+        Path | None, typer.Option(help="A file of scored word pairs, or a folder of them, for word vectors.")
+    ] = None,
+    analogies: Annotated[
+        Path | None, typer.Option(help="Analogies for word vectors, in the form of questions-words.txt.")
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed for the choice of windows and the corruption; default 1.")
     ] = None,
     option: o.OwnOptions = None,
     json: o.Json = False,
 ) -> None:
-    """Measure a checkpoint: an encoder on text and similarity, a fine-tuned one on its dev set, a latent model.
+    """Measure a checkpoint: an encoder on text and similarity, a fine-tuned one, a latent model, word vectors.
 
     Which options have a meaning depends on the task that the checkpoint was trained on.
     """
@@ -84,6 +91,7 @@ def evaluate(
         "text": text, "data": data, "predictions": predictions, "sts": sts, "out": out, "pooler": pooler,
         "samples": samples, "length": length, "batch": batch, "split": split, "draws": draws, "weighted": weighted,
         "weighted_sentences": weighted_sentences, "generated": generated, "seed": seed,
+        "word_similarity": word_similarity, "analogies": analogies,
     }  # fmt: skip
     from launcher.progress import progress_bar
     from pretrain.models.hub import local_folder

@@ -11,7 +11,7 @@ from launcher.commands import options as o
 
 _EPILOG = (
     "\b\nExample: capt regions extract photos/ --backend grid --model microsoft/resnet-50 --out store/\n\n"
-    "An extraction that was interrupted leaves nothing behind: give the same command again."
+    "After an interruption give the same command again: it goes on where it stopped."
 )
 
 

@@ -27,11 +27,11 @@ def convert(
     assignments: Sequence[str] = (),
     **options: Any,
 ) -> Path:
-    """Write the folder ``out``, checked against our own model, and return it.
+    """Write the folder (for word vectors the file) ``out``, checked against our own model, and return it.
 
     Args:
-        source: a checkpoint, or a run, with ``to``; a foreign folder or hub id with ``from_``.
-        out: a folder that does not exist or is empty.
+        source: a checkpoint, a run, or a file of word vectors, with ``to``; a foreign folder or hub id with ``from_``.
+        out: a folder that does not exist or is empty; for word vectors a file that does not exist.
         to: one of ``TARGETS`` of the ``export`` module of the checkpoint's task.
         from_: a key of `pretrain.registry.IMPORTERS`: ``hf`` (a RoBERTa or XLM-R folder becomes a run at step 0).
         overwrite: replace ``out`` if it is an older export.
@@ -48,8 +48,8 @@ def convert(
         _require_importer(from_, [*(name for name, value in options.items() if value is not None), *assignments])
     if source.resolve().is_relative_to(out.resolve()):
         raise ConfigError(f"{out}: the source {source} lies in it; give another folder")
-    refuse_existing(out, overwrite=overwrite)
     if from_ is not None:
+        refuse_existing(out, overwrite=overwrite)
         importer = task_module(IMPORTERS[from_], f"import_{from_}")
         assert importer is not None, "IMPORTERS names tasks that have it"
         importer.command(source, out, overwrite=overwrite)
@@ -61,6 +61,7 @@ def convert(
     if to not in export.TARGETS:
         known = did_you_mean(to, export.TARGETS, f"a checkpoint of task {task} can be written as")
         raise ConfigError(f"--to {to!r} is unknown; {known}")
+    getattr(export, "require_free", refuse_existing)(out, overwrite=overwrite)
     given = accepted_options(export.command, task, options, assignments)
     export.command(source, out, to=to, overwrite=overwrite, about=about, **given)
     return out

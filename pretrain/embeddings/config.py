@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from pretrain.base.cache import default_cache
+from pretrain.base.errors import DataError
 from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from pretrain.config.schema import (
     BatchSection,
@@ -158,7 +159,14 @@ class EmbeddingJob(Job):
         """Describe the files of the text."""
         paths = resolve_paths(self.data.files, "data.files")
         size = sum(path.stat().st_size for path in paths)
-        return [f"corpus: {paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}, {size:,} bytes"]
+        lines = [f"corpus: {paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}, {size:,} bytes"]
+        if self.model.init is not None:
+            if not self.model.init.exists():
+                raise DataError(
+                    f"model.init: there is no {self.model.init}; give a run, a checkpoint or a file of vectors"
+                )
+            lines.append(f"model.init: {self.model.init}")
+        return lines
 
     def completed(self, segments: int) -> EmbeddingJob:
         """The job with its epochs turned into steps, once the number of segments of an epoch is known."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from pretrain.config.base import NonNegativeInt, PositiveInt, Section
+from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 
 
 class NegativesSection(Section):
@@ -49,7 +49,13 @@ class GeneratorSection(Section):
 
     type: Literal["adagrad", "sparse_adam", "sgd"] = Field("sparse_adam", description="optimizer of the generator")
     lr: PositiveFloat = Field(1e-3, description="learning rate of the generator")
-    every: PositiveInt = Field(1, description="updates of the discriminator for one of the generator")
+    every: PositiveInt = Field(16, description="updates of the discriminator for one of the generator")
+    samples: int = Field(
+        5, ge=2, le=65_536, description="words drawn for each centre; their weight makes `number` of each pair"
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32", description="of the products over the vocabulary; bf16 draws from the softmax of rounded scores"
+    )
     reward: Literal["d", "softplus"] = Field(
         "d", description="d: D(x, y), the discriminator's sigmoid; softplus: -log(1 - D(x, y))"
     )
@@ -85,7 +91,7 @@ class ModelSection(Section):
     """Two tables of word vectors: ``input`` for centre words, whose rows are the embeddings, and ``context``."""
 
     dim: PositiveInt = Field(300, le=65_536, description="width of the word vectors")
-    init: str | None = Field(
+    init: PathField | None = Field(
         None, description="start from these vectors: a run, a checkpoint, or a file of word2vec or GloVe"
     )
     context_init: Literal["zeros", "copy", "random"] = Field(

@@ -19,7 +19,8 @@ from pretrain.embeddings.config import SEGMENT, EmbeddingJob
 from pretrain.embeddings.data.corpus import open_corpus
 from pretrain.embeddings.data.positives import SegmentReader, Segments
 from pretrain.embeddings.data.vocabulary import VOCABULARY, Vocabulary, other_vocabulary
-from pretrain.embeddings.tables import EmbeddingTables
+from pretrain.embeddings.initial import build_tables, with_initial_width
+from pretrain.embeddings.training.adversarial import Adversarial
 from pretrain.embeddings.training.rule import UpdateRule
 from pretrain.embeddings.training.skipgram import SkipGram
 from pretrain.engine import distributed
@@ -43,6 +44,7 @@ class EmbeddingTask:
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, EmbeddingJob)
+        job = with_initial_width(job)
         self._folder = run_dir
         self.corpus = open_corpus(job.data, ranks=all_ranks())
         self.vocabulary: Vocabulary = self.corpus.vocabulary
@@ -53,7 +55,7 @@ class EmbeddingTask:
                 "words: lower it, or lower data.min_count"
             )
         self.job = job.completed(len(self.segments))
-        self._rule = _rule_of(self.job)
+        self._rule = _rule_of(self.job, self.vocabulary, self.segments)
         self._raw_per_word = self.corpus.raw_words / len(self.corpus)
 
     @property
@@ -69,21 +71,22 @@ class EmbeddingTask:
                 f"batch.micro {self.job.batch.micro}: a rank takes its part of an update in one pass; with {world} "
                 f"ranks set batch.micro={self.job.batch.global_ // world}"
             )
-        tables = EmbeddingTables(len(self.vocabulary), self.job.model.dim, self.job.run.seed)
-        return {"discriminator": tables, **self._rule.modules()}
+        return {"discriminator": build_tables(self.job, self.vocabulary.index), **self._rule.modules()}
 
     def optimizers(self) -> Mapping[str, ModuleOptimizer]:
         """The discriminator is updated as the job says, other modules as their rule does."""
         return self._rule.optimizers()
 
-    def build_batches(self, progress: Progress) -> Iterator[Segments]:
-        """Yield the segments of this rank in each coming update."""
+    def build_batches(self, progress: Progress) -> Iterator[Any]:
+        """Yield what the rule makes of the segments of this rank in each coming update."""
         rank, world = distributed.rank(), distributed.world_size()
-        start = progress.samples
-        while True:
-            numbers = self._segments_of_update(start)
-            yield self.segments.read(np.array_split(numbers, world)[rank])
-            start += len(numbers)
+        begin, step, size = progress.samples, progress.step, self.job.batch.global_ // SEGMENT
+
+        def read(update: int) -> Segments:
+            numbers = self._segments_of_update(max(begin + (update - step) * size, 0))
+            return self.segments.read(np.array_split(numbers, world)[rank])
+
+        return iter(self._rule.batches(read, step))
 
     def _segments_of_update(self, start: int) -> np.ndarray:
         """The numbers of the segments of the update that begins at ``start``; the last epoch's last may be fewer."""
@@ -92,7 +95,7 @@ class EmbeddingTask:
             end = min(end, max(start + 1, round(epochs * len(self.segments))))
         return np.arange(start, end)
 
-    def step(self, engines: Mapping[str, Engine], batch: Segments, progress: Progress) -> StepMetrics:
+    def step(self, engines: Mapping[str, Engine], batch: Any, progress: Progress) -> StepMetrics:
         """Do one update."""
         return self._do(engines, [batch], progress)
 
@@ -100,7 +103,7 @@ class EmbeddingTask:
         """Do a chunk of updates; the metrics are those of the last one, but ``words_per_second`` is of all of them."""
         return self._do(engines, updates, progress)
 
-    def _do(self, engines: Mapping[str, Engine], updates: Updates | list[Segments], progress: Progress) -> StepMetrics:
+    def _do(self, engines: Mapping[str, Engine], updates: Updates | list[Any], progress: Progress) -> StepMetrics:
         begin, before, metrics = time.perf_counter(), progress.tokens, None
         for number, batch in enumerate(updates, 1):
             metrics = self._rule.update(engines, batch, progress.step, measure=number == len(updates))
@@ -154,10 +157,10 @@ class EmbeddingTask:
         return {VOCABULARY: path}
 
 
-def _rule_of(job: EmbeddingJob) -> UpdateRule:
+def _rule_of(job: EmbeddingJob, vocabulary: Vocabulary, segments: SegmentReader) -> UpdateRule:
     if job.is_plain:
         return SkipGram(job.data.window, job.negatives.number)
-    raise ConfigError("only plain skip-gram is here so far")
+    return Adversarial(job, vocabulary.index, segments.noise)
 
 
 TASK = EmbeddingTask

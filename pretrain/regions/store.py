@@ -16,6 +16,7 @@ from pretrain.regions.arrays import map_array
 from pretrain.regions.checks import TOLERANCE
 from pretrain.regions.coco import other_forms
 from pretrain.regions.manifest import StoreManifest, read_manifest
+from pretrain.regions.picture import Labels, Picture
 
 Rows = Int64[np.ndarray, " n"]
 _REMEDY = "; import the store again"
@@ -159,6 +160,16 @@ class RegionStore:
             labels += [filled(ids, np.int64), filled(scores)]
             self._require(rows, (labels[-2] >= 0) & (labels[-2] < classes), f"{what} classes over {classes - 1}")
         return Regions(filled(self._features), boxes, np.arange(most) < counts[:, None], *labels)
+
+    def picture(self, name: str) -> Picture:
+        """A picture as it was written. Raises ``DataError`` for one that the store does not hold."""
+        (row,) = self.rows([name])
+        part = slice(*self._offsets[row : row + 2].tolist())
+        width, height = self._sizes[row].tolist()
+        labels = {what: Labels(ids[part], scores[part]) for what, (ids, scores, _) in self._labels.items()}
+        return Picture(
+            name, width, height, self._features[part], self._boxes[part], labels.get("object"), labels.get("attribute")
+        )
 
     def places(self, rows: Rows, parts: Float[np.ndarray, " n"]) -> Rows:
         """A region of each picture, by its number among all regions of the store.

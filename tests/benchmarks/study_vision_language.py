@@ -33,31 +33,25 @@ from tests.benchmarks.seeds import clustered_error
 from tests.benchmarks.study_vision_language_tables import Trial, write_tables
 
 ARMS = ("none", "lxmert", "lxmert-equal-compute", "capt")
-SCENES = ["--pictures", "2000", "--nlvr1", "3000", "--seed", "1"]
+SCENES = ["--pictures", "2000", "--nlvr1", "16000", "--seed", "1"]
 """Of the microworld: pictures of all splits, and statements of NLVR v1's kind for training (four scenes each)."""
 COMMON = ["run.threads=1", "run.tensorboard=false", "run.log_every=10", "checkpoint.keep=1"]
-STEPS, WARMUP = 400, 40
-"""Of pretraining, for ``lxmert`` and ``capt``."""
+STEPS, WARMUP = {"microworld": 1500, "nlvr1": 5000}, 200
+"""Of pretraining, for ``lxmert`` and ``capt``; ``--steps`` replaces the first in both worlds."""
+SIZES = ["size=micro", "initializer_range=0.12", "dropout=0", "attention_dropout=0"]
+"""Of the model in every arm."""
 EXACT = ["model.dropout=0", "model.attention_dropout=0"]
-"""Of the microworld, whose labels are exact and whose pictures are many."""
+"""Of fine-tuning on the microworld, whose labels are exact and whose pictures are many."""
 PRETRAINING: dict[str, list[str]] = {
-    "microworld": [
-        "capt_vl_small",
-        "objectives.answers=0",
-        "batch.global=64",
-        "batch.micro=64",
-        "optimizer.lr=1e-3",
-        *EXACT,
-    ],
-    "nlvr1": ["capt_vl_nlvr1", "batch.global=32", "batch.micro=32", "optimizer.lr=1e-3", "data.sequence_length=32"],
+    "microworld": ["capt_vl_small", "batch.global=64", "batch.micro=64", "optimizer.lr=1e-3"],
+    "nlvr1": ["capt_vl_nlvr1"],
 }
-SIZE = "tiny"
-CAPT = ["contrast.weight=1", "contrast.queue=256", "contrast.queue_start=100"]
+CAPT = ["contrast.weight=1", "contrast.queue=512", "contrast.queue_start=500"]
 LXMERT = ["contrast.weight=0", "contrast.queue=0"]
 FINE_TUNING: dict[str, list[str]] = {
     "vqa": ["optimizer.lr=5e-4", "schedule.epochs=3", "data.sequence_length=24", *EXACT],
     "nlvr2": ["optimizer.lr=5e-4", "schedule.epochs=3", "data.sequence_length=24", *EXACT],
-    "nlvr1": ["optimizer.lr=3e-4", "schedule.epochs=20"],
+    "nlvr1": [],
 }
 TASKS = {"microworld": ("vqa", "nlvr2"), "nlvr1": ("nlvr1",)}
 
@@ -68,7 +62,7 @@ class Study:
 
     out: Path
     data: Path
-    steps: int
+    steps: dict[str, int]
     warmup: int
     scenes: list[str]
     pretraining: list[str]
@@ -140,9 +134,10 @@ def finish(folder: Path, *words: str | Path) -> None:
 def pretrain(study: Study, world: str, arm: str, seed: int, steps: int) -> None:
     """One pretraining run."""
     preset, *overrides = PRETRAINING[world]
-    warmup = round(study.warmup * steps / study.steps)
+    warmup = round(study.warmup * steps / study.steps[world])
     finish(
-        study.run(world, arm, seed), "pretrain", preset, *COMMON, *overrides, f"run.seed={seed}", f"model.size={SIZE}",
+        study.run(world, arm, seed), "pretrain", preset, *COMMON, *overrides, f"run.seed={seed}",
+        *(f"model.{size}" for size in SIZES),
         f"data.regions={study.store(world)}", f"data.train={listed(study.files(world, 'pretraining', 'train'))}",
         f"data.validation={listed(study.files(world, 'pretraining', 'validation'))}",
         f"schedule.max_steps={steps}", f"schedule.warmup_steps={warmup}", f"validate.every={steps}",
@@ -162,7 +157,7 @@ def steps_of_equal_compute(study: Study, world: str, seed: int) -> int:
     note = study.out / world / "compute.json"
     if not note.exists():
         both = {arm: seconds_a_step(study.run(world, arm, seed)) for arm in ("capt", "lxmert")}
-        steps = round(study.steps * both["capt"] / both["lxmert"])
+        steps = round(study.steps[world] * both["capt"] / both["lxmert"])
         note.write_text(json.dumps({"seconds_per_step": both, "steps": steps}, indent=1) + "\n")
     return int(json.loads(note.read_text())["steps"])
 
@@ -175,7 +170,7 @@ def fine_tune(study: Study, world: str, arm: str, seed: int, task: str) -> None:
     if arm == "none":  # the same tokenizer and sizes as the other arms
         init = [
             "model.init=scratch",
-            f"model.encoder.size={SIZE}",
+            *(f"model.encoder.{size}" for size in SIZES),
             "model.encoder.max_positions=64",
             f"tokenizer.path={tokenizer}",
         ]
@@ -240,7 +235,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--worlds", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time, each with one thread")
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--steps", type=int, help="of pretraining (default: as in the study)")
     parser.add_argument("--warmup", type=int, default=WARMUP)
     parser.add_argument("--scenes", default=" ".join(SCENES), help="options of capt regions microworld")
     parser.add_argument("--pretraining", nargs="*", default=[], help="a.b=c for every pretraining run")
@@ -249,7 +244,8 @@ def main() -> int:
     if "CAPT_DATA" not in os.environ:
         parser.error("CAPT_DATA must name the folder with vl/nlvr1")
     study = Study(
-        options.out.resolve(), Path(os.environ["CAPT_DATA"]), options.steps, options.warmup, options.scenes.split(),
+        options.out.resolve(), Path(os.environ["CAPT_DATA"]),
+        {world: options.steps or steps for world, steps in STEPS.items()}, options.warmup, options.scenes.split(),
         options.pretraining, options.fine_tuning,
     )  # fmt: skip
     study.out.mkdir(parents=True, exist_ok=True)
@@ -268,7 +264,7 @@ def main() -> int:
         return lambda: fine_tune(study, world, arm, seed, task)
 
     for world in options.worlds:  # the first two runs stand side by side: they measure the compute
-        together(pretraining(world, arm, seed, study.steps) for seed in seeds for arm in ("capt", "lxmert"))
+        together(pretraining(world, arm, seed, study.steps[world]) for seed in seeds for arm in ("capt", "lxmert"))
         steps = steps_of_equal_compute(study, world, 1)
         together(pretraining(world, "lxmert-equal-compute", seed, steps) for seed in seeds)
         together(fine_tuning(world, arm, seed, task) for task in TASKS[world] for seed in seeds for arm in ARMS)

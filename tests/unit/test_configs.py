@@ -47,6 +47,7 @@ NEEDS = {
     "capt_continue": ["data.files=@/text.txt", "model.init=USER/NAME"],
     "glue": ["data.path=@/glue", "model.init=@/encoder"],
     "ace": ["data.files=@/text.txt"],
+    "finetune": ["data.files=@/text.txt", "model.init=@/vectors.txt"],
     "latent": ["data.path=@/ptb"],
     "capt_tiny_sweep": [],
     "glue_small": ["data.path=@/glue", "model.init=@/encoder"],
@@ -70,6 +71,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Inputs of every kind, as far as a dry run looks."""
     folder = tmp_path_factory.mktemp("here")
     (folder / "text.txt").write_text("some text\n")
+    (folder / "vectors.txt").write_text("some 1 2 3\n")
     for task in GLUE.values():
         (folder / "glue" / task.folder).mkdir(parents=True)
         for split in task.splits:

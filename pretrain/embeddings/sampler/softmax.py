@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -16,11 +17,13 @@ from torch import Tensor
 
 from pretrain.engine import distributed
 
-_BLOCK = 128
+Precision = Literal["fp32", "bf16"]
+
+_BLOCK = 32
 """Columns whose probabilities are summed before the inverse of the CDF is looked up among them."""
 _CHUNK_BYTES = 64 << 20
 """Logits that are held at once."""
-_DRAWS = 1 << 16
+_DRAWS = 1 << 14
 """Draws that are looked up at once."""
 
 
@@ -32,11 +35,13 @@ class Rows:
         log_normaliser: logarithm of the sum of the exponentials of the logits.
         entropy: in nats.
         greedy: the most probable word.
+        log_greedy: its log-probability.
     """
 
     log_normaliser: Float64[Tensor, " u"]
     entropy: Float64[Tensor, " u"]
     greedy: Int64[Tensor, " u"]
+    log_greedy: Float64[Tensor, " u"]
 
 
 def row_chunks(rows: int, columns: int) -> Iterator[slice]:
@@ -52,6 +57,7 @@ def sweep(
     vocabulary: int,
     row: Int64[Tensor, " m"],
     uniform: Float64[Tensor, " m"],
+    precision: Precision = "fp32",
 ) -> tuple[Rows, Int64[Tensor, " m"]]:
     """Compute the softmax rows of ``inputs`` and draw from them. All ranks call this together.
 
@@ -62,27 +68,34 @@ def sweep(
         vocabulary: words on all ranks.
         row: the centre word, as a place in ``inputs``, of each draw that *this* rank wants.
         uniform: a number in [0, 1) for each draw, which decides it: the inverse of the cumulative distribution.
+        precision: of the product. In bf16 the distribution is that of rounded logits, exactly, with its normaliser.
 
     Returns:
         the rows, and the drawn words.
     """
     wanted = _Wanted.gather(row, uniform)
-    # most columns on any rank: chunks must be the same everywhere
-    chunks = row_chunks(len(inputs), -(-vocabulary // distributed.world_size()))
     order = torch.argsort(wanted.row, stable=True)
     sorted_rows, sorted_uniform = wanted.row[order], wanted.uniform[order]
+    # most columns on any rank: chunks must be the same everywhere
+    chunks = list(row_chunks(len(inputs), -(-vocabulary // distributed.world_size())))
+    bounds = torch.tensor([chunk.start for chunk in chunks] + [len(inputs)], device=row.device)
+    places = torch.searchsorted(sorted_rows, bounds).tolist()
+    columns = _Columns(context, first, vocabulary, precision)
     parts, drawn = [], torch.empty_like(order)
-    for chunk in chunks:
-        begin, end = torch.searchsorted(
-            sorted_rows, torch.tensor([chunk.start, chunk.stop], device=row.device)
-        ).tolist()
-        rows, words = _sweep_chunk(
-            inputs[chunk], context, first, vocabulary, sorted_rows[begin:end] - chunk.start, sorted_uniform[begin:end]
-        )
+    for chunk, begin, end in zip(chunks, places[:-1], places[1:], strict=True):
+        rows, words = columns.sweep(inputs[chunk], sorted_rows[begin:end] - chunk.start, sorted_uniform[begin:end])
         parts.append(rows)
         drawn[order[begin:end]] = words
-    columns = [torch.cat(part) for part in zip(*((p.log_normaliser, p.entropy, p.greedy) for p in parts), strict=True)]
-    return Rows(columns[0], columns[1], columns[2]), drawn[wanted.own]
+    if not parts:
+        empty = uniform.new_zeros(0)
+        return Rows(empty, empty, row.new_zeros(0), empty), drawn[wanted.own]
+    known = Rows(
+        torch.cat([part.log_normaliser for part in parts]),
+        torch.cat([part.entropy for part in parts]),
+        torch.cat([part.greedy for part in parts]),
+        torch.cat([part.log_greedy for part in parts]),
+    )
+    return known, drawn[wanted.own]
 
 
 @dataclass(frozen=True)
@@ -111,64 +124,94 @@ def gather_ragged(values: Float[Tensor, "n ..."] | Int64[Tensor, "n ..."]) -> tu
     return every, slice(start, start + len(values))
 
 
-def _sweep_chunk(
-    inputs: Float[Tensor, "c d"],
-    context: Float[Tensor, "v d"],
-    first: int,
-    vocabulary: int,
-    row: Int64[Tensor, " m"],
-    uniform: Float64[Tensor, " m"],
-) -> tuple[Rows, Int64[Tensor, " m"]]:
-    logits = inputs @ context.T
-    if len(context):
-        own_top, own_word = logits.max(dim=1)
-    else:  # more ranks than words
-        own_top, own_word = logits.new_full((len(inputs),), -torch.inf), row.new_zeros(len(inputs))
-    top = distributed.all_reduce_max(own_top)
-    last = row.new_full((), vocabulary)
-    greedy = -distributed.all_reduce_max(-torch.where(own_top == top, own_word + first, last))
-    logits -= top[:, None]
-    mass = logits.exp()
-    cumulated = _block_sums(mass).double().cumsum(dim=1)
-    own = torch.stack([cumulated[:, -1], torch.linalg.vecdot(mass, logits).double()])
-    shards = distributed.all_gather(own)  # [ranks, 2, c]
-    before = torch.cat([shards.new_zeros(1, len(inputs)), shards[:, 0].cumsum(dim=0)])
-    total = before[-1]
-    log_total = total.log()
-    rows = Rows(top.double() + log_total, log_total - shards[:, 1].sum(dim=0) / total, greedy)
-    target = torch.minimum(uniform * total[row], torch.nextafter(total, torch.zeros_like(total))[row])
-    # the last shard whose mass begins at or before the target: never an empty one
-    shard = (before[1:-1, row] <= target).sum(dim=0)
-    mine = torch.nonzero(shard == distributed.rank())[:, 0]
-    words = torch.zeros_like(row)
-    for part in mine.split(_DRAWS):
-        rest = target[part] - before[distributed.rank(), row[part]]
-        words[part] = first + _look_up(mass, cumulated, row[part], rest)
-    return rows, distributed.all_reduce_sum(words)
+class _Columns:
+    """This rank's columns of the softmax rows, and memory for a part of the rows.
 
+    The memory is written before it is read: to ask the system for it each time costs more than the exponentials.
+    """
 
-def _block_sums(mass: Float[Tensor, "c v"]) -> Float[Tensor, "c blocks"]:
-    whole = mass.shape[1] // _BLOCK * _BLOCK
-    sums = mass[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=-1) if whole else mass[:, :0]
-    if whole < mass.shape[1] or not whole:
-        sums = torch.cat([sums, mass[:, whole:].sum(dim=1, keepdim=True)], dim=1)
-    return sums
+    def __init__(self, context: Float[Tensor, "v d"], first: int, vocabulary: int, precision: Precision) -> None:
+        self._table = context.bfloat16() if precision == "bf16" else context
+        self._first, self._vocabulary = first, vocabulary
+        self._kept: dict[str, Tensor] = {}
+
+    def _memory(self, name: str, rows: int, dtype: torch.dtype) -> Tensor:
+        kept = self._kept.get(name)
+        if kept is None or len(kept) < rows:
+            kept = self._kept[name] = self._table.new_empty(rows, len(self._table), dtype=dtype)
+        return kept[:rows]
+
+    def _logits(self, inputs: Float[Tensor, "c d"]) -> Float[Tensor, "c v"]:
+        product = self._memory("product", len(inputs), self._table.dtype)
+        torch.mm(inputs.to(self._table.dtype), self._table.T, out=product)
+        if product.dtype == inputs.dtype:
+            return product
+        return self._memory("logits", len(inputs), inputs.dtype).copy_(product)
+
+    def _mass(self, logits: Float[Tensor, "c v"]) -> Float[Tensor, "c blocks k"]:
+        """The exponentials in blocks, of which the last is filled up with zeros."""
+        blocks = max(1, -(-logits.shape[1] // _BLOCK))
+        kept = self._kept.get("mass")
+        if kept is None or len(kept) < len(logits):
+            kept = self._kept["mass"] = logits.new_zeros(len(logits), blocks * _BLOCK)
+        mass = kept[: len(logits)]
+        torch.exp(logits, out=mass[:, : logits.shape[1]])
+        in_blocks: Float[Tensor, "c blocks k"] = mass.unflatten(1, (blocks, _BLOCK))
+        return in_blocks
+
+    def sweep(
+        self, inputs: Float[Tensor, "c d"], row: Int64[Tensor, " m"], uniform: Float64[Tensor, " m"]
+    ) -> tuple[Rows, Int64[Tensor, " m"]]:
+        """The softmax rows of ``inputs``, and the words of the draws of all ranks."""
+        logits = self._logits(inputs)
+        if logits.shape[1]:
+            own_top, own_word = logits.max(dim=1)
+        else:  # more ranks than words
+            own_top, own_word = inputs.new_full((len(inputs),), -torch.inf), row.new_zeros(len(inputs))
+        top = distributed.all_reduce_max(own_top)
+        last = row.new_full((), self._vocabulary)
+        greedy = -distributed.all_reduce_max(-torch.where(own_top == top, own_word + self._first, last))
+        logits -= top[:, None]
+        mass = self._mass(logits)
+        cumulated = mass.sum(dim=2).double().cumsum(dim=1)
+        shards = distributed.all_gather(
+            torch.stack(
+                [
+                    cumulated[:, -1],
+                    torch.bmm(mass.flatten(1)[:, None, : logits.shape[1]], logits[:, :, None])[:, 0, 0].double(),
+                ]
+            )
+        )  # [ranks, 2, c]
+        before = torch.cat([shards.new_zeros(1, len(inputs)), shards[:, 0].cumsum(dim=0)])
+        total = before[-1]
+        log_total = total.log()
+        rows = Rows(top.double() + log_total, log_total - shards[:, 1].sum(dim=0) / total, greedy, -log_total)
+        target = torch.minimum(uniform * total[row], torch.nextafter(total, torch.zeros_like(total))[row])
+        # the last shard whose mass begins at or before the target: never an empty one
+        shard = (before[1:-1, row] <= target).sum(dim=0)
+        words = torch.zeros_like(row)
+        for part in torch.nonzero(shard == distributed.rank())[:, 0].split(_DRAWS):
+            rest = target[part] - before[distributed.rank(), row[part]]
+            words[part] = self._first + _look_up(mass, cumulated, row[part], rest)
+        return rows, distributed.all_reduce_sum(words)
 
 
 def _look_up(
-    mass: Float[Tensor, "c v"],
+    mass: Float[Tensor, "c blocks k"],
     cumulated: Float64[Tensor, "c blocks"],
     row: Int64[Tensor, " m"],
     target: Float64[Tensor, " m"],
 ) -> Int64[Tensor, " m"]:
     """The column at which the mass of each row first exceeds ``target``: first its block, then within the block."""
     blocks = cumulated.shape[1]
-    block = (cumulated[row] <= target[:, None]).sum(dim=1).clamp_max(blocks - 1)
+    # one search for all rows: row number r, as shares of its own mass, lies between r and r + 1
+    own = cumulated[:, -1:].clamp_min(torch.finfo(torch.float64).tiny)
+    number = torch.arange(len(cumulated), device=row.device)[:, None]
+    found = torch.searchsorted((cumulated / own + number).flatten(), target / own[row, 0] + row, right=True)
+    block = (found - row * blocks).clamp(0, blocks - 1)
     rest = target - torch.where(block > 0, cumulated[row, (block - 1).clamp_min(0)], 0.0)
-    columns = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=row.device)
-    exists = columns < mass.shape[1]
-    inside = torch.where(exists, mass[row[:, None], columns.clamp_max(mass.shape[1] - 1)], 0.0).double().cumsum(dim=1)
-    place = (inside <= rest[:, None]).sum(dim=1)
-    # rounding may leave a target at the very end of its block: then its last word that has any mass
-    ends = (inside < inside[:, -1:]).sum(dim=1)
-    return block * _BLOCK + torch.minimum(place, ends)
+    inside = mass.flatten(0, 1).index_select(0, row * blocks + block).double().cumsum(dim=1)
+    # a share was rounded: a target just outside its block becomes the block's first or last word with any mass
+    place = (inside <= rest.clamp_min(0.0)[:, None]).sum(dim=1)
+    last = (inside < inside[:, -1:]).sum(dim=1)
+    return block * _BLOCK + torch.minimum(place, last)

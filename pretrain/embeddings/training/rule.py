@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -27,10 +27,12 @@ class UpdateRule(Protocol):
         """The optimizers of modules that are not updated as the section ``optimizer`` says."""
         ...
 
-    def update(
-        self, engines: Mapping[str, Engine], segments: Segments, step: int, *, measure: bool
-    ) -> StepMetrics | None:
-        """Do update ``step`` (from 0) on this rank's segments; with ``measure`` return its metrics.
+    def batches(self, read: Callable[[int], Segments], step: int) -> Iterator[Any]:
+        """What the updates from ``step`` (from 0) on are given; ``read`` returns this rank's segments of an update."""
+        ...
+
+    def update(self, engines: Mapping[str, Engine], batch: Any, step: int, *, measure: bool) -> StepMetrics | None:
+        """Do update ``step`` on what :meth:`batches` has yielded for it; with ``measure`` return its metrics.
 
         The loss is summed over pairs and ranks for the gradient. The mean over ranks of a metric is its global value;
         ``loss`` is in nats for each pair.

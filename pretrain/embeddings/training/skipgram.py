@@ -20,7 +20,8 @@ noise's weight), and where :math:`\eta h_i` exceeds `LONGEST`, the row's step is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,6 +107,10 @@ class SkipGram:
     def optimizers(self) -> Mapping[str, ModuleOptimizer]:
         """The tables are updated by the section ``optimizer``, which is plain SGD."""
         return {}
+
+    def batches(self, read: Callable[[int], Segments], step: int) -> Iterator[Segments]:
+        """The segments of each update."""
+        return (read(number) for number in itertools.count(step))
 
     def update(
         self, engines: Mapping[str, Engine], segments: Segments, step: int, *, measure: bool

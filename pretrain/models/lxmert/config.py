@@ -12,6 +12,9 @@ from pretrain.config.base import NonNegativeInt, PositiveInt, Section
 from pretrain.models.hub import Source
 
 PRESETS: dict[str, dict[str, int]] = {
+    "micro": {
+        "language_layers": 1, "vision_layers": 1, "cross_layers": 1, "hidden": 64, "heads": 4, "ffn": 256,
+    },
     "tiny": {
         "language_layers": 2, "vision_layers": 1, "cross_layers": 2, "hidden": 128, "heads": 2, "ffn": 512,
     },
@@ -32,7 +35,7 @@ class LxmertConfig(Section):
     ``answers``) is filled in when the job starts.
     """
 
-    size: Literal["tiny", "small", "base", "custom"] = Field(
+    size: Literal["micro", "tiny", "small", "base", "custom"] = Field(
         "small", description="preset of the layers, hidden, heads and ffn; custom = all six are given"
     )
     language_layers: PositiveInt = Field(4, le=1000, description="Transformer layers over the words alone")

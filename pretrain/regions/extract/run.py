@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,8 +24,9 @@ from pretrain.regions.extract.detector import detect
 from pretrain.regions.extract.find import Found, find_pictures, read_picture
 from pretrain.regions.extract.folder import VisionModel, load_vision_model
 from pretrain.regions.extract.options import Options
+from pretrain.regions.extract.parts import Part, Read, parts_beside
 from pretrain.regions.extract.prepare import Preparation, Prepared, require_finite
-from pretrain.regions.manifest import Source, StoreManifest
+from pretrain.regions.manifest import FeatureType, Source, StoreManifest
 from pretrain.regions.picture import Labels, Picture
 from pretrain.regions.writer import write_store
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PART = 4096
+"""Pictures of a part: what an interruption costs."""
 _THREADS = 4
 """Threads that read and decode pictures while the model computes."""
 
@@ -53,10 +56,9 @@ class _Places:
         self._digests: dict[str, Any] = {}
         self._counts: Counter[str] = Counter()
 
-    def add(self, one: _Input) -> None:
-        line = f"{one.sha256}  {one.found.name}\n"
-        self._digests.setdefault(one.found.place, sha256()).update(line.encode())
-        self._counts[one.found.place] += 1
+    def add(self, one: Read) -> None:
+        self._digests.setdefault(one.place, sha256()).update(f"{one.sha256}  {one.name}\n".encode())
+        self._counts[one.place] += 1
 
     def __iter__(self) -> Iterator[Source]:
         """To be called when all pictures were read."""
@@ -69,7 +71,8 @@ def extract_regions(
 ) -> tuple[StoreManifest, Damage]:
     """Write the region features of all pictures in ``places`` to the new store ``out``.
 
-    The order is that of the pictures' names. The store appears whole or not at all.
+    The order is that of the pictures' names. The store appears whole or not at all. After an interruption the same call
+    goes on where it stopped (`pretrain.regions.extract.parts`).
 
     Args:
         places: folders, files and ``.tar`` archives.
@@ -93,20 +96,47 @@ def extract_regions(
     model = load_vision_model(options.model, options.backend)
     model.network.to(device, torch.bfloat16 if options.precision == "bf16" else torch.float32)
     preparation = Preparation(model.folder, model.family, "own" if options.backend == "detr" else options.fit)
-    read = _Places()
+    dtype: FeatureType = "fp16" if options.dtype == "fp16" else "fp32"
+    made_by = features_of(model, preparation, options)
     logger.info("%s, %s on %s", counted(len(found), "picture"), model.family.model, device)
-    with warnings.catch_warnings(), torch.inference_mode():
+    with (
+        warnings.catch_warnings(),
+        torch.inference_mode(),
+        parts_beside(out, {"pictures": _digest(found), "dtype": dtype, **made_by}, dtype, made_by) as parts,
+    ):
         warnings.filterwarnings("ignore", module="PIL")  # it warns of what is decided here, by name
-        inputs = _inputs(found, preparation, options, damage)
-        pictures = _pictures(inputs, read, model, options, device)
+
+        def extract(number: int, some: Sequence[Found], done: int) -> Part:
+            read: list[Read] = []
+            own = Damage(options.skip_damaged)
+            pictures = _pictures(_inputs(some, preparation, options, own), read, model, options, device)
+            counting = _counted(pictures, done, len(found), own, progress)
+            return parts.write(number, counting, read, own.skipped)
+
+        made: list[Part] = []
+        for number, start in enumerate(range(0, len(found), PART)):
+            part = parts.find(number) or extract(number, found[start : start + PART], start)
+            damage.skipped += part.skipped
+            made.append(part)
+        places_read = _Places()
+        for one in chain.from_iterable(part.read for part in made):
+            places_read.add(one)
         manifest = write_store(
             out,
-            _counted(pictures, len(found), damage, progress),
-            feature_dtype="fp16" if options.dtype == "fp16" else "fp32",
-            features_of=features_of(model, preparation, options),
-            sources=read,
+            chain.from_iterable(part.pictures() for part in made),
+            feature_dtype=dtype,
+            features_of=made_by,
+            sources=places_read,
         )
     return manifest, damage
+
+
+def _digest(found: Sequence[Found]) -> str:
+    """Which pictures are extracted, and from where."""
+    digest = sha256()
+    for one in found:
+        digest.update(f"{one.name}\0{one.where}\0{one.offset}\0{one.size}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
 
 
 def features_of(model: VisionModel, preparation: Preparation, options: Options) -> dict[str, Any]:
@@ -161,7 +191,7 @@ def _inputs(
 
 
 def _pictures(
-    inputs: Iterator[list[_Input]], read: _Places, model: VisionModel, options: Options, device: torch.device
+    inputs: Iterator[list[_Input]], read: list[Read], model: VisionModel, options: Options, device: torch.device
 ) -> Iterator[Picture]:
     for batch in inputs:
         by_size: dict[torch.Size, list[_Input]] = {}
@@ -173,7 +203,7 @@ def _pictures(
             for picture in _run(group, model, options, device)
         }
         for one in batch:
-            read.add(one)
+            read.append(Read(one.found.place, one.found.name, one.sha256))
             yield done[one.found.name]
 
 
@@ -195,9 +225,9 @@ def _run(group: list[_Input], model: VisionModel, options: Options, device: torc
 
 
 def _counted(
-    pictures: Iterator[Picture], total: int, damage: Damage, progress: ProgressCallback | None
+    pictures: Iterator[Picture], done: int, total: int, damage: Damage, progress: ProgressCallback | None
 ) -> Iterator[Picture]:
-    for number, picture in enumerate(pictures, 1):
+    for number, picture in enumerate(pictures, done + 1):
         yield picture
         if progress is not None:
             progress(number + len(damage.skipped), total)

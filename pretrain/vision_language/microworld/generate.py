@@ -14,7 +14,7 @@ from pretrain.vision_language.microworld.pairs import write_pairs
 from pretrain.vision_language.microworld.pictures import Recipe, write_answers, write_pictures
 
 SPLITS = ("train", "validation", "test")
-FORMAT = 2
+FORMAT = 3
 """Raised when the same `World` would give other files."""
 
 _FOLDERS = ("pictures", "pretraining", "captions", "vqa", "gqa", "nlvr2")

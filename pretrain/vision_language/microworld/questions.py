@@ -12,6 +12,8 @@ from pretrain.vision_language.microworld.scenes import CLASSES, COLOURS, MOST, S
 ANSWERS = ("no", "yes", *map(str, range(MOST + 1)), *COLOURS, *CLASSES)
 """Every answer there is."""
 
+_EASY = 0.6  # part of the wrong descriptions that need no look at a single thing
+
 Form = Literal["colour", "colour is", "count", "exist", "name", "outermost", "beside", "side", "both", "more"]
 
 
@@ -46,14 +48,13 @@ def kind_of(answer: str) -> str:
 
 
 def ask(scene: Scene, rng: Random, number: int) -> list[Question]:
-    """``number`` different questions about a scene (fewer where it does not hold as much), as many forms as possible.
+    """``number`` different questions about a scene, fewer where it does not hold as much; simple ones come more often.
 
     A question that is answered with yes or no has either answer with equal probability, as far as the scene allows.
     """
     questions: dict[str, Question] = {}
-    forms = rng.sample(FORMS, len(FORMS))
-    for attempt in range(4 * number):
-        question = forms[attempt % len(forms)](scene, rng)
+    for form in rng.choices(list(FORMS), list(FORMS.values()), k=6 * number):
+        question = form(scene, rng)
         if question is not None:
             questions.setdefault(question.text, question)
         if len(questions) == number:
@@ -62,13 +63,17 @@ def ask(scene: Scene, rng: Random, number: int) -> list[Question]:
 
 
 def exist(scene: Scene, rng: Random) -> Question | None:
-    """``Is there a red ball?``: where not, there is a ball and there is something red, or the ball is missing."""
-    if rng.random() < 0.5:
-        return exists(_coloured(_pick(scene, rng)), "yes")
+    """``Is there a ball?``, ``Is there a red ball?``; some wrong ones have class and colour of other things."""
+    yes, alone = rng.random() < 0.5, rng.random() < 0.5
+    if yes:
+        thing = _pick(scene, rng)
+        return exists(Described(thing.kind) if alone else _coloured(thing), "yes")
     kinds, colours = (set(column) for column in _kinds_and_colours(scene))
+    if alone:
+        return exists(Described(rng.choice([kind for kind in range(len(CLASSES)) if kind not in kinds])), "no")
     present = {(thing.kind, thing.colour) for thing in scene}
     absent = [(k, c) for k in sorted(kinds) for c in sorted(colours) if (k, c) not in present]
-    if not absent or rng.random() < 0.3:
+    if not absent or rng.random() < _EASY:
         absent = [(k, c) for k in range(len(CLASSES)) for c in range(len(COLOURS)) if (k, c) not in present]
     return exists(Described(*rng.choice(absent)), "no")
 
@@ -100,7 +105,7 @@ def is_coloured(scene: Scene, rng: Random) -> Question | None:
     if rng.random() < 0.5:
         return _is_coloured(what, thing.colour, "yes")
     others = sorted({other.colour for other in scene} - {thing.colour})
-    if not others or rng.random() < 0.3:
+    if not others or rng.random() < _EASY:
         others = [c for c in range(len(COLOURS)) if c != thing.colour]
     return _is_coloured(what, rng.choice(others), "no")
 
@@ -212,10 +217,11 @@ def more(scene: Scene, rng: Random) -> Question | None:
     return Question(text, "yes" if yes else "no", "more", "are there", entailed)
 
 
-FORMS: tuple[Callable[[Scene, Random], Question | None], ...] = (
-    *(exist, colour, is_coloured, count, name),
-    *(at_edge, beside, on_side, both, more),
-)
+FORMS: dict[Callable[[Scene, Random], Question | None], float] = {
+    **{exist: 3.0, colour: 2.0, is_coloured: 2.0, count: 2.0},
+    **{name: 1.0, at_edge: 1.0, both: 1.0, beside: 0.5, on_side: 0.5, more: 0.5},
+}
+"""What is asked for, with how often."""
 
 
 def _pick(scene: Scene, rng: Random) -> Thing:

@@ -151,9 +151,13 @@ class HowManyBoxes(NamedTuple):
     amount: Amount
     tests: tuple[BoxTest, ...]
 
+    def counted(self, boxes: Boxes) -> int:
+        """How many boxes meet them."""
+        return sum(_meets(box, self.tests) for box in boxes)
+
     def holds(self, boxes: Boxes) -> bool:
         """Whether it holds of ``boxes``."""
-        return self.amount.holds(sum(_meets(box, self.tests) for box in boxes))
+        return self.amount.holds(self.counted(boxes))
 
 
 class HowManyItems(NamedTuple):
@@ -162,9 +166,13 @@ class HowManyItems(NamedTuple):
     amount: Amount
     items: Items
 
+    def counted(self, boxes: Boxes) -> int:
+        """How many objects of the sort there are."""
+        return sum(len(self.items.of(box)) for box in boxes)
+
     def holds(self, boxes: Boxes) -> bool:
         """Whether it holds of ``boxes``."""
-        return self.amount.holds(sum(len(self.items.of(box)) for box in boxes))
+        return self.amount.holds(self.counted(boxes))
 
 
 class Every(NamedTuple):
@@ -196,11 +204,15 @@ class Alike(NamedTuple):
     what: Literal["height", "base", "top"]
     amount: Amount
 
-    def holds(self, boxes: Boxes) -> bool:
-        """Whether it holds of ``boxes``."""
+    def counted(self, boxes: Boxes) -> int:
+        """How many boxes agree, of those that agree with most."""
         values = {"height": lambda box: len(box), "base": lambda box: box[0].colour, "top": lambda box: box[-1].colour}
         found = [values[self.what](box) for box in boxes]
-        return self.amount.holds(max(found.count(value) for value in found))
+        return max(found.count(value) for value in found)
+
+    def holds(self, boxes: Boxes) -> bool:
+        """Whether it holds of ``boxes``."""
+        return self.amount.holds(self.counted(boxes))
 
 
 class The(NamedTuple):
@@ -220,9 +232,13 @@ class WallColours(NamedTuple):
 
     number: int
 
+    def counted(self, boxes: Boxes) -> int:
+        """How many colours they have."""
+        return len({item.colour for box in boxes for item in box if item.touches("edge")})
+
     def holds(self, boxes: Boxes) -> bool:
         """Whether it holds of ``boxes``."""
-        return len({item.colour for box in boxes for item in box if item.touches("edge")}) == self.number
+        return self.counted(boxes) == self.number
 
 
 class AllOf(NamedTuple):
@@ -236,3 +252,8 @@ class AllOf(NamedTuple):
 
 
 Meaning = HowManyBoxes | HowManyItems | Every | Together | Alike | The | WallColours | AllOf
+
+
+def count_of(meaning: Meaning, boxes: Boxes) -> int | None:
+    """How many there are of what a statement counts, whatever it claims; None for one that counts nothing."""
+    return meaning.counted(boxes) if isinstance(meaning, HowManyBoxes | HowManyItems | Alike | WallColours) else None

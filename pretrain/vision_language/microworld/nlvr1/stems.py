@@ -1,8 +1,12 @@
 """Rows of NLVR v1: each statement about four scenes, two of which it is true of.
 
-A small change makes a false scene out of a true one, or a true one out of a false one: as in the real data, its objects
-are dealt to the boxes anew, or else a single object is another, elsewhere, gone or new. So truth cannot be guessed from
-the words and from what a scene holds on the whole.
+In a part of the pairs of a true and a false scene both are drawn at random, so that there is something easy to begin
+with. In the others a small change makes one of the other: as in the real data, its objects are dealt to the boxes anew,
+or else a single object is another, elsewhere, gone or new, and truth cannot be guessed from the words and from what a
+scene holds on the whole.
+
+A row says also how many there are of what its statement counts (``count``), which the real data do not have: the answer
+to a question, from which a model learns sooner than from true and false.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from typing import Any, NamedTuple
 
 from pretrain.vision_language.microworld.draws import random_for
 from pretrain.vision_language.microworld.nlvr1 import scattered, towers
-from pretrain.vision_language.microworld.nlvr1.meaning import Meaning
+from pretrain.vision_language.microworld.nlvr1.meaning import Meaning, count_of
 from pretrain.vision_language.microworld.nlvr1.scenes import (
     COLOURS,
     MOST,
@@ -38,6 +42,7 @@ from pretrain.vision_language.microworld.nlvr1.wording import Words, hurried
 ROWS = 4
 """Rows of a stem."""
 _TOWERS = 0.68  # part of the statements that are about towers, as in the real data
+_UNLIKE = 0.7  # part of the pairs whose scenes are drawn apart
 _DRAWS, _CHANGES = 40, 10
 
 
@@ -72,24 +77,39 @@ def write_rows(path: Path, stems: range, seed: int) -> Iterator[int]:
         for number in stems:
             stem = draw_stem(seed, number)
             for k, (boxes, true) in enumerate(stem.scenes):
-                file.write(json.dumps(_row(f"{number}-{k}", stem.sentence, boxes, true)) + "\n")
+                file.write(json.dumps(_row(f"{number}-{k}", stem, boxes, true)) + "\n")
             yield number
 
 
-def _row(identifier: str, sentence: str, boxes: Boxes, true: bool) -> dict[str, Any]:
-    label = str(true).lower()
+def _row(identifier: str, stem: Stem, boxes: Boxes, true: bool) -> dict[str, Any]:
+    label, number = str(true).lower(), count_of(stem.meaning, boxes)
     return {
-        "sentence": sentence,
+        "sentence": stem.sentence,
         "label": label,
         "identifier": identifier,
         "directory": "microworld",
         "evals": {"r0": label},
+        **({} if number is None else {"count": number}),
         "structured_rep": record(boxes),
     }
 
 
 def _pair(rng: Random, meaning: Meaning, draw: Callable[[Random], Boxes]) -> tuple[Boxes, Boxes] | None:
-    """A scene of which it is true, and one made of it, or of others, of which it is not."""
+    """A scene of which it is true, and one of which it is not: a scene of its own, or one made of it."""
+    return (_unlike(rng, meaning, draw) if rng.random() < _UNLIKE else None) or _alike(rng, meaning, draw)
+
+
+def _unlike(rng: Random, meaning: Meaning, draw: Callable[[Random], Boxes]) -> tuple[Boxes, Boxes] | None:
+    found: dict[bool, Boxes] = {}
+    for _ in range(_DRAWS):
+        boxes = draw(rng)
+        found.setdefault(meaning.holds(boxes), boxes)
+        if len(found) == 2:
+            return found[True], found[False]
+    return None
+
+
+def _alike(rng: Random, meaning: Meaning, draw: Callable[[Random], Boxes]) -> tuple[Boxes, Boxes] | None:
     for _ in range(_DRAWS):
         boxes = draw(rng)
         held = meaning.holds(boxes)

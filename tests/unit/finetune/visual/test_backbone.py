@@ -113,6 +113,9 @@ def test_heads_of_another_kind_stay_as_initialised(backbone_of: Make) -> None:
     model, backbone = _model(2), backbone_of(TRUTHS)
     start_from(model, backbone, TRUTHS)
     assert torch.equal(model.answer_head.outer.weight, backbone.state["answer_head.outer.weight"])
+    backbone = backbone_of(("0", "true", "1", "false"))  # as pretraining on statements of NLVR v1 has them
+    start_from(model, backbone, TRUTHS)
+    assert torch.equal(model.answer_head.outer.weight, backbone.state["answer_head.outer.weight"][[3, 1]])
 
 
 def test_features_of_another_kind_are_refused(tmp_path: Path) -> None:

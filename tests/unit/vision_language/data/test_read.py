@@ -75,7 +75,7 @@ def test_nlvr(tmp_path: Path) -> None:
     assert second.pictures == ("dev-850-1-img0", "dev-850-1-img1")
     assert second.truth is True
     first, second = _one(tmp_path, forms.NLVR1, lines=True)
-    assert first == Example("15-0", (scene_name(forms.NLVR1[0]),), "A circle.", truth=True)
+    assert first == Example("15-0", (scene_name(forms.NLVR1[0]),), "A circle.", {"true": 1.0}, True)
     assert second.truth is False
     (alone,) = _one(tmp_path, forms.NLVR1[:1], lines=True)  # a file of one line is an object and a line at once
     assert alone == first

@@ -132,6 +132,32 @@ def test_truths_are_those_of_the_meaning(stems: list[Stem]) -> None:
     assert len(kinds) >= 5
 
 
+def counted(meaning: Any, row: Row) -> int | None:
+    match type(meaning).__name__:
+        case "HowManyBoxes":
+            return len([box for box in row if all(box_is(t, box) for t in meaning.tests)])
+        case "HowManyItems":
+            return len([item for box in row for item in chosen(meaning.items, box)])
+        case "Alike":
+            ends = {"height": len, "base": lambda b: colour(upwards(b)[0]), "top": lambda b: colour(upwards(b)[-1])}
+            return Counter(map(ends[meaning.what], row)).most_common(1)[0][1]
+        case "WallColours":
+            return len(Counter(colour(item) for box in row for item in box if edges(item)))
+    return None
+
+
+def test_counts_are_those_of_the_meaning(stems: list[Stem], tmp_path: Path) -> None:
+    list(write_rows(tmp_path / "rows.json", range(60), seed=11))
+    rows = [json.loads(line) for line in (tmp_path / "rows.json").read_text().splitlines()]
+    expected = [counted(stem.meaning, record(boxes)) for stem in stems for boxes, _ in stem.scenes]
+    assert [row.get("count") for row in rows] == expected
+    assert None in expected
+    assert len(set(expected)) > 4
+    for example, number in zip(read_examples([tmp_path / "rows.json"]), expected, strict=True):
+        truth = {str(example.truth).lower(): 1.0}
+        assert example.answers == (truth if number is None else truth | {str(number): 1.0})
+
+
 def test_both_evaluations_agree_on_any_scene() -> None:
     rng, truths = Random(5), Counter[bool]()
     for number in range(900):
@@ -166,12 +192,12 @@ def _apart(one: Item, other: Item) -> bool:
     return across or one.y + one.size <= other.y or other.y + other.size <= one.y
 
 
-def test_false_scenes_differ_little_from_true_ones(stems: list[Stem]) -> None:
+def test_some_false_scenes_differ_little_from_true_ones(stems: list[Stem]) -> None:
     near = 0
     for stem in stems:
         holdings = [Counter((i.size, i.shape, i.colour) for box in boxes for i in box) for boxes, _ in stem.scenes]
         near += any(((true - false) + (false - true)).total() <= 2 for true in holdings[:2] for false in holdings[2:])
-    assert near == len(stems)
+    assert 0.3 < near / len(stems) < 1  # of a stem's two pairs, three in ten are of this kind
 
 
 def test_rows_are_read_and_do_not_depend_on_their_file(tmp_path: Path) -> None:

@@ -1,0 +1,81 @@
+"""``capt embeddings``: neighbours of words, and the negatives that a generator draws for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.commands import options as o
+
+app = typer.Typer(help="Look into word embeddings: neighbours, and generated negatives.", no_args_is_help=False)
+
+Words = Annotated[list[str], typer.Argument(metavar="WORD...", help="Words to look up.")]
+
+
+@app.command(epilog="\b\nExample: capt embeddings neighbors runs/ace queen king --top 5 --also 45-50")
+def neighbors(
+    context: typer.Context,
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run (its best checkpoint), a checkpoint, or a file of vectors.")
+    ],
+    words: Words,
+    top: Annotated[int, typer.Option(min=1, help="Nearest words of each word.")] = 5,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIRST-LAST", help="Further ranks, such as 45-50 (may stand several times)."),
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Show the words with the highest cosine to each word, and those at further ranks (Table 1)."""
+    o.quiet(context)
+    from dataclasses import asdict
+
+    from pretrain.embeddings.neighbors import neighbors as find_neighbors
+    from pretrain.embeddings.neighbors import read_ranks
+    from pretrain.embeddings.restore import load_embeddings
+
+    ranks = [range(1, top + 1), *map(read_ranks, also or ())]
+    vectors = load_embeddings(run)
+    found = [find_neighbors(vectors, word, ranks) for word in words]
+    if json:
+        o.echo_json(
+            [
+                {"word": word, "neighbors": [asdict(n) for each in of_word for n in each]}
+                for word, of_word in zip(words, found, strict=True)
+            ]
+        )
+        return
+    for word, of_word in zip(words, found, strict=True):
+        typer.echo(word)
+        for wanted, each in zip(ranks, of_word, strict=True):
+            shown = "  ".join(f"{n.word} {n.cosine:.3f}" for n in each) or f"only {len(vectors):,} words"
+            typer.echo(f"  {f'{wanted.start}-{wanted.stop - 1}':<8}{shown}")
+
+
+@app.command(epilog="\b\nExample: capt embeddings negatives runs/ace sword")
+def negatives(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run with a generator, or one of its checkpoints.")],
+    words: Words,
+    number: Annotated[int, typer.Option("-n", "--number", min=1, max=10_000, help="Words of each kind.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
+    json: o.Json = False,
+) -> None:
+    """Show what the generator draws as negatives: its most probable words, and others that it drew (Table 3)."""
+    o.quiet(context)
+    from dataclasses import asdict
+    from math import exp
+
+    from pretrain.embeddings.negatives import load_generator, negatives_of
+
+    generator = load_generator(run)
+    found = [negatives_of(generator, word, number, seed) for word in words]
+    if json:
+        o.echo_json([asdict(each) for each in found])
+        return
+    for each in found:
+        typer.echo(f"{each.word}: entropy {each.entropy:.2f} nats, as {exp(each.entropy):,.0f} equally probable words")
+        for kind, drawn in (("hard", each.hard), ("easy", each.easy)):
+            typer.echo(f"  {kind}  " + ("  ".join(f"{n.word} {n.probability:.1e}" for n in drawn) or "nothing else"))

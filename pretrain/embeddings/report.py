@@ -1,0 +1,210 @@
+"""The part of ``capt report`` for word embeddings: word similarity by both rules, training, and the paper's curves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Annotated, Any
+
+from matplotlib.lines import Line2D
+from pydantic import Field, FiniteFloat
+
+from pretrain.base.errors import DataError
+from pretrain.base.records import Count, Record, read_record
+from pretrain.config.load import flatten, load_job
+from pretrain.embeddings.similarity import CASE_RULE, RULES
+from pretrain.engine.artifacts import EVALUATION
+from pretrain.report.compare import compare
+from pretrain.report.document import ReportFigure, ReportSection, Table
+from pretrain.report.plots import Theme, colour, count_steps, new_figure, smooth, style_axis, to_png
+from pretrain.report.runs import RunRecord, read_run
+from pretrain.report.sweeps import SweepRecord
+
+CURVES = (
+    ("loss", "discriminator's loss", "nats a pair"),
+    ("generator_loss", "generator's loss", "REINFORCE"),
+    ("penalty", "mean normalised penalty", "- reward"),
+    ("generator_entropy", "generator's entropy", "nats"),
+    ("distinct_rate", "distinct samples", "share of draws"),
+)
+"""Metrics with a panel each: the paper's figures 1 to 9 are the first three."""
+
+
+class SetRecord(Record):
+    """The figures of one set, as ``capt evaluate`` wrote them."""
+
+    pairs: Count
+    covered: Count
+    drop: Annotated[FiniteFloat | None, Field(strict=False)]
+    zero: Annotated[FiniteFloat | None, Field(strict=False)]
+
+
+class EvaluationRecord(Record):
+    """The part of an evaluation file that a report shows."""
+
+    words: Count
+    word_similarity: dict[Annotated[str, Field(max_length=1000)], SetRecord] = Field({}, max_length=10_000)
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """The runs of one configuration, which differ in the seed, with the evaluations of those that were measured."""
+
+    label: str
+    runs: list[RunRecord]
+    evaluations: list[EvaluationRecord]
+
+
+def run_sections(runs: Sequence[RunRecord]) -> list[ReportSection]:
+    """Write the sections of the runs of word embeddings among ``runs``."""
+    own = [_with_whole_config(run) for run in runs if run.config.get("task.type") == "ace"]
+    if not own:
+        return []
+    rows = method_rows(own)
+    sections = [ReportSection("Word embeddings", tables=[training_table(rows)], figures=curves_figure(rows))]
+    if any(row.evaluations for row in rows):
+        remarks = [f"{name}: {what}." for name, what in RULES.items()] + [f"Upper case: {CASE_RULE}."]
+        for rule in RULES:
+            title = f"Word similarity, Spearman's rho x 100, unknown words: {rule}"
+            sections.append(ReportSection(title, tables=[similarity_table(rows, rule)]))
+        data = {row.label: [each.model_dump() for each in row.evaluations] for row in rows}
+        sections.append(
+            ReportSection("Word similarity: pairs covered", tables=[coverage_table(rows)], remarks=remarks, data=data)
+        )
+    return sections
+
+
+def sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
+    """Write the sections of each study's best setting."""
+    runs = []
+    for sweep in sweeps:
+        for study in sweep.studies:
+            if study.config.get("task.type") == "ace" and study.best is not None:
+                for trial in study.best.trials:
+                    if trial.done and trial.run.is_dir():  # the folder may be on another machine
+                        runs.append(read_run(trial.run))
+    return run_sections(runs)
+
+
+def _with_whole_config(run: RunRecord) -> RunRecord:
+    """Complete the configuration with its defaults. Raises ``ConfigError`` where it is not that of such a job."""
+    job = load_job(str(run.folder / "config.yaml"), resolved=True)
+    return replace(run, config=flatten(job.model_dump(mode="json", by_alias=True)))
+
+
+def method_of(config: Mapping[str, Any]) -> str:
+    """Return the paper's name of a (flat) configuration: NCE stands for fixed noise, whatever the objective is."""
+    sampler, objective = config["negatives.sampler"], config["objective.type"]
+    if sampler == "noise":
+        name = "self-adversarial" if config["negatives.weights"] == "self_adversarial" else "noise"
+    else:
+        name = {"generator": "ACE", "mixture": "noise + ACE"}[sampler]
+        name += ", self-adversarial" if config["negatives.weights"] == "self_adversarial" else ""
+    start = ", fine-tuned" if config.get("model.init") else ""
+    return f"{name} ({objective}{start})"
+
+
+def method_rows(runs: Sequence[RunRecord]) -> list[MethodRow]:
+    """Group runs by configuration; what differs is named where two groups are of one method."""
+    groups = compare(runs).groups
+    names = [method_of(group.runs[0].config) for group in groups]
+    rows = []
+    for group, name in zip(groups, names, strict=True):
+        label = name if names.count(name) == 1 else f"{name}; {group.label.partition(': ')[2] or group.label}"
+        found = [evaluation for run in group.runs if (evaluation := newest_evaluation(run.folder)) is not None]
+        rows.append(MethodRow(label, group.runs, found))
+    return rows
+
+
+def newest_evaluation(folder: Path) -> EvaluationRecord | None:
+    """Read what ``capt evaluate`` left of the latest checkpoint; None where nothing was measured.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    files: dict[int, Path] = {}
+    for path in folder.glob(EVALUATION.format(checkpoint="step-*")):
+        if match := re.fullmatch(r"evaluation-step-(\d{1,18})", path.stem):
+            files[int(match[1])] = path
+    return read_record(EvaluationRecord, files[max(files)], error=DataError) if files else None
+
+
+def training_table(rows: Sequence[MethodRow]) -> Table:
+    """Write the seeds, speed and last metrics of every method."""
+    header = ["method", "runs", "steps", "raw words / s", *(name for _, name, _ in CURVES)]
+    cells = []
+    for row in rows:
+        steps = sorted({run.last_step for run in row.runs})
+        cells.append([
+            row.label, str(len(row.runs)), " to ".join(f"{step:,}" for step in dict.fromkeys((steps[0], steps[-1]))),
+            _spread(_last(row, "words_per_second", fmean), 0), *(_spread(_last(row, key), 3) for key, _, _ in CURVES),
+        ])  # fmt: skip
+    return Table(header, cells)
+
+
+def _last(row: MethodRow, key: str, summary: Callable[[Sequence[float]], float] | None = None) -> list[float]:
+    """The last value of a metric in each run, or a summary of all its values."""
+    values = [run.series(key, validation=False)[1] for run in row.runs]
+    return [summary(each) if summary is not None else each[-1] for each in values if each]
+
+
+def similarity_table(rows: Sequence[MethodRow], rule: str) -> Table:
+    """Write Spearman's rho times 100 of every method and set by one rule: mean and deviation over the seeds."""
+    names = _set_names(rows)
+    cells = []
+    for row in rows:
+        found = [[getattr(each.word_similarity.get(name), rule, None) for each in row.evaluations] for name in names]
+        values = [[value for value in each if value is not None] for each in found]
+        cells.append([row.label, str(len(row.evaluations)), *(_spread(each, 2) for each in values)])
+    return Table(["method", "measured", *names], cells)
+
+
+def coverage_table(rows: Sequence[MethodRow]) -> Table:
+    """Write how many pairs of every set have vectors for both words."""
+    names = _set_names(rows)
+    cells = []
+    for row in rows:
+        words = sorted({each.words for each in row.evaluations})
+        line = [row.label, ", ".join(f"{number:,}" for number in words)]
+        for name in names:
+            sets = [each.word_similarity[name] for each in row.evaluations if name in each.word_similarity]
+            line.append(", ".join(dict.fromkeys(f"{each.covered:,} of {each.pairs:,}" for each in sets)))
+        cells.append(line)
+    return Table(["method", "words", *names], cells)
+
+
+def _set_names(rows: Sequence[MethodRow]) -> list[str]:
+    return sorted({name for row in rows for each in row.evaluations for name in each.word_similarity})
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    if not values:
+        return ""
+    mean = f"{fmean(values):,.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {stdev(values):,.{digits}f}"
+
+
+def curves_figure(rows: Sequence[MethodRow]) -> list[ReportFigure]:
+    """Plot losses, penalty, entropy and distinct samples over training, a colour for each method."""
+    panels = [
+        curve for curve in CURVES if any(run.series(curve[0], validation=False)[0] for r in rows for run in r.runs)
+    ]
+    if not panels:
+        return []
+
+    def paint(theme: Theme) -> bytes:
+        handles = [Line2D([], [], color=colour(i, theme), linewidth=2, label=row.label) for i, row in enumerate(rows)]
+        figure, axes = new_figure(len(panels), len(handles), theme)
+        for axis, (key, name, unit) in zip(axes, panels, strict=True):
+            for i, row in enumerate(rows):
+                for run in row.runs:
+                    steps, values = run.series(key, validation=False)
+                    axis.plot(steps, smooth(values), color=colour(i, theme), linewidth=1.4)
+            style_axis(axis, name, "optimizer step", unit, theme)
+            count_steps(axis, max(run.last_step for row in rows for run in row.runs))
+        return to_png(figure, handles, theme)
+
+    return [ReportFigure("word-embeddings", paint("light"), paint("dark"))]

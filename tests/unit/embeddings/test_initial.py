@@ -1,0 +1,106 @@
+"""Tables that start from the vectors of a file or of a run."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pretrain.base.errors import ConfigError, DataError
+from pretrain.embeddings.config import EmbeddingJob
+from pretrain.embeddings.initial import InitialVectors, build_tables, with_initial_width
+from pretrain.embeddings.tables import EmbeddingTables
+
+INDEX = {"the": 0, "sea": 1, "queen": 2, "of": 3}
+LINES = "queen 1 2 3\nwhale 9 9 9\nthe -1 0.5 0\n"
+
+
+def _file(folder: Path, text: str = LINES) -> Path:
+    path = folder / "vectors.txt"
+    path.write_text(text)
+    return path
+
+
+def _tables(*, random_context: bool = False) -> EmbeddingTables:
+    return EmbeddingTables(len(INDEX), 3, seed=1, random_context=random_context)
+
+
+def test_words_of_the_text_get_their_vectors_and_the_others_keep_theirs(tmp_path: Path) -> None:
+    tables, before = _tables(), _tables()
+    initial = InitialVectors(_file(tmp_path))
+    assert initial.width == 3
+    assert not initial.has_context
+    assert initial.fill(tables, INDEX, "zeros") == 2
+    assert tables.input[0].tolist() == [-1, 0.5, 0]
+    assert tables.input[2].tolist() == [1, 2, 3]
+    assert tables.input[[1, 3]].equal(before.input[[1, 3]])
+    assert not tables.context.any()
+
+
+def test_context_is_a_copy_or_stays_random(tmp_path: Path) -> None:
+    path = _file(tmp_path)
+    copied = _tables()
+    InitialVectors(path).fill(copied, INDEX, "copy")
+    assert copied.context[2].tolist() == [1, 2, 3]
+    assert not copied.context[[1, 3]].any()
+    random = _tables(random_context=True)
+    InitialVectors(path).fill(random, INDEX, "random")
+    assert random.context.equal(_tables(random_context=True).context)
+
+
+def test_packed_files_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.gz"
+    path.write_bytes(gzip.compress(LINES.encode()))
+    tables = _tables()
+    assert InitialVectors(path).fill(tables, INDEX, "zeros") == 2
+
+
+def _job(path: Path, **model: object) -> EmbeddingJob:
+    job = {"task": {"type": "ace"}, "data": {"files": ["text.txt"]}, "model": {"init": str(path), **model}}
+    return EmbeddingJob.model_validate(job)
+
+
+def test_width_is_that_of_the_vectors(tmp_path: Path) -> None:
+    path = _file(tmp_path)
+    assert with_initial_width(_job(path)).model.dim == 3
+    assert with_initial_width(_job(path, dim=3)).model.dim == 3
+    with pytest.raises(ConfigError, match=r"model.dim 300: the vectors of .*vectors.txt have 3 numbers"):
+        with_initial_width(_job(path, dim=300))
+
+
+def test_generator_starts_like_the_discriminator(tmp_path: Path) -> None:
+    job = with_initial_width(_job(_file(tmp_path), context_init="copy"))
+    discriminator, generator = build_tables(job, INDEX), build_tables(job, INDEX, "generator", random_context=True)
+    assert generator.input[[0, 2]].equal(discriminator.input[[0, 2]])
+    assert generator.context[[0, 2]].equal(discriminator.context[[0, 2]])
+
+
+def test_without_vectors_the_seed_decides(tmp_path: Path) -> None:
+    job = EmbeddingJob.model_validate({"task": {"type": "ace"}, "data": {"files": ["text.txt"]}})
+    assert with_initial_width(job) is job
+    assert not build_tables(job, INDEX).context.any()
+    assert build_tables(job, INDEX, "generator", random_context=True).context.any()
+
+
+def test_other_words_are_refused(tmp_path: Path) -> None:
+    path = _file(tmp_path, "Wal 1 2 3\nMeer 4 5 6\n")
+    with pytest.raises(DataError, match=r"none of its words is among the 4 of the text"):
+        InitialVectors(path).fill(_tables(), INDEX, "zeros")
+
+
+def test_damage_is_named_by_line(tmp_path: Path) -> None:
+    path = _file(tmp_path, "queen 1 2 3\nthe 1 nan 3\n")
+    with pytest.raises(DataError, match="line 2"):
+        InitialVectors(path).fill(_tables(), INDEX, "zeros")
+
+
+def test_vectors_are_read_only_arrays(tmp_path: Path) -> None:
+    """word2vec's binary rows are views of what was read; they are copied into the table."""
+    path = tmp_path / "vectors.bin"
+    rows = np.array([[1, 2, 3], [4, 5, 6]], dtype="<f4")
+    path.write_bytes(b"2 3\nqueen " + rows[0].tobytes() + b"\nof " + rows[1].tobytes() + b"\n")
+    tables = _tables()
+    InitialVectors(path).fill(tables, INDEX, "zeros")
+    assert tables.input[[2, 3]].tolist() == rows.tolist()
