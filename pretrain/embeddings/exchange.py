@@ -60,6 +60,6 @@ class RowExchange:
         """
         if distributed.world_size() == 1:
             return borrowed.place, gradients
-        sums = torch.zeros_like(borrowed.rows).index_add_(0, borrowed.place, gradients)
+        sums = gradients.new_zeros(len(borrowed.rows), gradients.shape[1]).index_add_(0, borrowed.place, gradients)
         received = distributed.all_to_all(sums, [len(asked) for asked in borrowed.asked_by], list(borrowed.counts))
         return torch.cat(borrowed.asked_by), received
