@@ -13,13 +13,13 @@ ROOT = Path(__file__).parents[1]
 ACE = ROOT / "configs" / "pretrain" / "ace"
 
 
-def write_text(path: Path, words: int = 3000, seed: int = 0) -> Path:
+def write_text(path: Path, words: int = 3000, seed: int = 0, largest: int = 12) -> Path:
     """Sentences of 1 to 12 words, Zipf distributed, whose neighbours are often of the same of three topics."""
     generator = np.random.default_rng(seed)
     lines = []
     while words > 0:
         topic, length = generator.integers(3), int(generator.integers(1, 13))
-        ranks = np.minimum(generator.zipf(1.3, length), 12)
+        ranks = np.minimum(generator.zipf(1.3, length), largest)
         lines.append(" ".join(f"w{topic}x{r}" if r > 3 else f"the{r}" for r in ranks))
         words -= length
     path.write_text("\n".join(lines) + "\n")

@@ -205,6 +205,8 @@ def _slope(scores: Float[Tensor, "b c w_plus_m"], band: Band) -> Float[Tensor, "
 
 def _loss(scores: Float[Tensor, "b c w_plus_m"], band: Band) -> Loss:
     width = band.neighbour.shape[2]
-    positive = (torch.nn.functional.softplus(-scores[:, :, :width]) * band.neighbour).sum()
-    negative = (torch.nn.functional.softplus(scores[:, :, width:]).sum(2) * band.noise_weight).sum()
-    return Loss(positive + negative, band.neighbour.sum())
+    positive = (torch.nn.functional.softplus(-scores[:, :, :width]) * band.neighbour).sum(dtype=torch.float64)
+    negative = (torch.nn.functional.softplus(scores[:, :, width:]).sum(2, dtype=torch.float64) * band.noise_weight).sum(
+        dtype=torch.float64
+    )
+    return Loss(positive + negative, band.neighbour.sum(dtype=torch.float64))
