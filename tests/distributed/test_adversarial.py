@@ -1,4 +1,4 @@
-"""A generator over a divided vocabulary learns what one process learns; a run resumed within a window goes on exactly."""
+"""A generator over a divided vocabulary learns what one process learns, and resumes within a window exactly."""
 
 from __future__ import annotations
 
