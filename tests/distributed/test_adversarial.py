@@ -38,7 +38,7 @@ def _runs(folder: Path, runs: list[tuple[str, bool, tuple[str, ...]]]) -> list[i
     for name, resume, more in runs:
         settings = [
             f"data.files=[{folder}/text.txt]", f"data.cache={folder}/cache", "data.subsample=0", "data.workers=1",
-            "model.dim=8", "optimizer.lr=0.1", "generator.lr=0.01", "generator.every=3", "negatives.block=8",
+            "model.dim=8", "optimizer.lr=0.003", "generator.lr=0.1", "generator.every=3", "negatives.block=8",
             "negatives.shared=6", "generator.samples=3", "batch.global=2048",
             f"batch.micro={2048 // distributed.world_size()}", "schedule.max_steps=11", "run.log_every=1",
             "run.tensorboard=false", f"run.dir={folder / name}", *more,
