@@ -74,9 +74,9 @@ class EmbeddingOptimizer(OptimizerSection):
     type: Literal["sgd", "adagrad", "sparse_adam"] = Field("sgd", description="all of them update only rows in use")
     lr: PositiveFloat = Field(0.025, description="peak learning rate")
     betas: tuple[float, float] = Field((0.9, 0.999), description="decay of sparse_adam's two moments")
-    momentum: Literal[0] = Field(0, description="momentum would touch every row")
+    momentum: NonNegativeFloat = Field(0.0, le=0, description="momentum would touch every row")
     eps: PositiveFloat = Field(1e-8, ge=1e-37, description="added to the root of the squared gradients")
-    weight_decay: Literal[0] = Field(0, description="decay would touch every row")
+    weight_decay: NonNegativeFloat = Field(0.0, le=0, description="decay would touch every row")
 
 
 class EmbeddingEngine(EngineSection):

@@ -25,7 +25,7 @@ from pretrain.report.sweeps import SweepRecord
 
 CURVES = (
     ("loss", "discriminator's loss", "nats a pair"),
-    ("loss/generator", "generator's loss", "REINFORCE"),
+    ("generator_loss", "generator's loss", "REINFORCE"),
     ("penalty", "mean normalised penalty", "- reward"),
     ("generator_entropy", "generator's entropy", "nats"),
     ("distinct_rate", "distinct samples", "share of draws"),

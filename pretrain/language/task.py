@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pretrain.base.errors import CheckpointError, ConfigError
-from pretrain.base.randomness import EPOCHS, derive
-from pretrain.base.records import Count, Record, parse_record
+from pretrain.base.errors import ConfigError
 from pretrain.config.schema import Job
 from pretrain.contrast import ContrastStats
-from pretrain.contrast.kernels.products import check_precision
-from pretrain.contrast.term import ContrastTerm, diagnostics
+from pretrain.contrast.task import ContrastState, ContrastTask, Scales
 from pretrain.data.corruption import IGNORE
-from pretrain.data.sampler import micro_batches
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
-from pretrain.engine.loading import training_batches
-from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.task import Progress, StepMetrics, is_logged
+from pretrain.engine.task import Progress, StepMetrics
 from pretrain.engine.verification import all_ranks
 from pretrain.language.batches import Assembler, LanguageBatch
 from pretrain.language.config import LanguageJob
@@ -36,39 +30,52 @@ from pretrain.models.flops import flops_per_token
 from pretrain.models.hf_model import start_from
 
 
-class _State(Record):
-    """The part of ``state.json`` that `LanguageTask.save_state` writes: digests of tokenizer and text, queue length."""
+class _State(ContrastState):
+    """As of every task with contrast; a checkpoint of an earlier version does not say on which text it was trained."""
 
-    tokenizer: str = Field(pattern="^[0-9a-f]{64}$")
     text: Annotated[str, Field(max_length=1000)] | None = None
-    queue: Count
 
 
-class LanguageTask:
+class LanguageTask(ContrastTask[LanguageBatch]):
     """RoBERTa under masked-language-model and CAPT losses (CAPT paper, sections 2 and 3)."""
+
+    job: LanguageJob
+    State = _State
+    words = "text"
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, LanguageJob)
-        self.status = ""
-        self.contrasts = job.contrast.weight > 0
-        if self.contrasts:
-            check_precision(job.contrast.precision, distributed.device())
+        super().__init__(job)
         self.prepared: Prepared = prepare(job, ranks=all_ranks(), run_dir=run_dir)
         self.job = self.prepared.job
         self.model_config = self.prepared.model_config
-        self.contrast: ContrastTerm | None = None
-        self._module: LanguageModule | None = None
 
-    def build_modules(self) -> Mapping[str, nn.Module]:
-        """The encoder with its heads (and the temperature, when learned), initialised from the seed."""
+    @property
+    def samples(self) -> int:
+        """Windows of the training text."""
+        return len(self.prepared.train)
+
+    @property
+    def width(self) -> int:
+        """The encoder's."""
+        return self.model_config.hidden
+
+    @property
+    def fingerprint(self) -> str:
+        """The digest of the tokenizer."""
+        return self.prepared.tokenizer.fingerprint
+
+    def digests(self) -> Mapping[str, tuple[str, str]]:
+        """The text's."""
+        return {"text": ("text", self.prepared.train.shards.manifest.key)}
+
+    def build_module(self) -> nn.Module:
+        """The encoder with its heads (and the temperature, when learned), or what ``model.init`` names."""
         self._require_memory()
-        torch.manual_seed(derive(self.job.run.seed, "init"))
-        self._module = LanguageModule(self.job, self.model_config)
+        module = LanguageModule(self.job, self.model_config)
         if self.prepared.source is not None:
-            start_from(self._module.capt, self.prepared.source, str(self.job.model.init))
-        if self.contrasts:
-            self.contrast = ContrastTerm(self.job.contrast, self.model_config.hidden, self.job.batch.global_)
-        return {"model": self._module}
+            start_from(module.capt, self.prepared.source, str(self.job.model.init))
+        return module
 
     def _require_memory(self) -> None:
         """Refuse sizes beyond this host's memory, before the operating system ends a process for them."""
@@ -84,26 +91,8 @@ class LanguageTask:
                 f"rank, this host has {have / 2**30:,.1f}: take smaller model.* sizes or a shorter contrast.queue"
             )
 
-    def optimizers(self) -> Mapping[str, ModuleOptimizer]:
-        """None of its own."""
-        return {}
-
-    def build_batches(self, progress: Progress) -> Iterator[list[LanguageBatch]]:
-        """This rank's micro-batches of each coming step."""
-        batch = self.job.batch
-        if progress.samples // len(self.prepared.train) >= EPOCHS:
-            raise CheckpointError(f"state.json: {progress.samples} samples are over {EPOCHS:,} epochs of this text")
-        steps = self.job.schedule.max_steps - progress.step
-        starts = range(progress.samples, progress.samples + steps * batch.global_, batch.global_)
-        shape = (batch.global_, batch.micro, distributed.world_size(), distributed.rank())
-        assembler = self._assembler("train")
-
-        def assemble(start: int) -> list[LanguageBatch]:
-            return [assembler(samples) for samples in micro_batches(start, *shape)]
-
-        return training_batches(assemble, starts, self.job.loader)
-
-    def _assembler(self, split: str) -> Assembler:
+    def assembler(self, split: str) -> Assembler:
+        """What makes the micro-batches of a split."""
         windows = self.prepared.train if split == "train" else self.prepared.validation
         assert windows is not None
         return Assembler(
@@ -116,48 +105,25 @@ class LanguageTask:
             cross_document_attention=self.job.data.cross_document_attention,
         )
 
-    def step(self, engines: Mapping[str, Engine], batch: list[LanguageBatch], progress: Progress) -> StepMetrics:
-        """One optimizer step over the micro-batches of ``batch``.
-
-        MLM is the sum over masked tokens divided by their number in the whole step (all ranks, all micro-batches);
-        CAPT is the mean over micro-batches of Eq. 4's mean form, each micro-batch being one batch over all ranks.
-        """
-        engine = engines["model"]
-        assert self._module is not None
-        tau = self._module.temperature(progress.step)
-        stats = ContrastStats() if self.contrasts and is_logged(self.job, progress.step + 1) else None
+    def scales(self, batch: list[LanguageBatch], device: torch.device) -> Scales:
+        """MLM is the sum over masked tokens divided by their number in the whole step."""
         # Counted on the host and filled in on the device: to copy a number to a device would mean to wait for it.
         masked_here = sum(int(np.count_nonzero(micro_batch.labels.numpy() != IGNORE)) for micro_batch in batch)
-        masked = distributed.all_reduce_sum(
-            torch.full((), masked_here, dtype=torch.float64, device=engine.device)
-        ).clamp_min(1)
-        # The engine averages over ranks and micro-batches; this factor makes a mean over masked tokens of it.
-        mlm_scale = distributed.world_size() * len(batch) / masked
-        totals: dict[str, Tensor] = {}
-        for micro_batch in batch:
-            loss, metrics = self._losses(engine, micro_batch.to(engine.device), mlm_scale, progress.step, stats)
-            engine.backward(loss)
-            engine.step()
-            for name, value in metrics.items():
-                totals[name] = totals.get(name, 0.0) + value.detach() / len(batch)
-        progress.samples += self.job.batch.global_
-        progress.tokens += self.job.batch.global_ * self.job.data.sequence_length
-        report: StepMetrics = {**totals, "grad_norm": engine.gradient_norm()}
-        if self.contrasts:
-            report |= diagnostics(stats, tau)
-        return report
+        masked = distributed.all_reduce_sum(torch.full((), masked_here, dtype=torch.float64, device=device))
+        return {"mlm": distributed.world_size() * len(batch) / masked.clamp_min(1)}
 
-    def _losses(
-        self, engine: Engine, batch: LanguageBatch, mlm_scale: Tensor, step: int, stats: ContrastStats | None
+    def losses(
+        self, engine: Engine, batch: LanguageBatch, scales: Scales, step: int, stats: ContrastStats | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a micro-batch and its metrics; pushes both views into the queue, and fills ``stats`` if given."""
+        batch = batch.to(engine.device)
         output = engine(
             batch.tokens, batch.corrupted, batch.positions, batch.labels, batch.documents,
             padded=batch.padded, runs=batch.runs, step=step,
         )  # fmt: skip
         out = output.capt
-        mlm = out.mlm_loss_sum * mlm_scale.to(out.mlm_loss_sum.dtype)
-        metrics = {"loss/mlm": mlm, "accuracy/mlm": out.mlm_correct * mlm_scale}
+        mlm = out.mlm_loss_sum * scales["mlm"].to(out.mlm_loss_sum.dtype)
+        metrics = {"loss/mlm": mlm, "accuracy/mlm": out.mlm_correct * scales["mlm"]}
         loss = mlm
         if self.contrast is not None:
             capt = self.contrast.loss(
@@ -172,40 +138,7 @@ class LanguageTask:
         """MLM loss and accuracy, retrieval, alignment, uniformity and noise invariance on held-out text."""
         if self.prepared.validation is None:
             return {}
-        return validate(engines["model"], self._assembler("validation"), self.job, len(self.prepared.validation))
-
-    def save_state(self, folder: Path) -> dict[str, Any]:
-        """Save this rank's queue shard; the JSON state names tokenizer and text by their digests."""
-        if self.contrast is not None:
-            self.contrast.save(folder)
-        return {
-            "tokenizer": self.prepared.tokenizer.fingerprint,
-            "text": self.prepared.train.shards.manifest.key,
-            "queue": self.job.contrast.queue,
-        }
-
-    def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Reload the queue for this world size; refuse another tokenizer, and other text unless it is meant.
-
-        Raises:
-            CheckpointError: the checkpoint was trained with another tokenizer, or on other text (a checkpoint of an
-                earlier version does not say on which).
-        """
-        stored = parse_record(_State, state, folder / "state.json", error=CheckpointError)
-        if stored.tokenizer != self.prepared.tokenizer.fingerprint:
-            raise CheckpointError(
-                f"{folder}: trained with tokenizer {stored.tokenizer[:12]}, this job has "
-                f"{self.prepared.tokenizer.fingerprint[:12]}; set tokenizer.* as it was, or "
-                f"tokenizer.path to a copy of {folder / 'tokenizer'}"
-            )
-        text = self.prepared.train.shards.manifest.key
-        if stored.text not in (None, text) and not self.job.data.allow_change:
-            raise CheckpointError(
-                f"{folder}: trained on other text than this job reads (files or data.* options have changed since);"
-                " data.allow_change=true goes on with what there is now"
-            )
-        if self.contrast is not None and stored.queue:
-            self.contrast.load(folder)
+        return validate(engines["model"], self.assembler("validation"), self.job, len(self.prepared.validation))
 
     def flops_per_step(self) -> float:
         """Forward and backward FLOP of one global batch, both views."""

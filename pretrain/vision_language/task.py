@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pretrain.base.errors import CheckpointError
-from pretrain.base.randomness import EPOCHS, derive
-from pretrain.base.records import Count, Record, parse_record
 from pretrain.config.schema import Job
 from pretrain.contrast import ContrastStats
-from pretrain.contrast.kernels.products import check_precision
-from pretrain.contrast.term import ContrastTerm, diagnostics
-from pretrain.data.sampler import micro_batches
+from pretrain.contrast.task import ContrastState, ContrastTask, Scales
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
-from pretrain.engine.loading import training_batches
-from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.task import Progress, StepMetrics, is_logged
+from pretrain.engine.task import Progress, StepMetrics
 from pretrain.engine.verification import all_ranks
 from pretrain.models.lxmert.flops import step_flops
 from pretrain.models.lxmert.model import LxmertOutput
@@ -40,60 +33,57 @@ from pretrain.vision_language.validation import validate
 _Digest = Annotated[str, Field(pattern="^[0-9a-f]{32,64}$")]
 
 
-class _State(Record):
-    """The part of ``state.json`` that `VisionLanguageTask.save_state` writes: digests, and the queue's length."""
+class _State(ContrastState):
+    """As of every task with contrast."""
 
-    tokenizer: _Digest
     text: _Digest
     regions: _Digest
-    queue: Count
 
 
-class VisionLanguageTask:
+class VisionLanguageTask(ContrastTask[PairBatch]):
     """LXMERT under its own objectives and the CAPT loss (CAPT paper, section 4)."""
+
+    job: VisionLanguageJob
+    State = _State
+    words = "data"
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, VisionLanguageJob)
-        self.status, self._run_dir = "", run_dir
-        self.contrasts = job.contrast.weight > 0
-        if self.contrasts:
-            check_precision(job.contrast.precision, distributed.device())
+        super().__init__(job)
+        self._run_dir = run_dir
         self.prepared: Prepared = prepare(job, ranks=all_ranks(), run_dir=run_dir)
         self.job = self.prepared.job
-        self.contrast: ContrastTerm | None = None
-        self._module: VisionLanguageModule | None = None
 
-    def build_modules(self) -> Mapping[str, nn.Module]:
-        """LXMERT with its heads (and the temperature, when learned), initialised from the seed or ``model.init``."""
-        torch.manual_seed(derive(self.job.run.seed, "init"))
-        self._module = VisionLanguageModule(self.job, self.job.model)
+    @property
+    def samples(self) -> int:
+        """Pairs of a sentence and its picture."""
+        return len(self.prepared.train)
+
+    @property
+    def width(self) -> int:
+        """The encoder's."""
+        return int(self.job.model.hidden)
+
+    @property
+    def fingerprint(self) -> str:
+        """The digest of the tokenizer."""
+        return self.prepared.tokenizer.fingerprint
+
+    def digests(self) -> Mapping[str, tuple[str, str]]:
+        """The sentences' and the store's."""
+        store = self.prepared.store.manifest
+        return {"text": ("sentences", self.prepared.text), "regions": ("regions", store.key)}
+
+    def build_module(self) -> nn.Module:
+        """LXMERT with its heads (and the temperature, when learned), or what ``model.init`` names."""
+        module = VisionLanguageModule(self.job, self.job.model)
         if self.prepared.start is not None:
             answers = self.prepared.answers
-            start_from(self._module.lxmert, self.prepared.start, None if answers is None else answers.answers)
-        if self.contrasts:
-            self.contrast = ContrastTerm(self.job.contrast, self.job.model.hidden, self.job.batch.global_)
-        return {"model": self._module}
+            start_from(module.lxmert, self.prepared.start, None if answers is None else answers.answers)
+        return module
 
-    def optimizers(self) -> Mapping[str, ModuleOptimizer]:
-        """None of its own."""
-        return {}
-
-    def build_batches(self, progress: Progress) -> Iterator[list[PairBatch]]:
-        """This rank's micro-batches of each coming step."""
-        batch = self.job.batch
-        if progress.samples // len(self.prepared.train) >= EPOCHS:
-            raise CheckpointError(f"state.json: {progress.samples} samples are over {EPOCHS:,} epochs of this data")
-        steps = self.job.schedule.max_steps - progress.step
-        starts = range(progress.samples, progress.samples + steps * batch.global_, batch.global_)
-        shape = (batch.global_, batch.micro, distributed.world_size(), distributed.rank())
-        assembler = self._assembler("train")
-
-        def assemble(start: int) -> list[PairBatch]:
-            return [assembler(samples) for samples in micro_batches(start, *shape)]
-
-        return training_batches(assemble, starts, self.job.loader)
-
-    def _assembler(self, split: str) -> Assembler:
+    def assembler(self, split: str) -> Assembler:
+        """What makes the micro-batches of a split."""
         pairs = self.prepared.train if split == "train" else self.prepared.validation
         assert pairs is not None
         return Assembler(
@@ -107,36 +97,13 @@ class VisionLanguageTask:
             stream=f"pairs/{split}",
         )
 
-    def step(self, engines: Mapping[str, Engine], batch: list[PairBatch], progress: Progress) -> StepMetrics:
-        """One optimizer step over the micro-batches of ``batch``.
+    def scales(self, batch: list[PairBatch], device: torch.device) -> Scales:
+        """Every loss of LXMERT is its sum over the whole step divided by the counts of the whole step."""
+        by = divisors(_counts(batch, device), self.job.objectives.region_rate)
+        return {name: distributed.world_size() * len(batch) / count for name, count in by.items()}
 
-        Every loss of LXMERT is its sum over the whole step (all ranks, all micro-batches) divided by the counts of the
-        whole step; CAPT is the mean over micro-batches, each of them being one batch over all ranks.
-        """
-        engine = engines["model"]
-        assert self._module is not None
-        tau = self._module.temperature(progress.step)
-        stats = ContrastStats() if self.contrasts and is_logged(self.job, progress.step + 1) else None
-        # The engine averages over ranks and micro-batches; with these factors that makes means over the step's counts.
-        factor = distributed.world_size() * len(batch)
-        by = divisors(_counts(batch, engine.device), self.job.objectives.region_rate)
-        scales = {name: factor / count for name, count in by.items()}
-        totals: dict[str, Tensor] = {}
-        for micro_batch in batch:
-            loss, metrics = self._losses(engine, micro_batch, scales, progress.step, stats)
-            engine.backward(loss)
-            engine.step()
-            for name, value in metrics.items():
-                totals[name] = totals.get(name, 0.0) + value.detach() / len(batch)
-        progress.samples += self.job.batch.global_
-        progress.tokens += self.job.batch.global_ * self.job.data.sequence_length
-        report: StepMetrics = {**totals, "grad_norm": engine.gradient_norm()}
-        if self.contrasts:
-            report |= diagnostics(stats, tau)
-        return report
-
-    def _losses(
-        self, engine: Engine, batch: PairBatch, scales: Mapping[str, Tensor], step: int, stats: ContrastStats | None
+    def losses(
+        self, engine: Engine, batch: PairBatch, scales: Scales, step: int, stats: ContrastStats | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a micro-batch and its metrics; pushes both views into the queue, and fills ``stats`` if given."""
         rows = self._contrasted(batch, engine.device)
@@ -177,42 +144,7 @@ class VisionLanguageTask:
         """Losses and accuracies of all objectives, and the metrics of the contrast, on held-out pairs."""
         if self.prepared.validation is None:
             return {}
-        return validate(engines["model"], self._assembler("validation"), self.job, len(self.prepared.validation))
-
-    def save_state(self, folder: Path) -> dict[str, Any]:
-        """Save this rank's queue shard; the JSON state names tokenizer, sentences and store by their digests."""
-        if self.contrast is not None:
-            self.contrast.save(folder)
-        return {
-            "tokenizer": self.prepared.tokenizer.fingerprint,
-            "text": self.prepared.text,
-            "regions": self.prepared.store.manifest.key,
-            "queue": self.job.contrast.queue,
-        }
-
-    def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Reload the queue for this world size; refuse another tokenizer, and other data unless it is meant.
-
-        Raises:
-            CheckpointError: the checkpoint was trained with another tokenizer, on other sentences or other regions.
-        """
-        stored = parse_record(_State, state, folder / "state.json", error=CheckpointError)
-        if stored.tokenizer != self.prepared.tokenizer.fingerprint:
-            raise CheckpointError(
-                f"{folder}: trained with tokenizer {stored.tokenizer[:12]}, this job has "
-                f"{self.prepared.tokenizer.fingerprint[:12]}; set tokenizer.* as it was, or "
-                f"tokenizer.path to a copy of {folder / 'tokenizer'}"
-            )
-        now = {"sentences": (stored.text, self.prepared.text)}
-        now["regions"] = (stored.regions, self.prepared.store.manifest.key)
-        for what, (then, found) in now.items():
-            if then != found and not self.job.data.allow_change:
-                raise CheckpointError(
-                    f"{folder}: trained on other {what} than this job reads (files have changed since); "
-                    "data.allow_change=true goes on with what there is now"
-                )
-        if self.contrast is not None and stored.queue:
-            self.contrast.load(folder)
+        return validate(engines["model"], self.assembler("validation"), self.job, len(self.prepared.validation))
 
     def flops_per_step(self) -> float:
         """Forward and backward FLOP of one global batch, both views."""

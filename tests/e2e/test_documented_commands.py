@@ -21,6 +21,7 @@ from tests.finetune import glue_mapping, write_encoder, write_task
 from tests.language import language_mapping, write_corpus
 from tests.latent import small_job, write_text
 from tests.support import run_ranks
+from tests.unit.embeddings.runs import make_run, tables
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -43,6 +44,8 @@ MADE_BY = {
     "store": ("store", IMPORT),
     "data.regions=store": ("store", IMPORT),
     "exported-st": ("exported-st", EXPORT),
+    "words.txt": ("words.txt", ["convert", "runs/words", "words.txt", "--to", "word2vec"]),
+    "words.bin": ("words.bin", ["convert", "runs/words", "words.bin", "--to", "gensim"]),
     "runs/first/export/st": ("runs/first/export/st", [*EXPORT[:2], "runs/first/export/st", *EXPORT[3:]]),
 }
 """A word of a command -> the folder that it needs, and the command that makes it."""
@@ -153,6 +156,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pairs = "".join(f"main-news\theadlines\t2016\t{n}\t{n % 5}.0\tThe river {n}.\tThe stone {n}.\n" for n in range(20))
     for home in (_folder(folder / "STS-B"), _folder(folder / "glue/STS-B")):
         (home / "sts-test.csv").write_text(pairs)
+    _words(folder)
     hosts = "node-1 slots=8\nnode-2 slots=8\n"
     (folder / "hosts").write_text(hosts)
     (folder / "HOSTS").write_text(hosts)
@@ -168,6 +172,16 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_ranks(_other_runs, 1, folder)
     shutil.copytree(folder / "runs/first", folder / "runs/quickstart", symlinks=True)
     return folder
+
+
+def _words(folder: Path) -> None:
+    """Runs of word embeddings, one of them with a generator, a set of word pairs and a file of analogies."""
+    words = ("river", "stone", "queen", "king", "man", "woman")
+    make_run(folder / "runs/words", {"discriminator": tables(1, words=len(words))}, words)
+    with_generator = {"discriminator": tables(1), "generator": tables(2)}
+    make_run(folder / "runs/ace", with_generator)
+    (_folder(folder / "wordsim") / "EN-RG-65.txt").write_text("river\tstone\t1\nking\tqueen\t9\nman\tking\t5\n")
+    (folder / "questions-words.txt").write_text(": family\nman king woman queen\n")
 
 
 def _folder(path: Path) -> Path:

@@ -52,6 +52,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *(*BASE, "pretrain.config.base", "pretrain.config.contrast"),
         *("pretrain.engine.distributed", "pretrain.contrast.kernels"),
     ),
+    "pretrain.contrast.task": (
+        *(*BASE, "pretrain.config", "pretrain.contrast", "pretrain.engine", "pretrain.data.sampler"),
+    ),
     "pretrain.data": (*BASE, "tokenizer", "pretrain.config.base"),
     "pretrain.models": (*BASE, "tokenizer", "pretrain.config.base"),
     "pretrain.models.foreign": (*BASE, "tokenizer", "pretrain.models"),

@@ -63,6 +63,8 @@ class Segments:
     def neighbours(self, window: int) -> Bool[np.ndarray, "n two_windows_plus_one"]:
         """Whether the word at distance -window .. window of each word is a neighbour of it."""
         size = len(self.words)
+        if not size:
+            return np.zeros((0, 2 * window + 1), dtype=bool)
         padded = np.full(size + 2 * window, -1)
         padded[window : window + size] = self.sentence
         around = np.lib.stride_tricks.sliding_window_view(padded, 2 * window + 1)

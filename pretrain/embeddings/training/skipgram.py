@@ -10,6 +10,12 @@ noise words for each pair, as in word2vec. Consecutive centres share their noise
 et al. 2016, arXiv:1604.04661). A block's neighbours are the words of the block and ``window`` words at each side, so
 its positive scores are a band of a small matrix product, too. All gradients of an update are taken at the same tables
 and summed, in the same order for any number of threads.
+
+Word2vec moves after every pair, so a frequent word feels at once what its first pairs did. A sum over many pairs at the
+same place overshoots, and then grows without bound. So a row whose step is long is shortened: the curvature of the loss
+along row :math:`x_i` is at most :math:`h_i = \frac14 \sum_j w_{ij} |y_j|^2` over its pairs (:math:`w` is 1, or the
+noise's weight), and where :math:`\eta h_i` exceeds `LONGEST`, the row's step is multiplied by `LONGEST`
+:math:`/\,\eta h_i`.
 """
 
 from __future__ import annotations
@@ -29,6 +35,9 @@ from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.task import StepMetrics
+
+LONGEST = 8.0
+"""How long a row's step may be, as learning rate times curvature: far more than one word's pairs have."""
 
 
 @dataclass(frozen=True)
@@ -131,14 +140,29 @@ class SkipGram:
         scores = self._product("s", centres, columns.transpose(1, 2))
         loss = _loss(scores, band) if measure else None
         slope = _slope(scores, band)
-        for name, table, borrowed, left, right in (
-            ("dx", tables.input, x, slope, columns),
-            ("dy", tables.context, y, slope.transpose(1, 2), centres),
+        bend_x, bend_y = _curvatures(centres, columns, band)
+        for name, table, borrowed, left, right, bend in (
+            ("dx", tables.input, x, slope, columns, bend_x),
+            ("dy", tables.context, y, slope.transpose(1, 2), centres, bend_y),
         ):
             gradient = self._product(name, left, right).flatten(0, 1)
             rows, values = tables.exchange.give_back(borrowed, gradient)
+            _, bends = tables.exchange.give_back(borrowed, bend.flatten()[:, None])
+            self._shorten(name, table, rows, values, learning_rate * bends[:, 0])
             table.data.index_add_(0, rows, values, alpha=-learning_rate)
         return loss
+
+    def _shorten(self, name: str, table: Tensor, rows: Tensor, values: Tensor, lengths: Tensor) -> None:
+        """Scale down the gradients of rows whose step would be longer than `LONGEST`."""
+        total = self._kept.get(f"{name}/length")
+        if total is None:
+            total = self._kept[f"{name}/length"] = lengths.new_zeros(len(table))
+        total.index_add_(0, rows, lengths)
+        length = total[rows]
+        long = torch.nonzero(length > LONGEST)[:, 0]
+        if len(long):
+            values[long] *= (LONGEST / length[long])[:, None]
+        total[rows] = 0
 
     def _memory(self, name: str, like: Tensor, *shape: int) -> Tensor:
         """Memory that is written before it is read; to ask the system for it each time costs as much as its use."""
@@ -154,6 +178,20 @@ class SkipGram:
 
     def _product(self, name: str, left: Tensor, right: Tensor) -> Tensor:
         return torch.bmm(left, right, out=self._memory(name, left, len(left), left.shape[1], right.shape[2]))
+
+
+def _curvatures(
+    centres: Float[Tensor, "b c d"], columns: Float[Tensor, "b w_plus_m d"], band: Band
+) -> tuple[Float[Tensor, "b c"], Float[Tensor, "b w_plus_m"]]:
+    """The curvature along each centre and each column, at most: a quarter of the weighted squares of the others."""
+    width = band.neighbour.shape[2]
+    x = torch.linalg.vector_norm(centres, dim=2).square_()
+    y = torch.linalg.vector_norm(columns, dim=2).square_()
+    noise = y[:, width:].sum(1, keepdim=True)
+    along_x = (band.neighbour @ y[:, :width, None])[:, :, 0] + band.noise_weight * noise
+    along_words = (band.neighbour.transpose(1, 2) @ x[:, :, None])[:, :, 0]
+    along_noise = (band.noise_weight * x).sum(1, keepdim=True).expand(-1, y.shape[1] - width)
+    return along_x / 4, torch.cat([along_words, along_noise], dim=1) / 4
 
 
 def _slope(scores: Float[Tensor, "b c w_plus_m"], band: Band) -> Float[Tensor, "b c w_plus_m"]:

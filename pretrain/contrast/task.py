@@ -1,0 +1,185 @@
+"""What pretraining tasks with the CAPT loss share: their micro-batches, the optimizer step over them, their state."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from pydantic import Field
+from torch import Tensor, nn
+
+from pretrain.base.errors import CheckpointError
+from pretrain.base.randomness import EPOCHS, derive
+from pretrain.base.records import Count, Record, parse_record
+from pretrain.contrast.kernels.products import check_precision
+from pretrain.contrast.stats import ContrastStats
+from pretrain.contrast.term import ContrastTerm, diagnostics
+from pretrain.data.sampler import micro_batches
+from pretrain.engine import distributed
+from pretrain.engine.engines.base import Engine
+from pretrain.engine.loading import training_batches
+from pretrain.engine.optim.settings import ModuleOptimizer
+from pretrain.engine.task import Progress, StepMetrics, is_logged
+
+BatchT = TypeVar("BatchT")
+Assemble = Callable[[Int64[np.ndarray, " n"]], BatchT]
+"""Makes the micro-batch of any list of sample numbers; a pure function of them."""
+Scales = Mapping[str, Tensor]
+"""The factor of each loss's sum over a micro-batch. The engine averages over ranks and micro-batches; with the factor
+that makes a mean over what the whole step holds, on all ranks and in all micro-batches."""
+
+
+class ContrastState(Record):
+    """The part of ``state.json`` that `ContrastTask.save_state` writes: the tokenizer's digest, the queue's length.
+
+    A task adds the digests of its data, under the names of `ContrastTask.digests`. None is data of an unknown digest.
+    """
+
+    tokenizer: Annotated[str, Field(pattern="^[0-9a-f]{32,64}$")]
+    queue: Count
+
+
+class ContrastTask(ABC, Generic[BatchT]):
+    """One module, ``model``, trained on micro-batches with losses of its own and, at a weight above 0, the CAPT loss.
+
+    Args:
+        job: with the sections ``contrast``, ``loader`` and ``data.sequence_length``.
+    """
+
+    State: type[ContrastState]
+    """What a task keeps in ``state.json``."""
+    words: str
+    """What a task calls the data that it is trained on."""
+
+    def __init__(self, job: Any) -> None:
+        self.job = job
+        self.status = ""
+        self.contrasts: bool = job.contrast.weight > 0
+        if self.contrasts:
+            check_precision(job.contrast.precision, distributed.device())
+        self.contrast: ContrastTerm | None = None
+        self._module: Any = None
+
+    @property
+    @abstractmethod
+    def samples(self) -> int:
+        """How many samples the training data have."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Columns of the representations that are contrasted."""
+
+    @abstractmethod
+    def build_module(self) -> nn.Module:
+        """The module to train, whose ``temperature(step)`` is that of the contrast."""
+
+    @abstractmethod
+    def assembler(self, split: str) -> Assemble[BatchT]:
+        """What makes the micro-batches of ``train`` or ``validation``."""
+
+    @abstractmethod
+    def scales(self, batch: list[BatchT], device: torch.device) -> Scales:
+        """The factors of the losses of a step. Called once a step, on all ranks."""
+
+    @abstractmethod
+    def losses(
+        self, engine: Engine, batch: BatchT, scales: Scales, step: int, stats: ContrastStats | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a micro-batch and its metrics; pushes both views into the queue, and fills ``stats`` if given."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """The digest of the tokenizer."""
+
+    @abstractmethod
+    def digests(self) -> Mapping[str, tuple[str, str]]:
+        """What the data are: the name in ``state.json`` -> (what it is called in messages, its digest)."""
+
+    def build_modules(self) -> Mapping[str, nn.Module]:
+        """The module with its heads (and the temperature, when learned), from the seed or ``model.init``."""
+        torch.manual_seed(derive(self.job.run.seed, "init"))
+        self._module = self.build_module()
+        if self.contrasts:
+            self.contrast = ContrastTerm(self.job.contrast, self.width, self.job.batch.global_)
+        return {"model": self._module}
+
+    def optimizers(self) -> Mapping[str, ModuleOptimizer]:
+        """None of its own."""
+        return {}
+
+    def build_batches(self, progress: Progress) -> Iterator[list[BatchT]]:
+        """This rank's micro-batches of each coming step."""
+        batch = self.job.batch
+        if progress.samples // self.samples >= EPOCHS:
+            raise CheckpointError(
+                f"state.json: {progress.samples} samples are over {EPOCHS:,} epochs of this {self.words}"
+            )
+        steps = self.job.schedule.max_steps - progress.step
+        starts = range(progress.samples, progress.samples + steps * batch.global_, batch.global_)
+        shape = (batch.global_, batch.micro, distributed.world_size(), distributed.rank())
+        assembler = self.assembler("train")
+
+        def assemble(start: int) -> list[BatchT]:
+            return [assembler(samples) for samples in micro_batches(start, *shape)]
+
+        return training_batches(assemble, starts, self.job.loader)
+
+    def step(self, engines: Mapping[str, Engine], batch: list[BatchT], progress: Progress) -> StepMetrics:
+        """One optimizer step over the micro-batches of ``batch``.
+
+        A task's own losses are means over the whole step (all ranks, all micro-batches); CAPT is the mean over
+        micro-batches of Eq. 4's mean form, each micro-batch being one batch over all ranks.
+        """
+        engine = engines["model"]
+        assert self._module is not None
+        tau = self._module.temperature(progress.step)
+        stats = ContrastStats() if self.contrasts and is_logged(self.job, progress.step + 1) else None
+        scales = self.scales(batch, engine.device)
+        totals: dict[str, Tensor] = {}
+        for micro_batch in batch:
+            loss, metrics = self.losses(engine, micro_batch, scales, progress.step, stats)
+            engine.backward(loss)
+            engine.step()
+            for name, value in metrics.items():
+                totals[name] = totals.get(name, 0.0) + value.detach() / len(batch)
+        progress.samples += self.job.batch.global_
+        progress.tokens += self.job.batch.global_ * self.job.data.sequence_length
+        report: StepMetrics = {**totals, "grad_norm": engine.gradient_norm()}
+        if self.contrasts:
+            report |= diagnostics(stats, tau)
+        return report
+
+    def save_state(self, folder: Path) -> dict[str, Any]:
+        """Save this rank's queue shard; the JSON state names tokenizer and data by their digests."""
+        if self.contrast is not None:
+            self.contrast.save(folder)
+        data = {name: digest for name, (_, digest) in self.digests().items()}
+        return {"tokenizer": self.fingerprint, **data, "queue": self.job.contrast.queue}
+
+    def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Reload the queue for this world size; refuse another tokenizer, and other data unless it is meant.
+
+        Raises:
+            CheckpointError: the checkpoint was trained with another tokenizer, or on other data.
+        """
+        stored = parse_record(self.State, state, folder / "state.json", error=CheckpointError)
+        if stored.tokenizer != self.fingerprint:
+            raise CheckpointError(
+                f"{folder}: trained with tokenizer {stored.tokenizer[:12]}, this job has {self.fingerprint[:12]}; set "
+                f"tokenizer.* as it was, or tokenizer.path to a copy of {folder / 'tokenizer'}"
+            )
+        for name, (what, digest) in self.digests().items():
+            if getattr(stored, name) not in (None, digest) and not self.job.data.allow_change:
+                raise CheckpointError(
+                    f"{folder}: trained on other {what} than this job reads (files or data.* options have changed"
+                    " since); data.allow_change=true goes on with what there is now"
+                )
+        if self.contrast is not None and stored.queue:
+            self.contrast.load(folder)

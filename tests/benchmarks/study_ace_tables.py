@@ -1,0 +1,176 @@
+"""The tables of docs/results/ace.md: every set by both rules, and paired differences over seeds and over word pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import rankdata
+
+from pretrain.embeddings.restore import load_embeddings
+from pretrain.embeddings.similarity import Cosines, cosines_of
+from pretrain.embeddings.similarity_sets import find_sets
+from tests.benchmarks.seeds import mean_and_sd, paired
+
+PAIRS = (
+    ("noise+ace", "noise", "equal words"),
+    ("ace", "noise", "equal words"),
+    ("noise+ace", "self-adversarial", "equal words"),
+    ("self-adversarial", "noise", "equal words"),
+    ("noise+ace", "noise-equal-time", "equal time"),
+    ("noise+ace", "self-adversarial-equal-time", "equal time"),
+)
+COMPARED = ("RW-STANFORD", "WS-353-ALL")
+"""The sets of the differences: the paper's, and the one that gensim is compared on."""
+RULES = ("drop", "zero")
+RESAMPLES = 2000
+
+
+class Trial(NamedTuple):
+    """One run on one set. ``drop`` and ``zero`` are Spearman's rho x 100 by the two rules for unknown words."""
+
+    start: str
+    arm: str
+    seed: int
+    name: str
+    pairs: int
+    covered: int
+    drop: float | None
+    zero: float | None
+    words: int
+    words_per_second: float
+
+
+class Interval(NamedTuple):
+    """A difference with its 95% bootstrap interval over word pairs."""
+
+    difference: float
+    low: float
+    high: float
+
+
+def write_tables(trials: Sequence[Trial], run: Callable[[str, str, int], Path], sets: Path, out: Path) -> None:
+    """Write ``tables.md``: for each start the sets by both rules, speed, and the differences of `PAIRS`."""
+    parts = []
+    for start in dict.fromkeys(trial.start for trial in trials):
+        own = [trial for trial in trials if trial.start == start]
+        parts += [f"## From {start}" if start == "scratch" else "## Fine-tuned", speed_table(own)]
+        parts += [similarity_table(own, rule) for rule in RULES]
+        parts.append(differences_table(own, cosines_of_runs(own, run, sets)))
+    (out / "tables.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def speed_table(trials: Sequence[Trial]) -> str:
+    """Words read, words a second and minutes of every arm, mean over the seeds."""
+    lines = ["| arm | million words | thousand words a second | minutes |", "|---|---|---|---|"]
+    for arm in dict.fromkeys(trial.arm for trial in trials):
+        own = list({trial.seed: trial for trial in trials if trial.arm == arm}.values())
+        words = np.mean([trial.words for trial in own])
+        speed = np.mean([trial.words_per_second for trial in own])
+        lines.append(f"| {arm} | {words / 1e6:.1f} | {speed / 1e3:.1f} | {words / speed / 60:.1f} |")
+    return "\n".join(lines)
+
+
+def similarity_table(trials: Sequence[Trial], rule: str) -> str:
+    """Mean and deviation over the seeds of every arm and set, by one rule; the coverage stands in the head."""
+    names = list(dict.fromkeys(trial.name for trial in trials))
+    covered = {trial.name: f"{trial.covered:,} of {trial.pairs:,}" for trial in trials}
+    lines = [
+        f"| unknown words: {rule} | " + " | ".join(f"{name} ({covered[name]})" for name in names) + " |",
+        "|---" * (len(names) + 1) + "|",
+    ]
+    for arm in dict.fromkeys(trial.arm for trial in trials):
+        cells = []
+        for name in names:
+            values = [
+                getattr(t, rule) for t in trials if (t.arm, t.name) == (arm, name) and getattr(t, rule) is not None
+            ]
+            cells.append(_spread(values) if values else "")
+        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+CosinesOf = Mapping[tuple[str, str], Mapping[int, Cosines]]
+"""(arm, set) -> seed -> the cosine of every pair."""
+
+
+def cosines_of_runs(trials: Sequence[Trial], run: Callable[[str, str, int], Path], sets: Path) -> CosinesOf:
+    """Take the cosines of every run on the sets that are compared."""
+    chosen = [pairs for pairs in find_sets(sets) if pairs.name in COMPARED]
+    found: dict[tuple[str, str], dict[int, Cosines]] = {}
+    for start, arm, seed in dict.fromkeys((trial.start, trial.arm, trial.seed) for trial in trials):
+        vectors = load_embeddings(run(start, arm, seed))
+        for pairs in chosen:
+            found.setdefault((arm, pairs.name), {})[seed] = cosines_of(vectors, pairs)
+    return found
+
+
+def differences_table(trials: Sequence[Trial], cosines: CosinesOf) -> str:
+    """Paired differences in points of rho x 100, over seeds and over word pairs."""
+    lines = [
+        "| set, rule | difference | points | 95% bootstrap over seeds | 95% bootstrap over word pairs | "
+        "seeds in which it is above 0 | p, sign flips |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in COMPARED:
+        for rule in RULES:
+            for first, second, what in PAIRS:
+                scores = [
+                    {
+                        t.seed: value
+                        for t in trials
+                        if (t.arm, t.name) == (arm, name) and (value := getattr(t, rule)) is not None
+                    }
+                    for arm in (first, second)
+                ]
+                result = paired(*scores)
+                if result is None:
+                    continue
+                over = bootstrap(cosines[first, name], cosines[second, name], rule)
+                lines.append(
+                    f"| {name}, {rule} | {first} - {second} ({what}) | {result.mean:+.2f} | "
+                    f"{result.low:+.2f} to {result.high:+.2f} | {over.low:+.2f} to {over.high:+.2f} | "
+                    f"{result.wins} of {result.seeds} | {result.p:.3f} |"
+                )
+    return "\n".join(lines)
+
+
+def bootstrap(
+    first: Mapping[int, Cosines], second: Mapping[int, Cosines], rule: str, resamples: int = RESAMPLES
+) -> Interval:
+    """Resample the word pairs, the same for both arms and all seeds, and take the difference of the mean rho x 100.
+
+    It says how much of a difference hangs on these pairs; the interval over seeds says how much on these runs.
+    """
+    seeds = sorted(first.keys() & second.keys())
+    arms = [[arm[seed] for seed in seeds] for arm in (first, second)]
+    kept = arms[0][0].covered if rule == "drop" else np.ones(len(arms[0][0].pairs), dtype=bool)
+    values = [np.array([cosines.values[kept] for cosines in arm]) for arm in arms]  # [seeds, pairs] each
+    gold = arms[0][0].pairs.gold[kept]
+    whole = _difference(values, gold)
+    generator = np.random.default_rng(0)
+    draws = []
+    for _ in range(resamples):
+        chosen = generator.integers(0, len(gold), len(gold))
+        draws.append(_difference([each[:, chosen] for each in values], gold[chosen]))
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return Interval(whole, float(low), float(high))
+
+
+def _difference(values: Sequence[np.ndarray], gold: np.ndarray) -> float:
+    """Mean over the seeds of rho x 100 of the first arm, minus that of the second."""
+    ranks = rankdata(gold)
+    means = []
+    for arm in values:
+        own = rankdata(arm, axis=1)
+        own, other = own - own.mean(axis=1, keepdims=True), ranks - ranks.mean()
+        rho = (own @ other) / np.sqrt((own**2).sum(axis=1) * (other**2).sum())
+        means.append(100 * rho.mean())
+    return float(means[0] - means[1])
+
+
+def _spread(values: Sequence[float]) -> str:
+    mean, deviation = mean_and_sd(values)
+    return f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
