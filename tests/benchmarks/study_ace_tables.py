@@ -25,7 +25,7 @@ PAIRS = (
 COMPARED = ("RW-STANFORD", "WS-353-ALL")
 """The sets of the differences: the paper's, and the one that gensim is compared on."""
 RULES = ("drop", "zero")
-RESAMPLES = 2000
+RESAMPLES = 1000
 
 
 class Trial(NamedTuple):

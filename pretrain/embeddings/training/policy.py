@@ -62,6 +62,7 @@ class Outcome:
         baseline: what is subtracted.
         weights: how much each draw counts; 0 for false negatives and padding.
         share: how much each centre counts.
+        pairs: on all ranks.
     """
 
     statistics: RewardStatistics
@@ -70,13 +71,15 @@ class Outcome:
     baseline: Float[Tensor, "n m"]
     weights: Float[Tensor, "n m"]
     share: Float[Tensor, " n"]
+    pairs: Float[Tensor, ""]
 
 
 def judge(job: EmbeddingJob, discriminator: EmbeddingTables, played: Played) -> Outcome:
     """Reward the draws. All ranks call this together."""
     section, m = job.generator, played.draws.words.shape[1]
     pairs = played.band.neighbour.sum(2).flatten()
-    share = pairs / distributed.all_reduce_sum(pairs.sum()).clamp_min(1.0)
+    total = distributed.all_reduce_sum(pairs.sum()).clamp_min(1.0)
+    share = pairs / total
     weights = (share[:, None] / m).expand(-1, m)
     if played.masked is not None:
         weights = weights.masked_fill(played.masked, 0.0)
@@ -97,7 +100,7 @@ def judge(job: EmbeddingJob, discriminator: EmbeddingTables, played: Played) -> 
             greedy = reward(job, _greedy_scores(discriminator, played), played.log_density_of_greedy)
             greedy = statistics.normalise(greedy, section.temperature) if section.normalise else greedy
             baseline = greedy[:, None].expand_as(own)
-    return Outcome(statistics, own, rewards[:, :-m], baseline, weights, share)
+    return Outcome(statistics, own, rewards[:, :-m], baseline, weights, share, total)
 
 
 def _greedy_scores(discriminator: EmbeddingTables, played: Played) -> Float[Tensor, " n"]:
@@ -108,7 +111,10 @@ def _greedy_scores(discriminator: EmbeddingTables, played: Played) -> Float[Tens
 
 
 def update_generator(job: EmbeddingJob, engine: Engine, played: Played, outcome: Outcome) -> None:
-    """Descend the generator's loss, a mean over the pairs of all ranks, once. All ranks call this together."""
+    """Descend the generator's loss, a sum over the pairs of all ranks, once. All ranks call this together.
+
+    As a mean its gradients would be as small as what optimizers add to their divisors.
+    """
     section, m = job.generator, played.draws.words.shape[1]
     log_g = played.log_generator.negative.flatten(0, 1)
     coefficients = outcome.weights * (outcome.rewards - outcome.baseline)
@@ -124,7 +130,7 @@ def update_generator(job: EmbeddingJob, engine: Engine, played: Played, outcome:
     if section.entropy:
         bonus = entropy_rewards(log_g[:, -m:], played.draws.entropy, section.entropy, section.entropy_words)
         gradient = gradient + score_gradient(bonus * (outcome.share[:, None] / m))
-    _descend(engine, played, gradient, of_noise)
+    _descend(engine, played, gradient * outcome.pairs, None if of_noise is None else of_noise * outcome.pairs)
 
 
 def _per_centre(values: Float[Tensor, "b n"], band: Band) -> Float[Tensor, "c n"]:

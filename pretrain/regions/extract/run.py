@@ -106,7 +106,7 @@ def extract_regions(
     ):
         warnings.filterwarnings("ignore", module="PIL")  # it warns of what is decided here, by name
 
-        def extract(number: int, some: Sequence[Found], done: int) -> Part:
+        def make_part(number: int, some: Sequence[Found], done: int) -> Part:
             read: list[Read] = []
             own = Damage(options.skip_damaged)
             pictures = _pictures(_inputs(some, preparation, options, own), read, model, options, device)
@@ -115,7 +115,7 @@ def extract_regions(
 
         made: list[Part] = []
         for number, start in enumerate(range(0, len(found), PART)):
-            part = parts.find(number) or extract(number, found[start : start + PART], start)
+            part = parts.find(number) or make_part(number, found[start : start + PART], start)
             damage.skipped += part.skipped
             made.append(part)
         places_read = _Places()

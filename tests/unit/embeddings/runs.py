@@ -36,6 +36,7 @@ def make_run(
     run: Path, modules: Mapping[str, nn.Module], words: tuple[str, ...] = WORDS, overrides: tuple[str, ...] = ()
 ) -> Path:
     """A run folder with one checkpoint at step 0 and a few rows of metrics."""
+    run.parent.mkdir(parents=True, exist_ok=True)
     (run.parent / "text.txt").write_text("the king\n")
     job = load_job(
         "ace/skipgram",

@@ -1,0 +1,65 @@
+"""Softmax rows and draws with the vocabulary divided over ranks, against one process with the whole of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pretrain.embeddings.exchange import RowExchange
+from pretrain.embeddings.sampler.softmax import gather_ragged, sweep
+from pretrain.engine import distributed
+from tests.support import run_ranks
+
+CENTRES, DIM, DRAWS = 7, 5, 400
+
+
+def _world(words: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Generator vectors of the centres, its context table, and row and number of every draw, in float64."""
+    generator = torch.Generator().manual_seed(words)
+    centres = torch.randn(CENTRES, DIM, generator=generator, dtype=torch.float64)
+    table = 2 * torch.randn(words, DIM, generator=generator, dtype=torch.float64)
+    row = torch.randint(CENTRES, (DRAWS,), generator=generator)
+    return centres, table, row, torch.rand(DRAWS, generator=generator, dtype=torch.float64)
+
+
+def _sweep(words: int) -> dict[str, np.ndarray]:
+    """What one rank gets for its part of the draws; the parts differ in length, and one may be empty."""
+    rank, world = distributed.rank(), distributed.world_size()
+    centres, table, row, uniform = _world(words)
+    exchange = RowExchange(words)
+    bounds = [0, DRAWS] if world == 1 else [0, 0, *(DRAWS * i // (world - 1) for i in range(1, world))]
+    own = slice(bounds[rank], bounds[rank + 1])
+    rows, drawn = sweep(centres, table[exchange.start : exchange.end], exchange.start, words, row[own], uniform[own])
+    every, place = gather_ragged(drawn)
+    assert torch.equal(every[place], drawn)
+    names = ("log_normaliser", "entropy", "greedy", "log_greedy")
+    return {"drawn": every.numpy(), **{name: getattr(rows, name).numpy() for name in names}}
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("words", [3, 130, 1001])
+def test_rows_and_draws_do_not_depend_on_the_ranks(words: int, world: int) -> None:
+    """Three words on four ranks leave a rank without any; 130 and 1,001 end within a block of a shard."""
+    alone = _sweep(words)
+    centres, table, _, _ = _world(words)
+    log_g = (centres @ table.T).log_softmax(1)
+    assert alone["log_normaliser"] == pytest.approx((centres @ table.T).logsumexp(1).numpy())
+    assert alone["entropy"] == pytest.approx(-(log_g.exp() * log_g).sum(1).numpy(), abs=1e-12)
+    assert (alone["greedy"] == log_g.argmax(1).numpy()).all()
+    for result in run_ranks(_sweep, world, words):
+        assert (result["drawn"] == alone["drawn"]).all()
+        assert (result["greedy"] == alone["greedy"]).all()
+        for name in ("log_normaliser", "entropy", "log_greedy"):
+            assert result[name] == pytest.approx(alone[name], rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_draws_are_the_inverse_of_the_distribution_function(world: int) -> None:
+    """A word is drawn exactly by the numbers between the sum of the probabilities before it and that with it."""
+    words = 130
+    result = _sweep(words) if world == 1 else run_ranks(_sweep, world, words)[0]
+    centres, table, row, uniform = _world(words)
+    cumulated = (centres @ table.T).softmax(1).cumsum(1)
+    expected = torch.searchsorted(cumulated[row], uniform[:, None], right=True)[:, 0]
+    assert (result["drawn"] == expected.numpy()).all()
