@@ -44,7 +44,7 @@ EXACT = ["model.dropout=0", "model.attention_dropout=0"]
 """Of fine-tuning on the microworld, whose labels are exact and whose pictures are many."""
 PRETRAINING: dict[str, list[str]] = {
     "microworld": ["capt_vl_small", "batch.global=64", "batch.micro=64", "optimizer.lr=1e-3"],
-    "nlvr1": ["capt_vl_nlvr1"],
+    "nlvr1": ["capt_vl_nlvr1", "batch.micro=64"],
 }
 CAPT = ["contrast.weight=1", "contrast.queue=512", "contrast.queue_start=500"]
 LXMERT = ["contrast.weight=0", "contrast.queue=0"]
