@@ -55,7 +55,7 @@ class RewardStatistics:
     @classmethod
     def of(cls, rewards: Float[Tensor, ...], weights: Float[Tensor, ...]) -> RewardStatistics:
         """Measure them (in float64; all ranks call this). ``weights`` are 0 for samples that do not count."""
-        r, w = rewards.double(), weights.double()
+        r, w = rewards.double(), weights.double().contiguous()  # both sums in one order: the mean of equals is exact
         counted, paid = distributed.all_reduce_sum(torch.stack([w.sum(), (w * r).sum()])).tolist()
         total = max(counted, EPSILON)
         mean = paid / total
