@@ -30,7 +30,7 @@ from tests.benchmarks.studies import capt, finish, rows_of, together, usual, wri
 from tests.benchmarks.study_vision_language_tables import Trial, write_tables
 
 ARMS = ("none", "lxmert", "lxmert-equal-compute", "capt")
-SCENES = ["--pictures", "2000", "--nlvr1", "16000", "--seed", "1"]
+SCENES = ["--pictures", "8000", "--nlvr1", "16000", "--seed", "1"]
 """Of the microworld: pictures of all splits, and statements of NLVR v1's kind for training (four scenes each)."""
 COMMON = ["run.threads=1", "run.tensorboard=false", "run.log_every=10", "checkpoint.keep=1"]
 STEPS, WARMUP = {"microworld": 1500, "nlvr1": 5000}, 200
@@ -40,13 +40,21 @@ SIZES = ["size=micro", "initializer_range=0.12", "dropout=0", "attention_dropout
 EXACT = ["model.dropout=0", "model.attention_dropout=0"]
 """Of fine-tuning on the microworld, whose labels are exact and whose pictures are many."""
 PRETRAINING: dict[str, list[str]] = {
-    "microworld": ["capt_vl_small", "batch.global=64", "batch.micro=64", "optimizer.lr=1e-3"],
+    "microworld": [
+        "capt_vl_nlvr1",
+        "data.sequence_length=24",
+        "objectives.mismatched=0.1",
+        "batch.global=256",
+        "batch.micro=256",
+        "optimizer.lr=3e-3",
+        "validate.samples=256",
+    ],
     "nlvr1": ["capt_vl_nlvr1", "batch.micro=64"],
 }
 CAPT = ["contrast.weight=1", "contrast.queue=512", "contrast.queue_start=500"]
 LXMERT = ["contrast.weight=0", "contrast.queue=0"]
 FINE_TUNING: dict[str, list[str]] = {
-    "vqa": ["optimizer.lr=5e-4", "schedule.epochs=3", "data.sequence_length=24", *EXACT],
+    "vqa": ["optimizer.lr=5e-4", "schedule.epochs=2", "data.sequence_length=24", *EXACT],
     "nlvr2": ["optimizer.lr=5e-4", "schedule.epochs=3", "data.sequence_length=24", *EXACT],
     "nlvr1": [],
 }
