@@ -60,9 +60,11 @@ def _is_sweep(file: Path) -> bool:
 
 
 def _short_name(file: Path) -> str:
-    """Return the name as the documentation writes it: ``capt_tiny``, ``rte``, ``ptb/vae``."""
-    parts = _longest_name(file).split("/")
-    return "/".join(parts[2:]) or parts[-1]
+    """Return the name as the documentation writes it: ``capt_tiny``, ``rte``, and with a folder ``ptb/vae``.
+
+    A folder whose jobs share a ``_base.yaml`` is part of their names, which say too little without it.
+    """
+    return f"{file.parent.name}/{file.stem}" if (file.parent / "_base.yaml").is_file() else file.stem
 
 
 def _is_file(path: Path) -> bool:
