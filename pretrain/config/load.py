@@ -163,9 +163,9 @@ def load_mapping(
         ConfigError: a file is missing or malformed, a key stands twice, an override or interpolation is invalid.
     """
     if resolved:
-        return _merge([_written(Path(config)), _overrides(overrides)])
+        return merge([_written(Path(config)), _overrides(overrides)])
     path = resolve_path(config, sweep=sweep)
-    return interpolate(_merge([*_with_bases(path), _overrides(overrides)]), str(path))
+    return interpolate(merge([*_with_bases(path), _overrides(overrides)]), str(path))
 
 
 def _written(path: Path) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _written(path: Path) -> dict[str, Any]:
     return mapping
 
 
-def _merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge later layers over earlier ones; the task knows which keys take the place of which."""
     layers = [layer for layer in layers if layer]
     if len(layers) < 2:  # nothing takes a place: what somebody else's run holds is read without its task
