@@ -93,7 +93,3 @@ class EmbeddingTables(nn.Module):
                     rows[None], total.to(parameter.dtype), parameter.shape, check_invariants=False, is_coalesced=True
                 )
         engine.step()
-
-    def forget(self) -> None:
-        """Drop the rows fetched since the last update: there will be no gradient for them."""
-        self._lent.clear()
