@@ -7,7 +7,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from pretrain.base.errors import DataError
-from pretrain.engine.distributed import all_gather, all_reduce_sum, device
+from pretrain.engine.distributed import all_reduce_max, all_reduce_sum, device, gather_ragged
 
 
 class PairAccumulator:
@@ -27,13 +27,10 @@ class PairAccumulator:
             DataError: there are fewer than two pairs on all ranks together.
         """
         rows = torch.cat(self._rows) if self._rows else torch.zeros(0, 2, 0, device=device())
-        shapes = all_gather(torch.tensor([rows.shape[0], rows.shape[2]], device=rows.device))
-        counts, width = shapes[:, 0].tolist(), int(shapes[:, 1].max())
-        if sum(counts) < 2:
-            raise DataError(f"validation needs at least two sequences to compare, got {sum(counts)}")
-        padded = rows.new_zeros(max(counts), 2, width)
-        padded[: len(rows), :, : rows.shape[2]] = rows
-        pairs = torch.cat([part[:count] for part, count in zip(all_gather(padded), counts, strict=True)])
+        width = int(all_reduce_max(torch.tensor(rows.shape[2], device=rows.device)))
+        pairs, _ = gather_ragged(rows if len(rows) else rows.new_zeros(0, 2, width))  # a rank may have seen no batch
+        if len(pairs) < 2:
+            raise DataError(f"validation needs at least two sequences to compare, got {len(pairs)}")
         return pairs[:, 0], pairs[:, 1]
 
 

@@ -87,7 +87,3 @@ class EmbeddingTables(nn.Module):
                 ids, values = torch.cat([i for i, _ in found]), torch.cat([v for _, v in found])
                 parameter.grad = torch.sparse_coo_tensor(ids[None], values, parameter.shape, check_invariants=False)
         engine.step()
-
-    def forget(self) -> None:
-        """Drop the rows fetched since the last update: there will be no gradient for them."""
-        self._lent.clear()

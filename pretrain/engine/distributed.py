@@ -67,6 +67,20 @@ def all_gather(x: Tensor, group: Group = None) -> Tensor:
     return out.view(world, *x.shape)
 
 
+def gather_ragged(rows: Tensor, group: Group = None) -> tuple[Tensor, slice]:
+    """All ranks' rows in rank order, and where this rank's lie among them: ``(n_r, ...) -> (sum n_r, ...)``.
+
+    Ranks may hold different numbers of rows, also none. No gradient.
+    """
+    if world_size(group) == 1:
+        return rows.detach(), slice(0, len(rows))
+    counts = all_gather(torch.tensor(len(rows), device=rows.device), group).tolist()
+    padded = torch.cat([rows.detach(), rows.new_zeros(max(counts) - len(rows), *rows.shape[1:])])
+    parts = zip(all_gather(padded, group), counts, strict=True)
+    start = sum(counts[: rank(group)])
+    return torch.cat([part[:count] for part, count in parts]), slice(start, start + len(rows))
+
+
 def reduce_scatter_sum(x: Tensor, group: Group = None) -> Tensor:
     """Sum ``x`` of shape ``(W, ...)`` over the ranks and return this rank's slice ``(...)``. No gradient."""
     x = x.detach().contiguous()

@@ -24,16 +24,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from pretrain.base.atomic import rename_to_new, require_new, sync
+from pretrain.base.atomic import rename_to_new, sync
 from pretrain.base.errors import DataError, UserError, counted, shown
-from pretrain.base.files import open_for_append, read_json, read_text, require_own_folder, write_json
-from pretrain.base.locks import file_lock
+from pretrain.base.files import open_for_append, read_json, read_text, write_json
 from pretrain.base.parallel import ordered_map
 from pretrain.base.progress import ProgressCallback
 from pretrain.regions.arrays import map_array
 from pretrain.regions.block_writer import BlockWriter, blocks_of, count_blocks
 from pretrain.regions.manifest import FeatureType, Shape, Source, StoreManifest
 from pretrain.regions.tsv_index import HEIGHT, REGIONS, WIDTH, TsvIndex, index_tsv
+from pretrain.regions.unfinished import unfinished
 from pretrain.regions.writer import most_regions, seal, write_pictures
 
 logger = logging.getLogger(__name__)
@@ -62,11 +62,8 @@ def import_tsv(
         DataError: a row is not valid, with file and row; pictures come twice; files differ in their number of features
             or in whether they have labels; the disk is too small; or ``out`` holds something.
     """
-    require_new(out)
-    work, lock = (out.parent / f".{out.name}.{what}" for what in ("import", "import.lock"))
-    require_own_folder(work)
-    with file_lock(lock, refusal=f"{out}: another process imports to it", remove=True, error=DataError):
-        work.mkdir(parents=True, exist_ok=True)
+    with unfinished(out, "import") as work:
+        work.mkdir(exist_ok=True)
         try:
             meter = _Meter(progress, 2 * sum(path.stat().st_size for path in paths if path.is_file()))
             indexes = _indexes(paths, work / "index", workers, meter)

@@ -13,19 +13,16 @@ them. All read the text as often. ``noise-equal-time`` and ``self-adversarial-eq
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import gzip
 import json
 import os
 import re
-import statistics
-import subprocess
 import sys
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
+from tests.benchmarks.studies import capt, finish, rows_of, together, usual, write_trials
 from tests.benchmarks.study_ace_tables import Trial, write_tables
 
 ARMS: dict[str, list[str]] = {
@@ -72,14 +69,6 @@ class Study:
         return self.out / start / f"{arm}-seed{seed}"
 
 
-def capt(*words: str | Path) -> None:
-    """Run the command line, and stop the study where it fails."""
-    command = [sys.executable, "-m", "launcher", *map(str, words)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-
-
 def make_text(study: Study) -> None:
     """Write the words of the books: runs of letters, with an apostrophe inside; what is there stays."""
     if study.text.exists():
@@ -93,16 +82,6 @@ def make_text(study: Study) -> None:
                     if words:
                         out.write(" ".join(words) + "\n")
     partial.rename(study.text)
-
-
-def finish(folder: Path, *words: str | Path) -> None:
-    """Start a run, resume it, or leave it as it is when it is done."""
-    status = folder / "status.json"
-    state = json.loads(status.read_text())["state"] if status.exists() else "new"
-    if state == "new":
-        capt(*words, "--nproc", "1", f"run.dir={folder}")
-    elif state != "done":
-        capt("resume", folder)
 
 
 def train(study: Study, folder: Path, seed: int, epochs: float, *overrides: str) -> None:
@@ -136,18 +115,11 @@ def measure(study: Study, vectors: Path, out: Path) -> None:
     part.rename(out)
 
 
-def words_a_second(run: Path) -> float:
-    """The median over the logged steps, without the first, which warms up."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    values = [row["words_per_second"] for row in rows if "words_per_second" in row]
-    return statistics.median(values[1:] or values)
-
-
 def epochs_of_equal_time(study: Study, start: str) -> dict[str, float]:
     """Epochs of every arm of `EQUAL_TIME` that take as long as `REFERENCE`, by the runs of the first seed."""
     note = study.out / start / "compute.json"
     if not note.exists():
-        speed = {arm: words_a_second(study.run(start, arm, 1)) for arm in ARMS}
+        speed = {arm: usual(study.run(start, arm, 1), "words_per_second") for arm in ARMS}
         epochs = {arm: round(study.epochs * speed[like] / speed[REFERENCE], 2) for arm, like in EQUAL_TIME.items()}
         note.write_text(json.dumps({"words_per_second": speed, "epochs": epochs}, indent=1) + "\n")
     return {arm: float(epochs) for arm, epochs in json.loads(note.read_text())["epochs"].items()}
@@ -156,13 +128,13 @@ def epochs_of_equal_time(study: Study, start: str) -> dict[str, float]:
 def trials_of(study: Study, start: str, arm: str, seed: int) -> list[Trial]:
     """What is known of a finished run: a trial for each set."""
     folder = study.run(start, arm, seed)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(folder)
     words = max(row.get("tokens", 0) for row in rows)
     sets = json.loads((folder / "similarity.json").read_text())["word_similarity"]
     return [
         Trial(
             start, arm, seed, name, each["pairs"], each["covered"], each["drop"], each["zero"], words,
-            round(words_a_second(folder)),
+            round(usual(folder, "words_per_second")),
         )
         for name, each in sets.items()
     ]  # fmt: skip
@@ -187,11 +159,6 @@ def main() -> int:
     make_text(study)
     seeds = range(1, options.seeds + 1)
 
-    def together(jobs: Iterable[Callable[[], None]]) -> None:
-        with ThreadPoolExecutor(options.parallel) as pool:
-            for done in [pool.submit(job) for job in jobs]:
-                done.result()
-
     def job(start: str, arm: str, seed: int, epochs: float) -> Callable[[], None]:
         return lambda: train_and_measure(study, start, arm, seed, epochs)
 
@@ -200,18 +167,15 @@ def main() -> int:
         if not (study.out / "base.json").exists():
             measure(study, study.base, study.out / "base.json")
     for start in options.starts:  # arms stand side by side: the runs of the first seed measure the time
-        together(job(start, arm, seed, study.epochs) for seed in seeds for arm in ARMS)
+        together((job(start, arm, seed, study.epochs) for seed in seeds for arm in ARMS), options.parallel)
         epochs = epochs_of_equal_time(study, start)
-        together(job(start, arm, seed, epochs[arm]) for seed in seeds for arm in EQUAL_TIME)
+        together((job(start, arm, seed, epochs[arm]) for seed in seeds for arm in EQUAL_TIME), options.parallel)
     arms = [*ARMS, *EQUAL_TIME]
     trials = [
         trial
         for start in options.starts for arm in arms for seed in seeds for trial in trials_of(study, start, arm, seed)
     ]  # fmt: skip
-    with (study.out / "trials.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Trial._fields)
-        writer.writerows(trials)
+    write_trials(trials, study.out / "trials.csv")
     write_tables(trials, lambda start, arm, seed: study.run(start, arm, seed), study.data / "wordsim", study.out)
     for start in options.starts:
         runs = [study.run(start, arm, seed) for arm in arms for seed in seeds]

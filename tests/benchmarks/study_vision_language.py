@@ -17,23 +17,20 @@ on hidden.json.
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import json
 import os
-import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.seeds import clustered_error
+from tests.benchmarks.studies import capt, finish, rows_of, together, usual, write_trials
 from tests.benchmarks.study_vision_language_tables import Trial, write_tables
 
 ARMS = ("none", "lxmert", "lxmert-equal-compute", "capt")
-SCENES = ["--pictures", "2000", "--nlvr1", "16000", "--seed", "1"]
+SCENES = ["--pictures", "8000", "--nlvr1", "16000", "--seed", "1"]
 """Of the microworld: pictures of all splits, and statements of NLVR v1's kind for training (four scenes each)."""
 COMMON = ["run.threads=1", "run.tensorboard=false", "run.log_every=10", "checkpoint.keep=1"]
 STEPS, WARMUP = {"microworld": 1500, "nlvr1": 5000}, 200
@@ -43,13 +40,21 @@ SIZES = ["size=micro", "initializer_range=0.12", "dropout=0", "attention_dropout
 EXACT = ["model.dropout=0", "model.attention_dropout=0"]
 """Of fine-tuning on the microworld, whose labels are exact and whose pictures are many."""
 PRETRAINING: dict[str, list[str]] = {
-    "microworld": ["capt_vl_small", "batch.global=64", "batch.micro=64", "optimizer.lr=1e-3"],
+    "microworld": [
+        "capt_vl_nlvr1",
+        "data.sequence_length=24",
+        "objectives.mismatched=0.1",
+        "batch.global=256",
+        "batch.micro=256",
+        "optimizer.lr=3e-3",
+        "validate.samples=256",
+    ],
     "nlvr1": ["capt_vl_nlvr1", "batch.micro=64"],
 }
 CAPT = ["contrast.weight=1", "contrast.queue=512", "contrast.queue_start=500"]
 LXMERT = ["contrast.weight=0", "contrast.queue=0"]
 FINE_TUNING: dict[str, list[str]] = {
-    "vqa": ["optimizer.lr=5e-4", "schedule.epochs=3", "data.sequence_length=24", *EXACT],
+    "vqa": ["optimizer.lr=5e-4", "schedule.epochs=2", "data.sequence_length=24", *EXACT],
     "nlvr2": ["optimizer.lr=5e-4", "schedule.epochs=3", "data.sequence_length=24", *EXACT],
     "nlvr1": [],
 }
@@ -96,14 +101,6 @@ class Study:
         return self.data / "vl/nlvr1"
 
 
-def capt(*words: str | Path) -> None:
-    """Run the command line, and stop the study where it fails."""
-    command = [sys.executable, "-m", "launcher", *map(str, words)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-
-
 def listed(paths: Iterable[Path]) -> str:
     """Paths as a list of the command line."""
     return f"[{','.join(map(str, paths))}]"
@@ -121,16 +118,6 @@ def make_worlds(study: Study) -> None:
         capt("regions", "import", *scenes, "--format", "nlvr1", "--out", study.store("nlvr1"))
 
 
-def finish(folder: Path, *words: str | Path) -> None:
-    """Start a run, resume it, or leave it as it is when it is done."""
-    status = folder / "status.json"
-    state = json.loads(status.read_text())["state"] if status.exists() else "new"
-    if state == "new":
-        capt(*words, "--nproc", "1", f"run.dir={folder}")
-    elif state != "done":
-        capt("resume", folder)
-
-
 def pretrain(study: Study, world: str, arm: str, seed: int, steps: int) -> None:
     """One pretraining run."""
     preset, *overrides = PRETRAINING[world]
@@ -145,18 +132,11 @@ def pretrain(study: Study, world: str, arm: str, seed: int, steps: int) -> None:
     )  # fmt: skip
 
 
-def seconds_a_step(run: Path) -> float:
-    """The median over the logged steps, without the first, which warms up."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    values = [row["seconds_per_step"] for row in rows if "seconds_per_step" in row]
-    return statistics.median(values[1:] or values)
-
-
 def steps_of_equal_compute(study: Study, world: str, seed: int) -> int:
     """Steps of LXMERT's objectives that take as long as CAPT's, by the two runs of ``seed``, which ran side by side."""
     note = study.out / world / "compute.json"
     if not note.exists():
-        both = {arm: seconds_a_step(study.run(world, arm, seed)) for arm in ("capt", "lxmert")}
+        both = {arm: usual(study.run(world, arm, seed), "seconds_per_step") for arm in ("capt", "lxmert")}
         steps = round(study.steps[world] * both["capt"] / both["lxmert"])
         note.write_text(json.dumps({"seconds_per_step": both, "steps": steps}, indent=1) + "\n")
     return int(json.loads(note.read_text())["steps"])
@@ -200,10 +180,10 @@ def trial(study: Study, world: str, arm: str, seed: int, task: str) -> Trial:
     folder = study.run(world, arm, seed, task)
     measured: dict[str, Any] = json.loads((folder / "test.json").read_text())
     before = study.run(world, arm, seed)
-    rows = [] if arm == "none" else [json.loads(line) for line in (before / "metrics.jsonl").read_text().splitlines()]
+    rows = [] if arm == "none" else rows_of(before)
     steps = max((row["step"] for row in rows), default=0)
-    seconds = seconds_a_step(before) * steps if rows else 0.0
-    own = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    seconds = usual(before, "seconds_per_step") * steps if rows else 0.0
+    own = rows_of(folder)
     validation = max(row["accuracy"] for row in own if row.get("split") == "validation")
     metrics = measured["metrics"]
     return Trial(
@@ -232,7 +212,8 @@ def main() -> int:
     """Make the worlds, train, measure, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=5, help="the last seed")
+    parser.add_argument("--first-seed", type=int, default=1, help="share the seeds out over machines or evenings")
     parser.add_argument("--worlds", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time, each with one thread")
     parser.add_argument("--steps", type=int, help="of pretraining (default: as in the study)")
@@ -250,12 +231,7 @@ def main() -> int:
     )  # fmt: skip
     study.out.mkdir(parents=True, exist_ok=True)
     make_worlds(study)
-    seeds = range(1, options.seeds + 1)
-
-    def together(jobs: Iterable[Callable[[], None]]) -> None:
-        with ThreadPoolExecutor(options.parallel) as pool:
-            for done in [pool.submit(job) for job in jobs]:
-                done.result()
+    seeds = range(options.first_seed, options.seeds + 1)
 
     def pretraining(world: str, arm: str, seed: int, steps: int) -> Callable[[], None]:
         return lambda: pretrain(study, world, arm, seed, steps)
@@ -264,18 +240,21 @@ def main() -> int:
         return lambda: fine_tune(study, world, arm, seed, task)
 
     for world in options.worlds:  # the first two runs stand side by side: they measure the compute
-        together(pretraining(world, arm, seed, study.steps[world]) for seed in seeds for arm in ("capt", "lxmert"))
-        steps = steps_of_equal_compute(study, world, 1)
-        together(pretraining(world, "lxmert-equal-compute", seed, steps) for seed in seeds)
-        together(fine_tuning(world, arm, seed, task) for task in TASKS[world] for seed in seeds for arm in ARMS)
+        together(
+            (pretraining(world, arm, seed, study.steps[world]) for seed in seeds for arm in ("capt", "lxmert")),
+            options.parallel,
+        )
+        steps = steps_of_equal_compute(study, world, options.first_seed)
+        together((pretraining(world, "lxmert-equal-compute", seed, steps) for seed in seeds), options.parallel)
+        together(
+            (fine_tuning(world, arm, seed, task) for task in TASKS[world] for seed in seeds for arm in ARMS),
+            options.parallel,
+        )
     trials = [
         trial(study, world, arm, seed, task)
         for world in options.worlds for task in TASKS[world] for arm in ARMS for seed in seeds
     ]  # fmt: skip
-    with (study.out / "trials.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Trial._fields)
-        writer.writerows(trials)
+    write_trials(trials, study.out / "trials.csv")
     write_tables(trials, study.out / "tables.md")
     for world in options.worlds:
         runs = [study.run(world, arm, seed, task) for task in TASKS[world] for arm in ARMS for seed in seeds]

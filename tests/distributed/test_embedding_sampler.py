@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pretrain.embeddings.exchange import RowExchange
-from pretrain.embeddings.sampler.softmax import gather_ragged, sweep
+from pretrain.embeddings.sampler.softmax import sweep
 from pretrain.engine import distributed
 from tests.support import run_ranks
 
@@ -31,7 +31,7 @@ def _sweep(words: int) -> dict[str, np.ndarray]:
     bounds = [0, DRAWS] if world == 1 else [0, 0, *(DRAWS * i // (world - 1) for i in range(1, world))]
     own = slice(bounds[rank], bounds[rank + 1])
     rows, drawn = sweep(centres, table[exchange.start : exchange.end], exchange.start, words, row[own], uniform[own])
-    every, place = gather_ragged(drawn)
+    every, place = distributed.gather_ragged(drawn)
     assert torch.equal(every[place], drawn)
     names = ("log_normaliser", "entropy", "greedy", "log_greedy")
     return {"drawn": every.numpy(), **{name: getattr(rows, name).numpy() for name in names}}

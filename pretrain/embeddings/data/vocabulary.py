@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -85,7 +85,7 @@ class Vocabulary:
         """
         words, counts = [], []
         seen: set[str] = set()
-        for number, line in enumerate(_records(path), 1):
+        for number, line in enumerate(read_lines([path]), 1):  # only \\n ends a line: a word may hold its relatives
             word, _, count = line.rpartition(" ")
             if not word or word.split() != [word] or not (count.isdecimal() and count.isascii() and len(count) < 19):
                 raise DataError(f"{path}, line {number}: {printable(line, 80)!r} is not `word count`")
@@ -95,11 +95,6 @@ class Vocabulary:
             words.append(word)
             counts.append(int(count))
         return cls(tuple(words), np.array(counts, dtype=np.int64))
-
-
-def _records(path: Path) -> Iterable[str]:
-    """The lines without their ends: a word may hold a carriage return's relatives, so only ``\\n`` ends one."""
-    return read_lines([path])
 
 
 def other_vocabulary(folder: Path) -> CheckpointError:

@@ -108,20 +108,8 @@ class _Wanted:
 
     @classmethod
     def gather(cls, row: Tensor, uniform: Tensor) -> _Wanted:
-        rows, own = gather_ragged(row)
-        return cls(rows, gather_ragged(uniform)[0], own)
-
-
-def gather_ragged(values: Float[Tensor, "n ..."] | Int64[Tensor, "n ..."]) -> tuple[Tensor, slice]:
-    """The values of all ranks in their order, and where this rank's lie among them."""
-    if distributed.world_size() == 1:
-        return values, slice(0, len(values))
-    counts = distributed.all_gather(torch.tensor(len(values), device=values.device)).tolist()
-    padded = torch.cat([values, values.new_zeros(max(counts) - len(values), *values.shape[1:])])
-    gathered = distributed.all_gather(padded)
-    start = sum(counts[: distributed.rank()])
-    every = torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
-    return every, slice(start, start + len(values))
+        rows, own = distributed.gather_ragged(row)
+        return cls(rows, distributed.gather_ragged(uniform)[0], own)
 
 
 class _Columns:

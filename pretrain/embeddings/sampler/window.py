@@ -16,8 +16,9 @@ from torch import Tensor
 
 from pretrain.base.randomness import generator_for
 from pretrain.embeddings.data.positives import Segments
-from pretrain.embeddings.sampler.softmax import Precision, gather_ragged, sweep
+from pretrain.embeddings.sampler.softmax import Precision, sweep
 from pretrain.embeddings.tables import EmbeddingTables
+from pretrain.engine.distributed import gather_ragged
 
 
 @dataclass(frozen=True)

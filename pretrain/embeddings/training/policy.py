@@ -17,7 +17,6 @@ from pretrain.embeddings.sampler.reinforce import (
     score_gradient,
 )
 from pretrain.embeddings.sampler.reward import RewardStatistics, leave_one_out_mean
-from pretrain.embeddings.sampler.softmax import gather_ragged
 from pretrain.embeddings.sampler.window import Draws
 from pretrain.embeddings.tables import EmbeddingTables
 from pretrain.embeddings.training.contrast import Scores, noise_share, reward
@@ -169,7 +168,7 @@ def metrics_of(played: Played, outcome: Outcome, vocabulary: int) -> dict[str, f
     sums = [(outcome.weights * outcome.rewards).sum(), outcome.weights.sum(), loss]
     sums.append((outcome.share * played.draws.entropy).sum())
     paid, counted, loss_, entropy = distributed.all_reduce_sum(torch.stack(sums).double()).tolist()
-    words = gather_ragged(played.draws.words[outcome.share > 0].flatten())[0]
+    words = distributed.gather_ragged(played.draws.words[outcome.share > 0].flatten())[0]
     return {
         "generator_loss": loss_,
         "generator_reward": outcome.statistics.mean,

@@ -15,19 +15,20 @@ import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from pretrain.base.atomic import new_folder, require_new
+from pretrain.base.atomic import new_folder
 from pretrain.base.errors import DataError
-from pretrain.base.files import read_json, require_own_folder, write_json
-from pretrain.base.locks import file_lock
+from pretrain.base.files import read_json, write_json
 from pretrain.base.records import Record, parse_record
 from pretrain.regions.manifest import FeatureType
 from pretrain.regions.picture import Picture
 from pretrain.regions.store import RegionStore
+from pretrain.regions.unfinished import unfinished
 from pretrain.regions.writer import write_store
 
 logger = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ class Parts:
             first = next(left, None)
             if first is not None:
                 write_store(
-                    folder / "store", _joined(first, left), feature_dtype=self._dtype, features_of=self._features_of
+                    folder / "store", chain([first], left), feature_dtype=self._dtype, features_of=self._features_of
                 )
             write_json(folder / "part.json", {"read": read, "skipped": skipped})
         part = self.find(number)
@@ -111,11 +112,6 @@ class Parts:
 
     def _part(self, number: int) -> Path:
         return self._folder / f"part-{number:06d}"
-
-
-def _joined(first: Picture, left: Iterator[Picture]) -> Iterator[Picture]:
-    yield first
-    yield from left
 
 
 @contextmanager
@@ -129,11 +125,7 @@ def parts_beside(
     Raises:
         DataError: ``out`` holds something, or another process extracts to it.
     """
-    require_new(out)
-    work, lock = (out.parent / f".{out.name}.{what}" for what in ("extract", "extract.lock"))
-    require_own_folder(work)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with file_lock(lock, refusal=f"{out}: another process extracts to it", remove=True, error=DataError):
+    with unfinished(out, "extract") as work:
         if work.is_dir() and not _is_of(work, plan):
             logger.warning("%s: begun with other pictures or another model; beginning anew", work)
             shutil.rmtree(work)

@@ -1,0 +1,57 @@
+"""What the studies share: commands that finish what they began, some at a time, and files of trials."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+def capt(*words: str | Path) -> None:
+    """Run the command line, and stop the study where it fails."""
+    command = [sys.executable, "-m", "launcher", *map(str, words)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+
+
+def finish(folder: Path, *words: str | Path) -> None:
+    """Start a run, resume it, or leave it as it is when it is done."""
+    status = folder / "status.json"
+    state = json.loads(status.read_text())["state"] if status.exists() else "new"
+    if state == "new":
+        capt(*words, "--nproc", "1", f"run.dir={folder}")
+    elif state != "done":
+        capt("resume", folder)
+
+
+def together(jobs: Iterable[Callable[[], None]], parallel: int) -> None:
+    """Do the jobs, ``parallel`` at a time."""
+    with ThreadPoolExecutor(parallel) as pool:
+        for done in [pool.submit(job) for job in jobs]:
+            done.result()
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    """What a run has logged."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def usual(run: Path, metric: str) -> float:
+    """The median of a metric over the logged steps, without the first, which warms up."""
+    values = [row[metric] for row in rows_of(run) if metric in row]
+    return statistics.median(values[1:] or values)
+
+
+def write_trials(trials: Sequence[NamedTuple], path: Path) -> None:
+    """Write a CSV file with a row for each trial."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(trials[0]._fields)
+        writer.writerows(trials)
