@@ -26,7 +26,7 @@ _KEY = re.compile(rf"({'|'.join(_KINDS)})/(.+)@(\d{{1,18}})", re.ASCII | re.DOTA
 
 
 _AT_ONCE = 1 << 24
-"""Elements that are read at once: beside a table of many gigabytes, 64 MB."""
+"""Elements that are read at once, and then from files until these are closed: beside a table of gigabytes, 64 MB."""
 
 
 @dataclass(frozen=True, order=True)
@@ -78,12 +78,17 @@ class Index:
 
 
 class Reader:
-    """Fills any element range of any stored tensor from the fragments that hold it."""
+    """Fills any element range of any stored tensor from the fragments that hold it.
+
+    Files are mapped, and pages once read are memory of this process until their file is closed. So all files are closed
+    after every `_AT_ONCE` elements.
+    """
 
     def __init__(self, index: Index, stack: ExitStack) -> None:
         self._index = index
         self._stack = stack
         self._open: dict[str, Any] = {}
+        self._mapped = 0
 
     def fill(self, kind: str, name: str, start: int, out: Tensor) -> None:
         """Copy elements ``start : start + len(out)`` of the flattened tensor into ``out``.
@@ -98,6 +103,15 @@ class Reader:
                 high = min(low + _AT_ONCE, last)
                 stored = self._file(piece.name).get_slice(piece.key)[low - piece.start : high - piece.start]
                 out[low - start : high - start].copy_(stored)
+                del stored  # which would keep its file mapped
+                self._mapped += high - low
+                if self._mapped >= _AT_ONCE:
+                    self._close()
+
+    def _close(self) -> None:
+        self._stack.close()
+        self._open.clear()
+        self._mapped = 0
 
     def _file(self, name: str) -> Any:
         if name not in self._open:
