@@ -105,9 +105,7 @@ class Parts:
         read = [Read(*one) for one in record.read]
         return Part(folder / "store" if read else None, read, record.skipped)
 
-    def write(
-        self, number: int, files: str, pictures: Iterable[Picture], read: list[Read], skipped: list[str]
-    ) -> Part:
+    def write(self, number: int, files: str, pictures: Iterable[Picture], read: list[Read], skipped: list[str]) -> Part:
         """Write a part, in the place of an older one; it appears whole.
 
         ``read`` and ``skipped`` are looked at when all pictures were.
