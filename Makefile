@@ -69,7 +69,8 @@ quickstart-vl: install
 	rm -rf $(VL)
 	$(BIN)/capt regions microworld --out $(WORLD) --pictures $(PICTURES)
 	$(BIN)/capt regions import $(WORLD)/pictures/*.tsv $(WORLD)/nlvr2/*.tsv --out $(VL)/store
-	$(BIN)/capt regions inspect $(VL)/store --picture COCO_train2014_000000000001 --draw $(VL)/boxes.png
+	$(BIN)/capt regions inspect $(VL)/store --picture COCO_train2014_000000000001 --draw $(VL)/boxes.png \
+	    --objects $(WORLD)/objects.txt --attributes $(WORLD)/attributes.txt
 	$(BIN)/capt pretrain capt_vl_small --nproc 2 run.dir=$(VL)/pretraining $(STORE) data.train=$(WORLD)/pretraining/train.json \
 	    data.validation=$(WORLD)/pretraining/validation.json data.answers=$(WORLD)/answers.json $(PRETRAINING) $(ARGS) || test $$? -eq 75
 	$(BIN)/capt resume $(VL)/pretraining

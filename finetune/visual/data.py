@@ -36,7 +36,8 @@ def read_splits(data: VisualData) -> Splits:
     """The rows of both splits of a section that names its files, all labelled.
 
     Raises:
-        DataError: a file cannot be read, a row has no label or is of another kind of task.
+        DataError: a file cannot be read, a row has no label or is of another kind of task, or no row for validation
+            counts.
     """
     train = read_labelled(data.train, data.visual_task, "data.train")
     if data.validation:
@@ -45,6 +46,7 @@ def read_splits(data: VisualData) -> Splits:
         assert data.validation_share is not None, "VisualData lets no job through without it"
         train, validation = split_off(train, data.visual_task, data.validation_share)
     require_own_ids(validation, "data.validation")
+    require_counted(validation, "data.validation")
     keep = chosen_rows(len(train), data.max_train)
     return Splits([train[i] for i in keep], validation)
 
@@ -80,6 +82,12 @@ def require_own_ids(rows: Sequence[Example], what: str) -> None:
         if row.id in seen:
             raise DataError(f"{what}: the id {row.id} stands twice; name the files of one split")
         seen.add(row.id)
+
+
+def require_counted(rows: Sequence[Example], what: str) -> None:
+    """Raise ``DataError`` where accuracy counts none of the rows."""
+    if not any(row.counts for row in rows):
+        raise DataError(f"{what}: no question is balanced, and accuracy counts only those; name other files")
 
 
 def is_labelled(row: Example, task: VisualTask) -> bool:

@@ -12,7 +12,7 @@ from finetune.evaluation import as_text, evaluation_result, results_of_all_rows
 from finetune.objective import RowResults
 from finetune.visual.check import check_predictions
 from finetune.visual.config import VisualJob
-from finetune.visual.data import read_rows, read_splits, require_own_ids, row_set
+from finetune.visual.data import read_rows, read_splits, require_counted, require_own_ids, row_set
 from finetune.visual.objective import objective_of
 from finetune.visual.predictions import write_dump
 from finetune.visual.restore import FineTunedLxmert, load_visual, read_answers
@@ -85,6 +85,8 @@ def evaluate(
     objective = objective_of(job.data.visual_task)
     device = distributed.device()
     files, rows = _rows(restored, files, regions, answers)
+    if rows.targets is not None:
+        require_counted(rows.examples, "--data")
     results = results_of_all_rows(restored.model.to(device), rows, objective, batch, device, progress)
     metrics = {} if rows.targets is None else objective.metrics(results, rows)
     metrics |= _dumped(results, rows, job, answers, predictions, files)

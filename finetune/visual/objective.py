@@ -1,7 +1,7 @@
 """What the model's outputs mean on questions and statements about pictures: losses, answers and metrics.
 
-The metrics are those of training: VQA's by the soft scores, GQA's over all questions. `finetune.visual.evaluate` gives
-the official ones.
+The metrics are those of training: VQA's by the soft scores, GQA's over the balanced questions.
+`finetune.visual.evaluate` gives the official ones.
 """
 
 from __future__ import annotations
@@ -51,16 +51,19 @@ class AnswerObjective:
         """``loss``; ``accuracy``: the mean soft score of the chosen answers (0 where the file has no such answer).
 
         ``degenerate`` is 1 where all answers are the same, ``baseline`` the accuracy of the best constant answer.
+        Accuracy and baseline are over the rows that count (`pretrain.vision_language.data.examples.Example`).
         """
         targets = rows.targets
         assert isinstance(targets, SoftTargets), "only labelled rows are measured"
         answer: Int64[np.ndarray, " n"] = results["answer"]
-        totals = np.bincount(targets.ids, weights=targets.scores, minlength=1)
+        counts = np.array([row.counts for row in rows.examples])
+        scores = targets.scores * np.repeat(counts, np.diff(targets.starts))
+        totals = np.bincount(targets.ids, weights=scores, minlength=1)
         return {
             "loss": float(results["loss"].mean()),
-            "accuracy": float(targets.scores_of(answer).mean(dtype=np.float64)),
+            "accuracy": float(targets.scores_of(answer)[counts].mean(dtype=np.float64)),
             "degenerate": float(np.ptp(answer) == 0),
-            "baseline": float(totals.max() / len(rows)),
+            "baseline": float(totals.max() / counts.sum()),
         }
 
 

@@ -149,7 +149,10 @@ def _show_store(summary: StoreSummary, verified: bool) -> None:
 
 def _show_picture(picture: PictureSummary) -> None:
     typer.echo(f"{picture.name}: {picture.width} x {picture.height} pixels")
+    edges = " ".join(f"{edge:>8}" for edge in ("left", "top", "right", "bottom"))
+    labelled = any(region.label for region in picture.regions)
+    typer.echo(f"  {'':4}  {edges}  |features|{'  attribute, object (confidence)' if labelled else ''}")
     for number, region in enumerate(picture.regions, 1):
         box = " ".join(f"{edge:8.1f}" for edge in region.box)
-        labels = [f"{label[0]} {label[1]:.2f}" for label in (region.attribute, region.object) if label is not None]
-        typer.echo(f"  {number:>4}  {box}  |features| {region.feature_norm:8.2f}  {', '.join(labels)}")
+        labels = [f"{label[0]} ({label[1]:.2f})" for label in (region.attribute, region.object) if label is not None]
+        typer.echo(f"  {number:>4}  {box}  {region.feature_norm:10.2f}  {', '.join(labels)}")

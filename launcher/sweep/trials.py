@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from launcher.sweep.config import Dimension, Sweep
 from pretrain.base.errors import ConfigError, UserError
-from pretrain.config.load import flatten, job_from_mapping, load_mapping
+from pretrain.config.load import flatten, job_from_mapping, load_mapping, merge
 from pretrain.config.schema import Job
 from pretrain.engine.engines.deepspeed_config import deepspeed_config
 
@@ -117,9 +117,10 @@ def make_plan(sweep: Sweep, module: str, env: Mapping[str, str] | None = None) -
     """
     studies = {}
     for name, study in sweep.studies.items():
-        base = load_mapping(study.base)
+        overrides: dict[str, Any] = {}
         for key, value in {**flatten(sweep.overrides), **flatten(study.overrides)}.items():
-            set_key(base, key, value)
+            set_key(overrides, key, value)
+        base = merge([load_mapping(study.base), overrides])
         for key in ("dir", "seed"):
             base.get("run", {}).pop(key, None)
         if sweep.keep_checkpoints and base.setdefault("checkpoint", {}).get("best") is None:

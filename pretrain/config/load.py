@@ -60,9 +60,11 @@ def _is_sweep(file: Path) -> bool:
 
 
 def _short_name(file: Path) -> str:
-    """Return the name as the documentation writes it: ``capt_tiny``, ``rte``, ``ptb/vae``."""
-    parts = _longest_name(file).split("/")
-    return "/".join(parts[2:]) or parts[-1]
+    """Return the name as the documentation writes it: ``capt_tiny``, ``rte``, and with a folder ``ptb/vae``.
+
+    A folder whose jobs share a ``_base.yaml`` is part of their names, which say too little without it.
+    """
+    return f"{file.parent.name}/{file.stem}" if (file.parent / "_base.yaml").is_file() else file.stem
 
 
 def _is_file(path: Path) -> bool:
@@ -161,9 +163,9 @@ def load_mapping(
         ConfigError: a file is missing or malformed, a key stands twice, an override or interpolation is invalid.
     """
     if resolved:
-        return _merge([_written(Path(config)), _overrides(overrides)])
+        return merge([_written(Path(config)), _overrides(overrides)])
     path = resolve_path(config, sweep=sweep)
-    return interpolate(_merge([*_with_bases(path), _overrides(overrides)]), str(path))
+    return interpolate(merge([*_with_bases(path), _overrides(overrides)]), str(path))
 
 
 def _written(path: Path) -> dict[str, Any]:
@@ -176,7 +178,7 @@ def _written(path: Path) -> dict[str, Any]:
     return mapping
 
 
-def _merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge later layers over earlier ones; the task knows which keys take the place of which."""
     layers = [layer for layer in layers if layer]
     if len(layers) < 2:  # nothing takes a place: what somebody else's run holds is read without its task

@@ -202,7 +202,8 @@ def curves_figure(rows: Sequence[MethodRow]) -> list[ReportFigure]:
             for i, row in enumerate(rows):
                 for run in row.runs:
                     steps, values = run.series(key, validation=False)
-                    axis.plot(steps, smooth(values), color=colour(i, theme), linewidth=1.4)
+                    marker = "." if len(values) == 1 else None  # a line through one point is invisible
+                    axis.plot(steps, smooth(values), color=colour(i, theme), linewidth=1.4, marker=marker)
             style_axis(axis, name, "optimizer step", unit, theme)
             count_steps(axis, max(run.last_step for row in rows for run in row.runs))
         return to_png(figure, handles, theme)

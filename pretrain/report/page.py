@@ -20,9 +20,10 @@ def run_sections(
 ) -> list[ReportSection]:
     """The sections of a report on runs: the runs, their results, the tasks' own sections, curves, configurations."""
     configurations = [_differences_table(comparison), *(_config_table(run) for run in comparison.runs)]
+    validation = ReportSection("Validation", tables=[_results_table(comparison)], remarks=[_BEST + _STD])
     return [
         ReportSection("", notes=_notes(comparison), tables=[_runs_table(comparison)]),
-        ReportSection("Validation", tables=[_results_table(comparison)], remarks=[_BEST + _STD]),
+        *([validation] if comparison.keys(validation=True) else []),
         *added,
         ReportSection("Curves", figures=[ReportFigure(name, image, dark[name]) for name, image in light.items()]),
         ReportSection("Configuration", tables=configurations),

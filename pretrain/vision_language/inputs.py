@@ -20,17 +20,30 @@ def describe_inputs(data: VisionLanguageData, init: Path | None, tokenizer: Toke
     """One line for each of the store, the files, the tokenizer and ``model.init``. No sentence is read.
 
     Raises:
-        ConfigError: nothing to train on is named.
+        ConfigError: nothing to train on is named, or files beside the microworld.
         DataError: the store, a file or the tokenizer is missing, or cannot be what it is said to be.
         CheckpointError: ``model.init`` is not there.
     """
-    lines = ["data: the microworld, a synthetic one"] if data.source == "microworld" else _files(data)
+    if data.source == "microworld":
+        require_own_files(data)
+        lines = ["data: the microworld, a synthetic one"]
+    else:
+        lines = _files(data)
     lines.append(f"tokenizer: {_tokenizer(init, tokenizer)}")
     if init is not None:
         if hub_id(init) is None and not init.exists():
             raise CheckpointError(f"model.init: no file or folder {init}")
         lines.append(f"model.init: {init}")
     return lines
+
+
+def require_own_files(data: VisionLanguageData) -> None:
+    """Raise ``ConfigError`` where files are named beside the microworld."""
+    if data.regions is not None or data.train or data.validation:
+        raise ConfigError(
+            "data.source=microworld makes its own files: leave out data.regions, train and validation, or set "
+            "data.source=files"
+        )
 
 
 def _tokenizer(init: Path | None, section: TokenizerSection) -> str:

@@ -11,11 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pretrain.base.errors import ConfigError, DataError
+from pretrain.base.errors import DataError
 from pretrain.base.verification import Ranks, Verifier
 from pretrain.vision_language.data.examples import Example
 from pretrain.vision_language.data.read import read_examples
-from pretrain.vision_language.inputs import require
+from pretrain.vision_language.inputs import require, require_own_files
 from pretrain.vision_language.microworld.ensure import Use, ensure_microworld
 from pretrain.vision_language.microworld.generate import World
 from pretrain.vision_language.sections import VisionLanguageData
@@ -66,8 +66,7 @@ def located(data: _D, use: Use | None = None) -> _D:
     """
     if data.source == "files":
         return data
-    if data.regions is not None or data.train or data.validation:
-        raise ConfigError("data.source=microworld makes its own files: leave out data.regions, train and validation")
+    require_own_files(data)
     asked = data.microworld
     boxes = use == "nlvr1" or (use is None and asked.kind == "boxes")
     world = World(

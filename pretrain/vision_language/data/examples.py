@@ -19,6 +19,7 @@ class Example(NamedTuple):
         kind: the official type of the question or its answer (``yes/no``), or ``""``.
         answer: the answer that an answer table counts, as it counts it (VQA's ``multiple_choice_answer``, normalised);
             None where there is none, or where it is the first of the best in ``answers``.
+        counts: whether accuracy counts it; False for GQA's questions that are not balanced.
     """
 
     id: int | str
@@ -28,3 +29,4 @@ class Example(NamedTuple):
     truth: bool | None = None
     kind: str = ""
     answer: str | None = None
+    counts: bool = True

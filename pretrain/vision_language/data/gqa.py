@@ -63,6 +63,7 @@ def read_official(document: Document) -> list[Example]:
             question.text,
             None if question.answer is None else {question.answer: 1.0},
             kind=question.kind,
+            counts=question.balanced,
         )
         for question in _questions(document)
     ]

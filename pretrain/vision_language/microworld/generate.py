@@ -12,10 +12,11 @@ from pretrain.base.progress import ProgressCallback
 from pretrain.vision_language.microworld.nlvr1.stems import write_rows
 from pretrain.vision_language.microworld.pairs import write_pairs
 from pretrain.vision_language.microworld.pictures import Recipe, write_answers, write_pictures
+from pretrain.vision_language.microworld.scenes import CLASSES, COLOURS
 
 SPLITS = ("train", "validation", "test")
 FORMAT = 3
-"""Raised when the same `World` would give other files."""
+"""Raised when the files that a job reads of the same `World` would be others."""
 
 _FOLDERS = ("pictures", "pretraining", "captions", "vqa", "gqa", "nlvr2")
 
@@ -34,6 +35,7 @@ sentence. A figure measured here says that a method learns and how fast; it says
 | `gqa/*_questions.json` | questions, as GQA; validation and test with the questions they entail |
 | `nlvr2/*.json` | statements about two pictures, as NLVR2 |
 | `nlvr1/*.json` | statements about three boxes, as NLVR v1; `capt regions import` makes regions of the scenes |
+| `objects.txt`, `attributes.txt` | names of the classes, for `capt regions inspect --objects --attributes` |
 | `answers.json` | every answer, as LXMERT's `all_ans.json` |
 | `microworld.json` | what was asked for, and the number of each |
 
@@ -87,6 +89,9 @@ def write_world(out: Path, world: World, progress: ProgressCallback | None = Non
             (folder / name).mkdir()
         (folder / "README.md").write_text(_README)
         write_answers(folder / "answers.json")
+        if world.pictures:
+            (folder / "objects.txt").write_text("\n".join(CLASSES) + "\n")
+            (folder / "attributes.txt").write_text("\n".join(COLOURS) + "\n")
         counts = {split: len(numbers) for split, numbers in world.numbers.items()}
         record = {"format": FORMAT, "synthetic": True, **asdict(world), "splits": counts}
         (folder / "microworld.json").write_text(json.dumps(record, indent=1) + "\n")

@@ -44,6 +44,18 @@ def test_a_shipped_file_is_named_from_any_folder_on_while_that_is_clear() -> Non
         resolve_path("vae")
 
 
+def test_the_list_of_shipped_jobs_names_families_as_the_documentation_does() -> None:
+    with pytest.raises(ConfigError, match=r"shipped: ace/\.\.\., capt_base, .*, ptb/\.\.\., qnli, ") as error:
+        resolve_path("nothing_like_it_42")
+    assert "skipgram" not in str(error.value)
+    assert resolve_path("ace/finetune") == resolve_path("pretrain/ace/finetune")
+
+
+def test_a_preset_of_word_embeddings_says_which_text_is_missing() -> None:
+    with pytest.raises(ConfigError, match=r"ace/ace: data\.files: required key is missing: paths or globs"):
+        load_job("ace/ace")
+
+
 def test_resolved_configuration_reads_back_the_same(tmp_path: Path) -> None:
     job = load_job("capt_small", ["data.files=x.txt", "batch.global=64"])
     text = yaml.safe_dump(job.model_dump(mode="json", by_alias=True), sort_keys=False)

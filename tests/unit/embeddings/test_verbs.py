@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 
 from launcher.cli import main
 from pretrain.base.errors import CheckpointError, ConfigError, DataError
@@ -168,6 +169,15 @@ def test_methods_have_the_papers_names() -> None:
     assert method_of({**config, "negatives.weights": "self_adversarial"}) == "self-adversarial (nce)"
     assert method_of({**config, "negatives.sampler": "generator", "model.init": "v.txt"}) == "ACE (nce, fine-tuned)"
     assert method_of({**config, "negatives.sampler": "mixture"}) == "noise + ACE (nce)"
+
+
+def test_a_run_with_one_row_of_metrics_is_seen_in_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "short", {"discriminator": tables(1)})
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 4.0}) + "\n")
+    drawn: list[object] = []
+    monkeypatch.setattr(Axes, "plot", lambda *_, **style: drawn.append(style["marker"]))
+    assert run_sections([read_run(run)])[0].figures
+    assert set(drawn) == {"."}
 
 
 def test_report_of_two_seeds_and_another_method(pairs: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.core.generated.autoscaler_pb2 import ClusterConfig, NodeGroupConfig
 
+from finetune.visual.config import VisualJob
 from launcher import raycluster
 from launcher.sweep.config import Sweep, load_sweep
 from launcher.sweep.run import run_sweep
@@ -120,6 +121,15 @@ def test_overrides_reach_the_sweep_or_the_jobs(tmp_path: Path) -> None:
     assert (job.checkpoint.best, job.checkpoint.best_mode) == ("loss/mlm", "min")
     with pytest.raises(ConfigError, match="not of the form"):
         load_sweep(config, ["lr"])
+
+
+@pytest.mark.parametrize("task", ["vqa", "gqa", "nlvr2"])
+def test_files_named_for_a_sweep_take_the_place_of_the_microworld(task: str) -> None:
+    """As on the command line of ``capt finetune``: the shipped jobs have a synthetic world where no file is named."""
+    sweep = load_sweep(task, ["data.regions=store", "data.train=[a.json]", "data.validation=[b.json]", "model.init=x"])
+    job = make_plan(sweep, "finetune").job(trial_specs(sweep, task)[0])
+    assert isinstance(job, VisualJob)
+    assert (job.data.source, job.data.train) == ("files", [Path("a.json")])
 
 
 def test_what_was_resolved_can_be_read_again(tmp_path: Path) -> None:

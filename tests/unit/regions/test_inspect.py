@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -59,13 +60,14 @@ def test_what_is_shown_is_what_is_there(store: Path) -> None:
     assert "40 pictures" in text
     assert "not read (--verify)" in text
     assert f"p3: {picture.width} x {picture.height}" in text
+    assert re.search(r"left +top +right +bottom +\|features\| +attribute, object \(confidence\)", text)
 
 
 def test_classes_have_names(store: Path, scenes: Path, tmp_path: Path) -> None:
     (tmp_path / "objects.txt").write_text("".join(f"thing {i}\n" for i in range(9)))
     text = _capt("inspect", str(store), "--picture", "p0", "--objects", str(tmp_path / "objects.txt"))
     assert "thing " in text
-    assert "blue 1.00, circle 1.00" in _capt("inspect", str(scenes), "--picture", scene_name(ROW))
+    assert "blue (1.00), circle (1.00)" in _capt("inspect", str(scenes), "--picture", scene_name(ROW))
     (tmp_path / "objects.txt").write_text("one\n")
     with pytest.raises(DataError, match=r"objects.txt: 1 name for 9 classes"):
         _capt("inspect", str(store), "--picture", "p0", "--objects", str(tmp_path / "objects.txt"))

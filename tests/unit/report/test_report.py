@@ -272,6 +272,7 @@ def test_metrics_without_validation_and_with_one_point(tmp_path: Path) -> None:
     report([folder], tmp_path / "out")
     assert (tmp_path / "out/losses.png").exists()
     assert not (tmp_path / "out/validation.png").exists()
+    assert "## Validation" not in (tmp_path / "out/report.md").read_text()
 
 
 def test_sections_give_families_of_metrics_their_own_figure(tmp_path: Path) -> None:

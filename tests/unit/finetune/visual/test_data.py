@@ -15,6 +15,7 @@ from pretrain.base.errors import ConfigError, DataError
 from pretrain.config.load import job_from_mapping, load_job
 from pretrain.regions.store import RegionStore
 from pretrain.vision_language.data.examples import Example
+from tests.unit.vision_language.data.forms import gqa_question
 from tests.visual import visual_mapping, write_pairs, write_questions, write_scenes
 
 
@@ -132,3 +133,14 @@ def test_a_store_that_is_not_as_it_was_imported_is_not_trained_on(tmp_path: Path
     features.write_bytes(content)
     with pytest.raises(DataError, match=r"features.npy is damaged: expected SHA-256 .*; import the store again"):
         VisualFineTuning(job_from_mapping(mapping, "test"), tmp_path / "run")
+
+
+def test_questions_of_which_none_counts_are_no_validation_set(tmp_path: Path) -> None:
+    _job(tmp_path, "gqa")
+    for name in ("train", "validation"):
+        question = gqa_question("no", balanced=name == "train")
+        (tmp_path / f"{name}.json").write_text(json.dumps({f"{name}1": question}))
+    files = {name: [str(tmp_path / f"{name}.json")] for name in ("train", "validation")}
+    data = _job(tmp_path, "gqa", data=files).data
+    with pytest.raises(DataError, match=r"data.validation: no question is balanced.*name other files"):
+        read_splits(data)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from finetune.visual.config import TASKS
 from finetune.visual.gqa import check_gqa, gqa_scores, read_gqa, write_gqa
+from finetune.visual.objective import AnswerObjective
+from finetune.visual.rows import PictureRows, SoftTargets
 from pretrain.base.errors import DataError
+from pretrain.vision_language.data.examples import Example
 from pretrain.vision_language.data.gqa import GqaQuestion
 
 
@@ -30,6 +35,20 @@ def test_scores_by_hand() -> None:
     scores = gqa_scores(predictions, QUESTIONS)
     assert scores["accuracy"] == 2 / 4, "1 and 2 of the four balanced; a capital makes another answer"
     assert scores["consistency"] == pytest.approx((1 / 2 + 0) / 2), "1: of 2 and 3 one is right; 2: 4 is wrong"
+
+
+def test_accuracy_in_training_is_the_official_one() -> None:
+    """Questions that are not balanced must count neither in the accuracy nor in its baseline."""
+    answers = ["left", "man", "no", "red", "yes"]
+    predictions = {"1": "yes", "2": "red", "3": "no", "4": "right", "5": "no"}
+    index = {text: number for number, text in enumerate([*answers, "right"])}
+    rows = object.__new__(PictureRows)  # metrics need neither texts nor regions
+    rows.examples = [Example(row.id, ("n1",), row.text, counts=row.balanced) for row in QUESTIONS]
+    rows.targets = SoftTargets.of([{str(row.answer): 1.0} for row in QUESTIONS], index)
+    results = {"answer": np.array([index[predictions[row.id]] for row in QUESTIONS]), "loss": np.zeros(5)}
+    metrics = AnswerObjective(TASKS["gqa"]).metrics(results, rows)
+    assert metrics["accuracy"] == gqa_scores(predictions, QUESTIONS)["accuracy"] == 0.5
+    assert metrics["baseline"] == 0.25
 
 
 def test_consistency_is_absent_where_it_cannot_be_computed() -> None:

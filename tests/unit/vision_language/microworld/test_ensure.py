@@ -9,8 +9,10 @@ import pytest
 
 from finetune.visual.config import VisualData
 from pretrain.base.errors import ConfigError
+from pretrain.models.tokenizer import TokenizerSection
 from pretrain.regions.store import RegionStore
 from pretrain.vision_language.data.read import read_examples
+from pretrain.vision_language.inputs import describe_inputs
 from pretrain.vision_language.microworld.ensure import Use, ensure_microworld
 from pretrain.vision_language.microworld.generate import World
 from pretrain.vision_language.sections import VisionLanguageData
@@ -69,6 +71,8 @@ def test_files_beside_the_microworld_are_refused(cache: Path) -> None:
     data = VisionLanguageData.model_validate({**_mapping(cache), "train": ["my.json"]})
     with pytest.raises(ConfigError, match="makes its own files"):
         located(data)
+    with pytest.raises(ConfigError, match=r"makes its own files.*or set data\.source=files"):  # dry runs see it as well
+        describe_inputs(data, None, TokenizerSection())
 
 
 def test_files_stay_as_they_are() -> None:

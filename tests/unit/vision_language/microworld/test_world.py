@@ -17,7 +17,7 @@ from pretrain.regions.store import RegionStore
 from pretrain.vision_language.data.answers import load_table
 from pretrain.vision_language.data.read import read_examples
 from pretrain.vision_language.microworld.generate import SPLITS, World, write_world
-from pretrain.vision_language.microworld.scenes import HEIGHT, WIDTH, draw_scene
+from pretrain.vision_language.microworld.scenes import CLASSES, COLOURS, HEIGHT, WIDTH, draw_scene
 from tests.unit.vision_language.microworld import literal
 
 WORLD = World(pictures=100, seed=3, feature_size=16, noise=0.5, nlvr1=12)
@@ -228,6 +228,8 @@ def test_boxes_do_not_overlap_and_stay_within_the_picture() -> None:
 def test_the_folder_says_that_it_is_synthetic_and_is_never_overwritten(folder: Path) -> None:
     assert (folder / "README.md").read_text().startswith("# Synthetic microworld")
     assert _json(folder / "microworld.json")["synthetic"] is True
+    names = [(folder / f"{kind}.txt").read_text().split() for kind in ("objects", "attributes")]
+    assert names == [list(CLASSES), list(COLOURS)]
     with pytest.raises(DataError, match="already exists and is not empty"):
         write_world(folder, WORLD)
 
