@@ -50,6 +50,10 @@ class Index:
         """``weight``, and the names of the optimizer's tensors that are stored."""
         return {kind for kind, _ in self._pieces}
 
+    def updated(self) -> set[str]:
+        """Names of the parameters for which the optimizer's state is stored: those that have ever had a gradient."""
+        return {name for kind, name in self._pieces if kind != WEIGHT}
+
     def require(self, kind: str, name: str, numel: int) -> None:
         """Raise ``CheckpointError`` unless all ``numel`` elements of a tensor are stored."""
         self._covering(kind, name, 0, numel)

@@ -146,6 +146,9 @@ def test_inputs_are_described_without_reading_them(tmp_path: Path) -> None:
     assert "40 pictures" in lines[0]
     assert any(line.startswith("tokenizer: bpe of 380 ids") for line in lines)
     assert not (tmp_path / "cache").exists()
+    (tmp_path / "other.json").write_text('{"annotations": []}')
+    with pytest.raises(DataError, match=r"other.json: the classes of its 1 answers are not"):
+        _job(tmp_path, data={"answers": str(tmp_path / "other.json")}).check_inputs()
 
 
 @pytest.mark.parametrize("name", ["pictures", "tokens", "answer_ids", "token_starts", "answer_starts"])
