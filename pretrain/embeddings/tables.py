@@ -11,12 +11,15 @@ from torch import Tensor, nn
 
 from pretrain.base.randomness import generator_for
 from pretrain.embeddings.exchange import Borrowed, RowExchange
+from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.row_shard import RowShard
 
 Table = Literal["input", "context"]
 _DRAWN_AS_ONE = 4096
 """Rows of a table that one random generator fills, on whatever rank they are."""
+_SUMMED_AS_ONE = 512
+"""Rows of gradients that are made float64 at once: so few that they stay in the cache."""
 
 
 class EmbeddingTables(nn.Module):
@@ -80,7 +83,8 @@ class EmbeddingTables(nn.Module):
         parts: dict[Table, list[tuple[Tensor, Tensor]]] = {"input": [], "context": []}
         for table, borrowed, leaf in self._lent:
             gradient = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
-            ids, (sums,) = self.exchange.give_back(borrowed, gradient.double())
+            alone = distributed.world_size() == 1  # then there is nothing to be summed before it travels
+            ids, (sums,) = self.exchange.give_back(borrowed, gradient if alone else gradient.double())
             parts[table].append((ids, sums))
         self._lent.clear()
         for name, found in parts.items():
@@ -88,7 +92,9 @@ class EmbeddingTables(nn.Module):
                 parameter: nn.Parameter = getattr(self, name)
                 rows, place = torch.unique(torch.cat([ids for ids, _ in found]), return_inverse=True)
                 total = torch.zeros(len(rows), parameter.shape[1], dtype=torch.float64, device=rows.device)
-                total.index_add_(0, place, torch.cat([sums for _, sums in found]))
+                for part, (_, sums) in zip(place.split([len(ids) for ids, _ in found]), found, strict=True):
+                    for some, values in zip(part.split(_SUMMED_AS_ONE), sums.split(_SUMMED_AS_ONE), strict=True):
+                        total.index_add_(0, some, values.double())
                 parameter.grad = torch.sparse_coo_tensor(
                     rows[None], total.to(parameter.dtype), parameter.shape, check_invariants=False, is_coalesced=True
                 )
