@@ -172,7 +172,7 @@ def _section(
     metrics = {key: float(value) for key, value in measured.items() if not callable(value)}
     samples = int(metrics.pop("validation_samples"))
     if samples > 1:
-        metrics |= _noise(module, assembler, samples, job.batch.micro)
+        metrics |= _noise(module, assembler, samples, job.micro_batch(1))
     rates, versions = job.objectives, provenance()
     protocol = (
         f"{samples} of {len(pairs)} pairs, seed {seed}, {rates.word_rate:.0%} of words and {rates.region_rate:.0%} of "
