@@ -94,7 +94,7 @@ class FineTuningTask(ABC):
         steps = self.job.schedule.max_steps - progress.step
         starts = range(progress.samples, progress.samples + steps * size, size)
         world, rank = distributed.world_size(), distributed.rank()
-        micro = self.job.batch.micro
+        micro = self.job.micro_batch(world)
         return training_steps(self.train, order, starts, micro, world, rank, bucketing=self._bucketing)
 
     def step(self, engines: Mapping[str, Engine], batch: StepBatches, progress: Progress) -> StepMetrics:
@@ -114,7 +114,7 @@ class FineTuningTask(ABC):
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
         """The objective's metrics over every row of the dev sets, the same on every rank."""
         engine = engines["model"]
-        size = 2 * self.job.batch.micro  # no gradients: twice the rows fit
+        size = 2 * self.job.micro_batch(distributed.world_size())  # no gradients: twice the rows fit
         return {**evaluate_sets(engine, self.validation, self.objective, size, engine.device)}
 
     def save_state(self, folder: Path) -> dict[str, Any]:

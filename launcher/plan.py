@@ -155,7 +155,7 @@ def describe(launch: Launch, plan: Plan) -> str:
     hosts = ", ".join(f"{host.name} x {host.slots}" for host in plan.hosts)
     blocks = [
         f"# {plan.launcher}: {counted(plan.world, 'rank')} ({hosts})\n"
-        f"# batch.global {batch.global_} = batch.micro {batch.micro} x accumulation "
+        f"# batch.global {batch.global_} = batch.micro {launch.job.micro_batch(plan.world)} x accumulation "
         f"{generated['gradient_accumulation_steps']} x {counted(plan.world, 'rank')}\n"
         f"# run.dir {launch.run_dir}" + "".join(f"\n# {line}" for line in launch.inputs)
     ]

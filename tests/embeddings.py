@@ -26,7 +26,7 @@ def write_text(path: Path, words: int = 3000, seed: int = 0, largest: int = 12) 
     return path
 
 
-def small_job(folder: Path, run_dir: Path, *more: str, preset: str = "skipgram", ranks: int = 1) -> EmbeddingJob:
+def small_job(folder: Path, run_dir: Path, *more: str, preset: str = "skipgram") -> EmbeddingJob:
     """A preset on the text in ``folder/text.txt``, in small."""
     if not (folder / "text.txt").exists():
         write_text(folder / "text.txt")
@@ -34,7 +34,7 @@ def small_job(folder: Path, run_dir: Path, *more: str, preset: str = "skipgram",
         f"data.files={folder / 'text.txt'}", f"data.cache={folder / 'cache'}", f"run.dir={run_dir}", "data.min_count=2",
         "data.subsample=0.01", "data.window=3", "data.workers=1", "model.dim=12", "negatives.block=8",
         "negatives.shared=16", "run.tensorboard=false", "run.log_every=1", "run.threads=1", "batch.global=1024",
-        f"batch.micro={1024 // ranks}", "schedule.epochs=null", "schedule.max_steps=6", *more,
+        "schedule.epochs=null", "schedule.max_steps=6", *more,
     ]  # fmt: skip
     job = load_job(ACE / f"{preset}.yaml", overrides)
     assert isinstance(job, EmbeddingJob)

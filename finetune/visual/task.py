@@ -15,15 +15,15 @@ from finetune.visual.module import PictureClassifier
 from finetune.visual.objective import objective_of
 from finetune.visual.permute import Permute, require_scenes
 from finetune.visual.pretrained import encoder_of, read_backbone
-from finetune.visual.restore import ANSWERS, classifier
-from pretrain.base.errors import ConfigError
+from finetune.visual.restore import ANSWERS, classifier, read_answers
+from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.base.verification import Verifier
 from pretrain.config.schema import Job
 from pretrain.engine.verification import all_ranks
 from pretrain.models.lxmert.config import LxmertConfig
 from pretrain.models.lxmert.flops import encoder_flops
 from pretrain.regions.store import RegionStore
-from pretrain.vision_language.features import FeatureKind, require_features
+from pretrain.vision_language.features import FeatureKind, read_features, require_features
 from pretrain.vision_language.inputs import require
 from pretrain.vision_language.sources import located
 from pretrain.vision_language.vocabulary import tokenizer_folder
@@ -96,9 +96,20 @@ class VisualFineTuning(FineTuningTask):
     def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
         """Refuse a checkpoint of another task or tokenizer, and of other data unless ``data.allow_change`` is set.
 
+        Even then it must be of the same answers and the same kind of features.
+
         Raises:
             CheckpointError: it is one.
         """
+        trained_on = read_features(folder)
+        if trained_on is not None:
+            require_features(self.store, trained_on, str(folder), allow_other=self.job.data.allow_other_features)
+        before = read_answers(self.job, folder)
+        if (before and before.answers) != (self.answers and self.answers.answers):
+            raise CheckpointError(
+                f"{folder}: trained with another answer table than this job's; set data.answers to a copy of "
+                f"{folder / ANSWERS}"
+            )
         if self.job.data.allow_change and isinstance(state.get("data"), str):
             state = {**state, "data": self._identity["data"].value}
         super().load_state(folder, state)

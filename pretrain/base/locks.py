@@ -21,6 +21,18 @@ _SHORTEST_WAIT = 0.5
 """Seconds. `is_locked` of another process holds the lock for a moment, which must not look like an owner."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
+_held: set[IO[str]] = set()
+"""The locked files of this process."""
+
+
+def _let_go() -> None:
+    """Close what a fork has copied: a loader worker that outlives its killed rank would hold the rank's lock."""
+    while _held:
+        _held.pop().close()  # the parent's descriptor keeps the lock
+
+
+os.register_at_fork(after_in_child=_let_go)
+
 
 @contextmanager
 def file_lock(
@@ -33,6 +45,8 @@ def file_lock(
     error: type[UserError] = ConfigError,
 ) -> Iterator[None]:
     """Hold an exclusive lock on the file ``path``, which the kernel frees when this process dies.
+
+    A process that is forked inside of the block does not hold it.
 
     Args:
         path: the lock file. It is created when it is missing, and never opened through a link.
@@ -64,9 +78,11 @@ def file_lock(
                 continue
             if not is_current:  # its last owner has removed the file: lock the new one
                 continue
+            _held.add(file)
             try:
                 yield
             finally:
+                _held.discard(file)
                 if remove:
                     path.unlink()
             return

@@ -44,13 +44,16 @@ class RunSection(Section):
 class BatchSection(Section):
     """Sequences an optimizer step (``global``) and a forward pass on one rank (``micro``).
 
-    ``global = micro x accumulation x ranks``; the accumulation follows from the other three.
+    ``global = micro x accumulation x ranks``; the accumulation follows from the other three. Without ``micro`` a rank
+    takes its part of ``global`` in one pass, whatever number of ranks there is.
     """
 
     global_: PositiveInt = Field(
         256, le=2**31 - 1, alias="global", description="sequences per optimizer step, over all ranks"
     )
-    micro: PositiveInt = Field(32, le=2**31 - 1, description="sequences per forward pass on one rank")
+    micro: PositiveInt | None = Field(
+        32, le=2**31 - 1, description="sequences per forward pass on one rank; null = batch.global / ranks"
+    )
 
 
 class ScheduleSection(Section):
@@ -215,17 +218,21 @@ class Job(Section):
         """
         return []
 
+    def micro_batch(self, world: int) -> int:
+        """Return the sequences of a forward pass on one of ``world`` ranks: ``batch.micro``, or a rank's whole part."""
+        return self.batch.micro or max(1, self.batch.global_ // world)
+
     def accumulation(self, world: int) -> int:
         """Return the micro-batches per optimizer step on ``world`` ranks. Raises ``ValueError`` where none is whole."""
-        share = self.batch.micro * world
-        if self.batch.global_ % share:
+        micro = self.micro_batch(world)
+        if self.batch.global_ % (micro * world):
             fits = [] if self.batch.global_ % world else _divisors(self.batch.global_ // world)
             near = f"batch.micro may be one of {fits[-6:]}" if fits else f"batch.global must be a multiple of {world}"
             raise ValueError(
-                f"batch.global {self.batch.global_} is not batch.micro {self.batch.micro} x accumulation x {world} "
+                f"batch.global {self.batch.global_} is not batch.micro {micro} x accumulation x {world} "
                 f"ranks; with {world} ranks {near}"
             )
-        return self.batch.global_ // share
+        return self.batch.global_ // (micro * world)
 
 
 def _divisors(number: int) -> list[int]:

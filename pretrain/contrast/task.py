@@ -123,7 +123,8 @@ class ContrastTask(ABC, Generic[BatchT]):
             )
         steps = self.job.schedule.max_steps - progress.step
         starts = range(progress.samples, progress.samples + steps * batch.global_, batch.global_)
-        shape = (batch.global_, batch.micro, distributed.world_size(), distributed.rank())
+        world = distributed.world_size()
+        shape = (batch.global_, self.job.micro_batch(world), world, distributed.rank())
         assembler = self.assembler("train")
 
         def assemble(start: int) -> list[BatchT]:

@@ -87,7 +87,7 @@ class EmbeddingEngine(EngineSection):
 
 
 class EmbeddingBatch(BatchSection):
-    """Words of the text in an update (``global``); each rank takes its part of them in one pass."""
+    """Words of the text in an update (``global``); each rank takes its part in one pass, so ``micro`` is null."""
 
     global_: PositiveInt = Field(
         4096,
@@ -95,7 +95,7 @@ class EmbeddingBatch(BatchSection):
         alias="global",
         description="words of the text in an update over all ranks, a multiple of 512",
     )
-    micro: PositiveInt = Field(4096, le=2**31 - 1, description="words of an update on one rank: batch.global / ranks")
+    micro: None = Field(None, description="null: a rank takes batch.global / ranks words in one pass")
 
 
 class EmbeddingValidate(ValidateSection):

@@ -1,7 +1,7 @@
 """Rows of a table that is divided over the ranks: fetched from their owners by number, gradients sent back to them.
 
-Rank ``r`` of ``W`` owns ``ceil(V / W)`` consecutive rows. Only rows that a batch uses travel, each once for each rank
-that uses it. A rank alone copies nothing: it works on its table itself.
+Rank ``r`` of ``W`` owns about ``V / W`` consecutive rows, from a multiple of `ALIGNMENT` on. Only rows that a batch
+uses travel, each once for each rank that uses it. A rank alone copies nothing: it works on its table itself.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from torch import Tensor
 
 from pretrain.engine import distributed
 from pretrain.engine.row_shard import row_range
+
+ALIGNMENT = 32
+"""Rows that are never divided: a float32 sum over them is the same to the last bit on any number of ranks."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,8 @@ class RowExchange:
     def __init__(self, rows: int) -> None:
         self.rows = rows
         world = distributed.world_size()
-        self.share = row_range(rows, 0, world)[1]
-        self.start, self.end = row_range(rows, distributed.rank(), world)
+        self.share = row_range(rows, 0, world, ALIGNMENT)[1]
+        self.start, self.end = row_range(rows, distributed.rank(), world, ALIGNMENT)
 
     def borrow(self, table: Float[Tensor, "r d"], ids: Int64[Tensor, " k"]) -> Borrowed:
         """The rows ``ids`` of the whole table, of which ``table`` is this rank's part. They must not be written to."""
@@ -52,14 +55,18 @@ class RowExchange:
         return Borrowed(rows, place, requests.split(asked), tuple(mine))
 
     def give_back(
-        self, borrowed: Borrowed, gradients: Float[Tensor, "k d"]
-    ) -> tuple[Int64[Tensor, " m"], Float[Tensor, "m d"]]:
+        self, borrowed: Borrowed, *gradients: Float[Tensor, "k _d"]
+    ) -> tuple[Int64[Tensor, " m"], tuple[Float[Tensor, "m _d"], ...]]:
         """The gradients of this rank's rows from all ranks, as own rows and values; a row may stand there repeatedly.
 
-        ``gradients`` belong to what was asked for, in the same order. The order of the result is that of the ranks.
+        Each of ``gradients`` belongs to what was asked for, in the same order; they travel together. The order of the
+        result is that of the ranks.
         """
         if distributed.world_size() == 1:
             return borrowed.place, gradients
-        sums = gradients.new_zeros(len(borrowed.rows), gradients.shape[1]).index_add_(0, borrowed.place, gradients)
+        widths = [part.shape[1] for part in gradients]
+        sums = gradients[0].new_zeros(len(borrowed.rows), sum(widths))
+        for total, part in zip(sums.split(widths, dim=1), gradients, strict=True):
+            total.index_add_(0, borrowed.place, part)
         received = distributed.all_to_all(sums, [len(asked) for asked in borrowed.asked_by], list(borrowed.counts))
-        return torch.cat(borrowed.asked_by), received
+        return torch.cat(borrowed.asked_by), received.split(widths, dim=1)

@@ -91,47 +91,49 @@ class InitialVectors:
         return known
 
 
-def with_initial_width(job: EmbeddingJob) -> EmbeddingJob:
+def with_initial_width(job: EmbeddingJob, initial: InitialVectors) -> EmbeddingJob:
     """The job with the width of the vectors that it starts from, which it may have left out.
 
     Raises:
         ConfigError: it asks for another width.
-        DataError, CheckpointError: as `InitialVectors`.
     """
-    source, dim = job.model.init, job.model.dim
-    if source is None:
-        return job
-    width = InitialVectors(source).width
+    dim, width = job.model.dim, initial.width
     if dim == width:
         return job
     if "dim" in job.model.model_fields_set:
         raise ConfigError(
-            f"model.dim {dim}: the vectors of {source} have {width} numbers; "
+            f"model.dim {dim}: the vectors of {initial.source} have {width} numbers; "
             f"leave model.dim out, or set model.dim={width}"
         )
     return job.model_copy(update={"model": job.model.model_copy(update={"dim": width})})
 
 
 def build_tables(
-    job: EmbeddingJob, index: Mapping[str, int], name: str = "discriminator", *, random_context: bool = False
+    job: EmbeddingJob,
+    index: Mapping[str, int],
+    initial: InitialVectors | None = None,
+    name: str = "discriminator",
+    *,
+    random_context: bool = False,
 ) -> EmbeddingTables:
     """The tables of a module, from the seed and, where the job names vectors, from these.
 
     Each rank makes its own rows, without a word to the others.
 
     Args:
-        job: seed, width and ``model.init``.
+        job: seed and width.
         index: the row of each word of the text.
+        initial: the vectors of ``model.init``, where the job has it.
         name: of the module.
-        random_context: without ``model.init`` the context table starts random as well, not at zero.
+        random_context: without ``initial`` the context table starts random as well, not at zero.
 
     Raises:
         DataError: as `InitialVectors.fill`.
     """
     model = job.model
-    random = random_context if model.init is None else model.context_init == "random"
+    random = random_context if initial is None else model.context_init == "random"
     tables = EmbeddingTables(len(index), model.dim, job.run.seed, name, random_context=random)
-    if model.init is not None and not tables.input.is_meta:
-        known = InitialVectors(model.init).fill(tables, index, model.context_init)
-        logger.info("%s: %d of the text's %d words start from model.init %s", name, known, len(index), model.init)
+    if initial is not None and not tables.input.is_meta:
+        known = initial.fill(tables, index, model.context_init)
+        logger.info("%s: %d of the text's %d words start from model.init %s", name, known, len(index), initial.source)
     return tables

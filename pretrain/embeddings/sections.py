@@ -1,6 +1,6 @@
 """The sections of the ``ace`` job that say where negatives come from and what is learned from them. Imports no torch.
 
-Defaults are those of word2vec where it has the same thing, else the decisions named in ``docs/results/ace.md``.
+Defaults are those of word2vec where it has the same thing, else those of ``docs/decisions.md``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class GeneratorSection(Section):
     normalise: bool = Field(True, description="(r - mean) / deviation over the batch, then a sigmoid")
     temperature: PositiveFloat = Field(0.5, description="normalise: the sigmoid's argument is divided by this")
     baseline: Literal["none", "constant", "batch_mean", "self_critical"] = Field(
-        "none", description="what is taken from the reward; constant: 0.5; self_critical: the reward of the argmax"
+        "none",
+        description="what is taken from the reward (it matters with masks or importance alone); constant: 0.5; "
+        "self_critical: the reward of the argmax",
     )
     entropy: NonNegativeFloat = Field(
         0.0, description="weight of max(0, log entropy_words - H(G(.|x))), which keeps G from collapsing; 0 = none"

@@ -74,16 +74,22 @@ class EmbeddingTables(nn.Module):
     def apply_gradients(self, engine: Engine) -> None:
         """Update the rows fetched since the last call, by the optimizer of ``engine``. All ranks call this together.
 
-        The gradients of all ranks are summed, not averaged: the loss is a sum over pairs.
+        The gradients of all ranks are summed, not averaged: the loss is a sum over pairs. They are summed in float64,
+        so that the sum does not depend on which ranks its terms come from.
         """
         parts: dict[Table, list[tuple[Tensor, Tensor]]] = {"input": [], "context": []}
         for table, borrowed, leaf in self._lent:
             gradient = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
-            parts[table].append(self.exchange.give_back(borrowed, gradient))
+            ids, (sums,) = self.exchange.give_back(borrowed, gradient.double())
+            parts[table].append((ids, sums))
         self._lent.clear()
         for name, found in parts.items():
             if found:
                 parameter: nn.Parameter = getattr(self, name)
-                ids, values = torch.cat([i for i, _ in found]), torch.cat([v for _, v in found])
-                parameter.grad = torch.sparse_coo_tensor(ids[None], values, parameter.shape, check_invariants=False)
+                rows, place = torch.unique(torch.cat([ids for ids, _ in found]), return_inverse=True)
+                total = torch.zeros(len(rows), parameter.shape[1], dtype=torch.float64, device=rows.device)
+                total.index_add_(0, place, torch.cat([sums for _, sums in found]))
+                parameter.grad = torch.sparse_coo_tensor(
+                    rows[None], total.to(parameter.dtype), parameter.shape, check_invariants=False, is_coalesced=True
+                )
         engine.step()

@@ -19,7 +19,7 @@ from pretrain.embeddings.config import SEGMENT, EmbeddingJob
 from pretrain.embeddings.data.corpus import open_corpus
 from pretrain.embeddings.data.positives import SegmentReader, Segments
 from pretrain.embeddings.data.vocabulary import VOCABULARY, Vocabulary, other_vocabulary
-from pretrain.embeddings.initial import build_tables, with_initial_width
+from pretrain.embeddings.initial import InitialVectors, build_tables, with_initial_width
 from pretrain.embeddings.training.adversarial import Adversarial
 from pretrain.embeddings.training.rule import UpdateRule
 from pretrain.embeddings.training.skipgram import SkipGram
@@ -44,7 +44,9 @@ class EmbeddingTask:
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, EmbeddingJob)
-        job = with_initial_width(job)
+        self._initial = None if job.model.init is None else InitialVectors(job.model.init)
+        if self._initial is not None:
+            job = with_initial_width(job, self._initial)
         self._folder = run_dir
         self.corpus = open_corpus(job.data, ranks=all_ranks())
         self.vocabulary: Vocabulary = self.corpus.vocabulary
@@ -65,13 +67,11 @@ class EmbeddingTask:
 
     def build_modules(self) -> Mapping[str, nn.Module]:
         """Build ``discriminator``, the tables, of which each rank holds some rows, and what else the rule has."""
-        world = distributed.world_size()
-        if self.job.accumulation(world) != 1:
-            raise ConfigError(
-                f"batch.micro {self.job.batch.micro}: a rank takes its part of an update in one pass; with {world} "
-                f"ranks set batch.micro={self.job.batch.global_ // world}"
-            )
-        return {"discriminator": build_tables(self.job, self.vocabulary.index), **self._rule.modules()}
+        initial, self._initial = self._initial, None  # a run's vectors take as much memory as the tables
+        return {
+            "discriminator": build_tables(self.job, self.vocabulary.index, initial),
+            **self._rule.modules(initial),
+        }
 
     def optimizers(self) -> Mapping[str, ModuleOptimizer]:
         """The discriminator is updated as the job says, other modules as their rule does."""

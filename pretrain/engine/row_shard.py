@@ -21,9 +21,12 @@ class RowShard:
     rows: int
 
 
-def row_range(rows: int, rank: int, world: int) -> tuple[int, int]:
-    """The half-open range of rows that ``rank`` holds: equal parts but for the last ones, which may be empty."""
-    size = -(-rows // world)
+def row_range(rows: int, rank: int, world: int, multiple: int = 1) -> tuple[int, int]:
+    """The half-open range of rows that ``rank`` holds: equal parts but for the last ones, which may be empty.
+
+    Every part begins at a multiple of ``multiple``.
+    """
+    size = -(-rows // (world * multiple)) * multiple
     return min(rank * size, rows), min((rank + 1) * size, rows)
 
 

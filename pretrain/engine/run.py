@@ -145,12 +145,12 @@ def _choose_checkpoint(run_dir: Path, name: str | None) -> Path | None:
 
 
 def _warn_of_other_micro_batches(source: Path, job: Job) -> None:
-    then = read_manifest(source).world_size * read_job(source).batch.micro
-    now = distributed.world_size() * job.batch.micro
+    before, ranks = read_manifest(source).world_size, distributed.world_size()
+    then, now = before * read_job(source).micro_batch(before), ranks * job.micro_batch(ranks)
     if then != now:
         logger.warning(
             "batch.micro x ranks is %d, it was %d: a loss over the sequences of a forward pass (in-batch negatives) "
-            "now sees another number of them; batch.micro=%g keeps it", now, then, then / distributed.world_size(),
+            "now sees another number of them; batch.micro=%g keeps it", now, then, then / ranks,
         )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def validate(engine: Engine, assembler: Assembler, job: LanguageJob, windows: in
     masked = MaskedTokenAccumulator()
     samples = min(job.validate_.samples, windows)
     world, rank = distributed.world_size(), distributed.rank()
-    for batch, valid in validation_batches(assembler, samples, job.batch.micro, world, rank):
+    for batch, valid in validation_batches(assembler, samples, job.micro_batch(world), world, rank):
         batch = batch.to(engine.device)
         out, _, pooled = engine(
             batch.tokens, batch.corrupted, batch.positions, batch.labels, batch.documents, padded=batch.padded, step=0,

@@ -64,6 +64,8 @@ def map_array(path: Path, layout: ArrayFile, remedy: str = "") -> np.ndarray:
                     f"found {size} bytes{remedy}"
                 )
             mapped = np.memmap(file, dtype=layout.dtype, mode="r", offset=HEADER_BYTES, shape=layout.shape)
+    except DataError:
+        raise
     except (OSError, ValueError) as problem:  # ValueError: it has become shorter
         raise DataError(f"{path}: cannot be mapped: {problem}") from problem
     return mapped.view(np.ndarray)

@@ -81,10 +81,10 @@ def scene_name(row: Mapping[str, Any]) -> str:
 def read_scenes(paths: Sequence[Path], progress: ProgressCallback | None = None) -> Iterator[tuple[Path, Picture]]:
     """The pictures of NLVR v1 files (JSON lines, ``.gz`` too) and their files, in their order, each scene once.
 
-    Rows of one file that give the same identifier to the same scene are several sentences about one picture.
+    Rows that give the same identifier to the same scene, in one file or in several, are sentences about one picture.
 
     Raises:
-        DataError: a line is not what NLVR v1 has, with file and line; or the same scene stands in two files.
+        DataError: a line is not what NLVR v1 has, with file and line.
     """
     total = sum(path.stat().st_size for path in paths if path.is_file())
     done = 0
@@ -95,7 +95,7 @@ def read_scenes(paths: Sequence[Path], progress: ProgressCallback | None = None)
         if progress is not None:
             progress(done, total)
 
-    seen: dict[str, Path] = {}
+    seen: set[str] = set()
     for path in paths:
         repeated = blank = 0
         for number, line in enumerate(read_lines([path], advance), 1):
@@ -105,13 +105,11 @@ def read_scenes(paths: Sequence[Path], progress: ProgressCallback | None = None)
                     raise DataError(f"{path}, line {number}: over {_MOST_BLANK:,} blank lines; NLVR v1 has none")
                 continue
             picture = _picture(line, f"{path}, line {number}")
-            if picture.id not in seen:
-                seen[picture.id] = path
-                yield path, picture
-            elif seen[picture.id] == path:
+            if picture.id in seen:
                 repeated += 1
             else:
-                raise DataError(f"{path}, line {number}: {picture.id} is in {seen[picture.id]} too; import it once")
+                seen.add(picture.id)
+                yield path, picture
         if repeated:
             logger.info("%s: %s about a picture that has one already", path, counted(repeated, "sentence"))
 

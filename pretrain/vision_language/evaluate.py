@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from pydantic import PositiveInt
 
-from pretrain.base.errors import ConfigError
+from pretrain.base.errors import ConfigError, DataError
 from pretrain.base.verification import ALONE, Verifier
 from pretrain.contrast.accumulators import PairAccumulator
 from pretrain.contrast.metrics import noise_invariance
@@ -80,6 +80,7 @@ def evaluate(
     trained_on = read_features(restored.checkpoint)
     if trained_on is not None:
         require_features(store, trained_on, str(restored.checkpoint))
+    _require_classes(store, job)
     split = Split(tuple(paths), "--data" if data else "data.validation", verifier)
     table = None if restored.answers is None else AnswerTable(restored.answers)
     job = _measured(job, store, split, batch, samples)
@@ -134,6 +135,18 @@ class _Module:
         return self.module(batch, step=step)  # type: ignore[no-any-return]
 
 
+def _require_classes(store: RegionStore, job: VisionLanguageJob) -> None:
+    """Raise ``DataError`` for a store with classes of objects or attributes that the model has no logit for."""
+    for kind, weight in (("object", job.objectives.objects), ("attribute", job.objectives.attributes)):
+        name = f"{kind}_classes"
+        there, known = getattr(store.manifest, name), getattr(job.model, name)
+        if weight and there > known:
+            raise DataError(
+                f"{store.folder}: {kind} classes 0 to {there - 1}, and the model tells {known} apart: its store had "
+                "fewer, so name a store with the labels of the same detector and no other classes"
+            )
+
+
 def _measured(job: VisionLanguageJob, store: RegionStore, split: Split, batch: int, samples: int) -> VisionLanguageJob:
     """The job with the sizes of this evaluation, and without losses for which these data have no labels."""
     absent = {
@@ -159,7 +172,7 @@ def _section(
     metrics = {key: float(value) for key, value in measured.items() if not callable(value)}
     samples = int(metrics.pop("validation_samples"))
     if samples > 1:
-        metrics |= _noise(module, assembler, samples, job.batch.micro)
+        metrics |= _noise(module, assembler, samples, job.micro_batch(1))
     rates, versions = job.objectives, provenance()
     protocol = (
         f"{samples} of {len(pairs)} pairs, seed {seed}, {rates.word_rate:.0%} of words and {rates.region_rate:.0%} of "

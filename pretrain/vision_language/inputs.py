@@ -63,8 +63,12 @@ def _files(data: VisionLanguageData) -> list[str]:
         for path in getattr(data, what):
             if not path.is_file():
                 raise DataError(f"data.{what}: no file {path}")
-    if data.answers is not None and not data.answers.is_file():
-        raise DataError(f"data.answers: no file {data.answers}")
+    if data.answers is not None:
+        if not data.answers.is_file():
+            raise DataError(f"data.answers: no file {data.answers}")
+        from pretrain.vision_language.data.answers import load_table
+
+        load_table(data.answers)
     from pretrain.regions.store import RegionStore
 
     manifest = RegionStore.open(store).manifest

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from pretrain.base.errors import CheckpointError
 from pretrain.config.schema import Job
 from pretrain.contrast import ContrastStats
 from pretrain.contrast.task import ContrastState, ContrastTask, Scales
@@ -22,11 +23,11 @@ from pretrain.models.lxmert.model import LxmertOutput
 from pretrain.vision_language.batch import PairBatch
 from pretrain.vision_language.batches import Assembler
 from pretrain.vision_language.config import VisionLanguageJob
-from pretrain.vision_language.features import REGIONS, FeatureKind
+from pretrain.vision_language.features import REGIONS, FeatureKind, read_features, require_features
 from pretrain.vision_language.module import VisionLanguageModule
 from pretrain.vision_language.objectives import Counts, divisors, loss_sums
 from pretrain.vision_language.prepare import Prepared, prepare
-from pretrain.vision_language.restore import ANSWERS
+from pretrain.vision_language.restore import ANSWERS, read_answers
 from pretrain.vision_language.start import start_from
 from pretrain.vision_language.validation import validate
 
@@ -73,6 +74,22 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
         """The sentences' and the store's."""
         store = self.prepared.store.manifest
         return {"text": ("sentences", self.prepared.text), "regions": ("regions", store.key)}
+
+    def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Refuse another answer table and features of another kind too: classes and columns would mean other things.
+
+        Raises:
+            CheckpointError: the checkpoint is of one of these, or as `ContrastTask.load_state`.
+        """
+        super().load_state(folder, state)
+        trained_on, answers = read_features(folder), self.prepared.answers
+        if trained_on is not None:
+            require_features(self.prepared.store, trained_on, str(folder))
+        if answers is not None and read_answers(folder, len(answers)) != answers.answers:
+            raise CheckpointError(
+                f"{folder}: trained with another answer table than this job's; set data.answers as it was, or to a "
+                f"copy of {folder / ANSWERS}"
+            )
 
     def build_module(self) -> nn.Module:
         """LXMERT with its heads (and the temperature, when learned), or what ``model.init`` names."""

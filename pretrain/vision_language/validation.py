@@ -46,7 +46,7 @@ def validate(engine: Forward, assembler: Assembler, job: VisionLanguageJob, pair
     """
     samples = min(job.validate_.samples, pairs)
     head, sums, counts = PairAccumulator(), _Sums(engine.device), torch.zeros(4, dtype=torch.float64)
-    for batch, valid in validation_batches(assembler, samples, job.batch.micro):
+    for batch, valid in validation_batches(assembler, samples, job.micro_batch(distributed.world_size())):
         counts += torch.tensor(Counts.of(batch), dtype=torch.float64)
         rows = batch.matched[:valid] == 1 if not job.contrast.mismatched else torch.ones(valid, dtype=torch.bool)
         rows = rows.nonzero().flatten().to(engine.device)

@@ -100,7 +100,7 @@ def products(d: int, anchors: tuple[int, ...], queues: tuple[int, ...], turns: i
 def _task(overrides: list[str]) -> tuple[LanguageTask, Any, list[list[LanguageBatch]]]:
     """The task of capt_base without its data, its engine, and two steps of random batches."""
     job: Any = load_job("capt_base", overrides)
-    length, n = job.data.sequence_length, job.batch.micro
+    length, n = job.data.sequence_length, job.micro_batch(1)
     slots = round(0.15 * (length - 2))
     data = types.SimpleNamespace(
         job=job,

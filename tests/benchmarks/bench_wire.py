@@ -42,7 +42,7 @@ def _contrast(job: LanguageJob, ranks: int, hidden: int) -> int:
     ids of the anchors, where duplicates are no negatives."""
     if not job.contrast.weight:
         return 0
-    anchors = 2 * job.batch.micro
+    anchors = 2 * job.micro_batch(RANKS)
     a_batch = anchors * (4 * hidden + 4 * (hidden + 1) + 4 + 8 * job.contrast.mask_duplicates)
     return job.accumulation(ranks) * (ranks - 1) * a_batch
 

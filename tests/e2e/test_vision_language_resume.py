@@ -152,6 +152,20 @@ def test_other_regions_must_be_meant(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "store")
     write_small_store(tmp_path / "store", seed=1)
     assert "trained on other regions" in str(run_ranks(_run, 1, job, True)[0][0])
+    meant = {**job, "data": {**job["data"], "allow_change": True}}
+    assert "features of another kind" in str(run_ranks(_run, 1, meant, True)[0][0]), "which cannot be meant"
+
+
+def test_another_answer_table_is_refused(tmp_path: Path) -> None:
+    """The same answers in another order fit the answer head, whose classes then mean other answers."""
+    job = vision_language_mapping(tmp_path)
+    assert run_ranks(_run, 1, _stopped_at(job, 1))[0][0] == 75
+    table = json.loads((find_checkpoint(Path(job["run"]["dir"])) / "answers.json").read_text())
+    (tmp_path / "answers.json").write_text(json.dumps(table[::-1]))
+    other = {**job, "data": {**job["data"], "answers": str(tmp_path / "answers.json")}}
+    assert "trained with another answer table" in str(run_ranks(_run, 1, other, True)[0][0])
+    (tmp_path / "answers.json").write_text(json.dumps(table))
+    assert run_ranks(_run, 1, _stopped_at(other, 2), True)[0][0] == 75
 
 
 def test_without_contrast_it_is_lxmert_to_the_last_digit(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class ToyTask:
 
     def build_batches(self, progress: Progress) -> Iterator[list[list[int]]]:
         rank, world = distributed.rank(), distributed.world_size()
-        start, size, share = progress.samples, self.job.batch.global_, self.job.batch.micro * world
+        start, size, share = progress.samples, self.job.batch.global_, self.job.micro_batch(world) * world
         while True:
             parts = [range(start + first, start + first + share) for first in range(0, size, share)]
             yield [[g for g in part if g % world == rank] for part in parts]

@@ -23,14 +23,16 @@ def score_gradient(coefficients: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
 
     In place of :math:`\mathbb{E}_G[\nabla g]` stands, for each draw, the mean over the *other* draws of its centre:
     :math:`\partial L / \partial g_j = -\frac{1}{m - 1}\big(m\,c_j - \sum_l c_l\big)`. It is unbiased where
-    :math:`c_j` depends on draw j, on other centres and on numbers fixed in advance.
+    :math:`c_j` depends on draw j, on other centres and on numbers fixed in advance. It is computed from
+    :math:`c_j - c_1`, so that equal coefficients give exactly 0 and no rounding, which Adam would scale up.
 
     Args:
         coefficients: :math:`c_j = w_j (r_j - b_j)`; 0 for draws that are masked.
     """
     m = coefficients.shape[1]
     assert m > 1, "the covariance needs two draws of each centre"
-    return -(m * coefficients - coefficients.sum(1, keepdim=True)) / (m - 1)
+    differences = coefficients - coefficients[:, :1]
+    return -(m * differences - differences.sum(1, keepdim=True)) / (m - 1)
 
 
 def fixed_score_gradient(

@@ -43,7 +43,11 @@ def rewards_of(
 
 @dataclass(frozen=True)
 class RewardStatistics:
-    """Mean and deviation of the rewards of an update, over all ranks."""
+    """Mean and deviation of the rewards of an update, over all ranks.
+
+    The deviation is that of the differences from the mean. The mean square less the square of the mean would be 1e-8
+    for rewards of 0.5 that are all equal, and of rewards that differ by less its rounding would become the rewards.
+    """
 
     mean: float
     deviation: float
@@ -51,11 +55,12 @@ class RewardStatistics:
     @classmethod
     def of(cls, rewards: Float[Tensor, ...], weights: Float[Tensor, ...]) -> RewardStatistics:
         """Measure them (in float64; all ranks call this). ``weights`` are 0 for samples that do not count."""
-        r, w = rewards.double(), weights.double()
-        sums = distributed.all_reduce_sum(torch.stack([w.sum(), (w * r).sum(), (w * r * r).sum()])).tolist()
-        total = max(sums[0], EPSILON)
-        mean = sums[1] / total
-        return cls(mean, max(sums[2] / total - mean**2, 0.0) ** 0.5)
+        r, w = rewards.double(), weights.double().contiguous()  # both sums in one order: the mean of equals is exact
+        counted, paid = distributed.all_reduce_sum(torch.stack([w.sum(), (w * r).sum()])).tolist()
+        total = max(counted, EPSILON)
+        mean = paid / total
+        squares = distributed.all_reduce_sum((w * (r - mean).square()).sum())
+        return cls(mean, (float(squares) / total) ** 0.5)
 
     def normalise(self, rewards: Float[Tensor, "*shape"], temperature: float) -> Float[Tensor, "*shape"]:
         r""":math:`\sigma\big((r - \mathrm{mean}) / (\mathrm{deviation} + \epsilon) / T\big)`, within 0 and 1 (Sec. 3).

@@ -18,6 +18,7 @@ from pretrain.base.randomness import generator_for
 from pretrain.embeddings.data.positives import Segments
 from pretrain.embeddings.sampler.softmax import Precision, sweep
 from pretrain.embeddings.tables import EmbeddingTables
+from pretrain.engine.callbacks.agreement import TrainingDivergedError
 from pretrain.engine.distributed import gather_ragged
 
 
@@ -60,6 +61,11 @@ class Window:
         return self._draws[number]
 
     def _draw(self, generator: EmbeddingTables) -> list[Draws]:
+        """Draw for all updates.
+
+        Raises:
+            TrainingDivergedError: a score of the generator is no number, on all ranks, before any word is drawn by it.
+        """
         device = generator.input.device
         real = np.concatenate([segments.sentence >= 0 for segments in self.updates])
         occurrences = torch.from_numpy(np.concatenate([segments.words for segments in self.updates])[real]).to(device)
@@ -77,6 +83,11 @@ class Window:
             torch.from_numpy(uniform).to(device).flatten(),
             self.precision,
         )
+        if not bool(rows.log_normaliser.isfinite().all()):
+            raise TrainingDivergedError(
+                "the generator has diverged: its scores are no numbers; resume from the last checkpoint with a lower "
+                "generator.lr, or raise generator.entropy"
+            )
         place = torch.from_numpy(np.flatnonzero(real)).to(device)
         size = len(real)
         words = place.new_zeros(size, self.samples).index_copy_(0, place, drawn.view(-1, self.samples))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pretrain.embeddings.config import EmbeddingJob
 from pretrain.embeddings.data.positives import Segments
-from pretrain.embeddings.initial import build_tables
+from pretrain.embeddings.initial import InitialVectors, build_tables
 from pretrain.embeddings.objectives.classification import mixture_log_density
 from pretrain.embeddings.sampler.false_negatives import is_neighbour
 from pretrain.embeddings.sampler.window import Draws, Window, WindowedBatch, windowed
@@ -49,11 +49,11 @@ class Adversarial:
         self._share = noise_share(job)
         self.status = ""
 
-    def modules(self) -> Mapping[str, nn.Module]:
+    def modules(self, initial: InitialVectors | None) -> Mapping[str, nn.Module]:
         """``generator``, where there is one: tables of the same shape, random, or from ``model.init`` as well."""
         if not self._job.has_generator:
             return {}
-        return {"generator": build_tables(self._job, self._index, "generator", random_context=True)}
+        return {"generator": build_tables(self._job, self._index, initial, "generator", random_context=True)}
 
     def optimizers(self) -> Mapping[str, ModuleOptimizer]:
         """The generator has a constant learning rate of its own."""
@@ -110,7 +110,7 @@ class Adversarial:
                 update_generator(job, engines["generator"], played, outcome)
         loss.backward()
         tables.apply_gradients(engine)
-        return self._report(loss.detach(), band, metrics) if measure else None
+        return {**self._report(loss.detach(), band, metrics), "grad_norm": engine.gradient_norm()} if measure else None
 
     def _report(self, loss: Tensor, band: Band, metrics: dict[str, float]) -> StepMetrics:
         """The metrics of an update; a generator that has collapsed is named in the progress line."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from pretrain.embeddings.config import EmbeddingJob
@@ -22,6 +22,7 @@ from pretrain.embeddings.tables import EmbeddingTables
 from pretrain.embeddings.training.contrast import Scores, noise_share, reward
 from pretrain.embeddings.training.skipgram import Band
 from pretrain.engine import distributed
+from pretrain.engine.callbacks.agreement import TrainingDivergedError
 from pretrain.engine.engines.base import Engine
 
 
@@ -54,6 +55,8 @@ class Played:
 class Outcome:
     """What the generator is paid for its draws; each centre counts by its pairs, over all ranks 1 together.
 
+    In float64: rewards that lie close together are normalised, and must differ by more than their rounding.
+
     Attributes:
         statistics: of the rewards before they are normalised.
         rewards: of the draws, normalised.
@@ -65,26 +68,35 @@ class Outcome:
     """
 
     statistics: RewardStatistics
-    rewards: Float[Tensor, "n m"]
-    noise_rewards: Float[Tensor, "n k"]
-    baseline: Float[Tensor, "n m"]
-    weights: Float[Tensor, "n m"]
-    share: Float[Tensor, " n"]
-    pairs: Float[Tensor, ""]
+    rewards: Float64[Tensor, "n m"]
+    noise_rewards: Float64[Tensor, "n k"]
+    baseline: Float64[Tensor, "n m"]
+    weights: Float64[Tensor, "n m"]
+    share: Float64[Tensor, " n"]
+    pairs: Float64[Tensor, ""]
 
 
 def judge(job: EmbeddingJob, discriminator: EmbeddingTables, played: Played) -> Outcome:
-    """Reward the draws. All ranks call this together."""
+    """Reward the draws. All ranks call this together.
+
+    Raises:
+        TrainingDivergedError: a score of the discriminator is no number, on all ranks.
+    """
     section, m = job.generator, played.draws.words.shape[1]
-    pairs = played.band.neighbour.sum(2).flatten()
+    pairs = played.band.neighbour.sum(2).flatten().double()
     total = distributed.all_reduce_sum(pairs.sum()).clamp_min(1.0)
     share = pairs / total
     weights = (share[:, None] / m).expand(-1, m)
     if played.masked is not None:
         weights = weights.masked_fill(played.masked, 0.0)
-    density = None if played.log_density is None else played.log_density.negative.flatten(0, 1)
-    rewards = reward(job, played.scores.flatten(0, 1), density)
+    density = None if played.log_density is None else played.log_density.negative.flatten(0, 1).double()
+    rewards = reward(job, played.scores.flatten(0, 1).double(), density)
     statistics = RewardStatistics.of(rewards[:, -m:], weights)
+    if not math.isfinite(statistics.mean):
+        raise TrainingDivergedError(
+            "the discriminator has diverged: its scores are no numbers; resume from the last checkpoint with a lower "
+            f"optimizer.lr (it is {job.optimizer.lr:g}) or optimizer.clip=1.0"
+        )
     if section.normalise:
         rewards = statistics.normalise(rewards, section.temperature)
     own = rewards[:, -m:]
@@ -102,11 +114,11 @@ def judge(job: EmbeddingJob, discriminator: EmbeddingTables, played: Played) -> 
     return Outcome(statistics, own, rewards[:, :-m], baseline, weights, share, total)
 
 
-def _greedy_scores(discriminator: EmbeddingTables, played: Played) -> Float[Tensor, " n"]:
+def _greedy_scores(discriminator: EmbeddingTables, played: Played) -> Float64[Tensor, " n"]:
     with torch.no_grad():
         x = discriminator.rows("input", played.band.centres.flatten())
         y = discriminator.rows("context", played.draws.greedy)
-        return (x * y).sum(1)
+        return (x.double() * y.double()).sum(1)
 
 
 def update_generator(job: EmbeddingJob, engine: Engine, played: Played, outcome: Outcome) -> None:
@@ -127,7 +139,9 @@ def update_generator(job: EmbeddingJob, engine: Engine, played: Played, outcome:
         of_noise, of_draws = fixed_score_gradient(fixed, m)
         gradient = score_gradient((1 - lam) * coefficients) + of_draws
     if section.entropy:
-        bonus = entropy_rewards(log_g[:, -m:], played.draws.entropy, section.entropy, section.entropy_words)
+        # in float64: of rows that are nearly uniform the two are nearly equal
+        log_draws, entropy = log_g[:, -m:].double(), played.draws.entropy.double()
+        bonus = entropy_rewards(log_draws, entropy, section.entropy, section.entropy_words)
         gradient = gradient + score_gradient(bonus * (outcome.share[:, None] / m))
     _descend(engine, played, gradient * outcome.pairs, None if of_noise is None else of_noise * outcome.pairs)
 
@@ -137,19 +151,19 @@ def _per_centre(values: Float[Tensor, "b n"], band: Band) -> Float[Tensor, "c n"
 
 
 def _descend(
-    engine: Engine, played: Played, gradient: Float[Tensor, "n m"], of_noise: Float[Tensor, "n k"] | None
+    engine: Engine, played: Played, gradient: Float64[Tensor, "n m"], of_noise: Float64[Tensor, "n k"] | None
 ) -> None:
     tables = engine.module
     assert isinstance(tables, EmbeddingTables)
     band, (n, m) = played.band, gradient.shape
     x = tables.rows("input", band.centres.flatten())
     y = tables.rows("context", played.draws.words.flatten()).view(n, m, -1)
-    scores, slopes = [(y @ x[..., None])[..., 0]], [gradient]
+    scores, slopes = [(y @ x[..., None])[..., 0]], [gradient.to(x.dtype)]
     if of_noise is not None:
         noise: Int64[Tensor, "b k"] = band.columns[:, band.neighbour.shape[2] :]
         rows = tables.rows("context", noise.flatten()).view(*noise.shape, -1)
         scores.append((x.unflatten(0, band.centres.shape) @ rows.mT).flatten(0, 1))
-        slopes.append(of_noise)
+        slopes.append(of_noise.to(x.dtype))
     torch.autograd.backward(scores, slopes)
     tables.apply_gradients(engine)
 

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
 from pretrain.embeddings.data.positives import Segments
+from pretrain.embeddings.initial import InitialVectors
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.task import StepMetrics
 
 
+@runtime_checkable
 class UpdateRule(Protocol):
     """What the task asks of a rule; all methods are called by all ranks alike."""
 
     status: str
     """What the progress line says behind the figures, such as that the generator has collapsed; mostly nothing."""
 
-    def modules(self) -> Mapping[str, nn.Module]:
-        """The modules beside ``discriminator``, freshly initialised from the seed."""
+    def modules(self, initial: InitialVectors | None) -> Mapping[str, nn.Module]:
+        """The modules beside ``discriminator``, initialised from the seed, or from the vectors to begin with."""
         ...
 
     def optimizers(self) -> Mapping[str, ModuleOptimizer]:

@@ -30,6 +30,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from pretrain.embeddings.data.positives import Segments
+from pretrain.embeddings.initial import InitialVectors
 from pretrain.embeddings.tables import EmbeddingTables
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
@@ -100,7 +101,7 @@ class SkipGram:
         self._window, self._number = window, number
         self._kept: dict[str, Tensor] = {}
 
-    def modules(self) -> Mapping[str, nn.Module]:
+    def modules(self, initial: InitialVectors | None) -> Mapping[str, nn.Module]:
         """There is no module beside the tables."""
         return {}
 
@@ -146,8 +147,7 @@ class SkipGram:
             ("dy", tables.context, y, slope.transpose(1, 2), centres, bend_y),
         ):
             gradient = self._product(name, left, right).flatten(0, 1)
-            rows, values = tables.exchange.give_back(borrowed, gradient)
-            _, bends = tables.exchange.give_back(borrowed, bend.flatten()[:, None])
+            rows, (values, bends) = tables.exchange.give_back(borrowed, gradient, bend.flatten()[:, None])
             self._shorten(name, table, rows, values, learning_rate * bends[:, 0])
             table.data.index_add_(0, rows, values, alpha=-learning_rate)
         return loss

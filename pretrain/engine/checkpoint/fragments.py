@@ -12,7 +12,7 @@ which is why a checkpoint does not remember the world size or the ZeRO stage it 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,10 +123,12 @@ def fragments(engine: Engine, *, whole: bool = False) -> Iterator[Fragment]:
             yield Fragment(place.name, kind, place.start + begin, view)
 
 
-def allocate_optimizer_state(engine: Engine) -> None:
+def allocate_optimizer_state(engine: Engine, updated: Collection[str]) -> None:
     """Make the optimizer allocate its state, before a checkpoint is loaded into it.
 
     Done by one update with zero gradients and learning rate 0, which changes no weight and works for any optimizer.
+    Parameters that are not among ``updated`` have had no gradient so far, as the part of a last layer that fine-tuning
+    does not read: they have zeros, or at ZeRO 0 no state, as before the checkpoint.
     """
     optimizer, zero = engine.base_optimizer, engine.zero_optimizer
     before = [(group["params"], group["lr"]) for group in optimizer.param_groups]
@@ -147,6 +149,10 @@ def allocate_optimizer_state(engine: Engine) -> None:
         p.grad = gradient
     for group, (own, rate) in zip(optimizer.param_groups, before, strict=True):
         group["params"], group["lr"] = own, rate
+    if engine.zero_stage == 0:
+        for name, p in trainable(engine.module):
+            if name not in updated:
+                optimizer.state.pop(p, None)
 
 
 def optimizer_step_count(engine: Engine) -> int:

@@ -26,7 +26,7 @@ _KEY = re.compile(rf"({'|'.join(_KINDS)})/(.+)@(\d{{1,18}})", re.ASCII | re.DOTA
 
 
 _AT_ONCE = 1 << 24
-"""Elements that are read at once, and then from files until these are closed: beside a table of gigabytes, 64 MB."""
+"""Elements (64 MiB) read at once. After as many the files are closed: fewer than twice as many are mapped at a time."""
 
 
 @dataclass(frozen=True, order=True)
@@ -49,6 +49,10 @@ class Index:
     def kinds(self) -> set[str]:
         """``weight``, and the names of the optimizer's tensors that are stored."""
         return {kind for kind, _ in self._pieces}
+
+    def updated(self) -> set[str]:
+        """Names of the parameters for which the optimizer's state is stored: those that have ever had a gradient."""
+        return {name for kind, name in self._pieces if kind != WEIGHT}
 
     def require(self, kind: str, name: str, numel: int) -> None:
         """Raise ``CheckpointError`` unless all ``numel`` elements of a tensor are stored."""
@@ -77,7 +81,7 @@ class Reader:
     """Fills any element range of any stored tensor from the fragments that hold it.
 
     Files are mapped, and pages once read are memory of this process until their file is closed. So all files are closed
-    after every `_AT_ONCE` elements.
+    whenever `_AT_ONCE` elements have been read.
     """
 
     def __init__(self, index: Index, stack: ExitStack) -> None:

@@ -8,7 +8,7 @@ out over the ranks each rank reads its own, weights and moments.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from pretrain.base.errors import CheckpointError
 from pretrain.engine import distributed
 from pretrain.engine.checkpoint.fragments import (
     WEIGHT,
+    Fragment,
     allocate_optimizer_state,
     first_element,
     fragments,
@@ -150,10 +151,11 @@ def restore_engine(checkpoint: Path, engine: Engine, state: EngineState) -> None
     shapes = {name: list(global_shape(parameter)) for name, parameter in trainable(engine.module)}
     assert shapes == manifest.modules[engine.name].shapes, "restore_weights has checked the architecture"
     index = read_index_together(checkpoint, manifest, engine.name, ("weights", "optimizer"))
+    updated = index.updated()
     same_everywhere = engine.zero_stage == 0 and not is_row_sharded(engine.module)
     with distributed.synchronize_errors(patient=True):  # files of many gigabytes, at different speeds
         if state.has_moments:
-            allocate_optimizer_state(engine)
+            allocate_optimizer_state(engine, updated)
         if other := {fragment.kind for fragment in fragments(engine, whole=True)} - index.kinds():
             raise CheckpointError(
                 f"{checkpoint}: {engine.name} has no optimizer state {', '.join(sorted(other))}, which optimizer.type "
@@ -161,14 +163,19 @@ def restore_engine(checkpoint: Path, engine: Engine, state: EngineState) -> None
             )
         if distributed.rank() == 0 or not same_everywhere:
             with index.reader() as reader:
-                for fragment in fragments(engine, whole=True):
+                for fragment in _stored(engine, updated):
                     reader.fill(fragment.kind, fragment.name, fragment.start, fragment.view)
     if same_everywhere:
-        for fragment in fragments(engine, whole=True):
+        for fragment in _stored(engine, updated):
             distributed.broadcast_tensor(fragment.view)
     if state.has_moments:
         set_optimizer_step_count(engine, state.optimizer_steps)
     engine.load_loss_scale_state(state.loss_scale)
+
+
+def _stored(engine: Engine, updated: set[str]) -> Iterator[Fragment]:
+    """What a checkpoint fills: all weights, and the optimizer's state of the parameters that it had updated."""
+    return (f for f in fragments(engine, whole=True) if f.kind == WEIGHT or f.name in updated)
 
 
 def _require_all(checkpoint: Path, module: str) -> tuple[ModuleRecord, Index]:

@@ -26,8 +26,12 @@ from pretrain.regions.extract.families import BACKBONES, Family, family_of
 FILES = ("config.json", "preprocessor_config.json", "model.safetensors", "model-*-of-*.safetensors", "*.index.json")
 """The files that are read, as patterns of the hub client."""
 
-_NOT_OURS = ("model_type", "transformers_weights", "fusion_config", "dtype", "torch_dtype", "_name_or_path")
-"""Keys that say nothing about the architecture, some of which would make transformers open files or rewrite models."""
+_NOT_OURS = (
+    "model_type", "transformers_weights", "fusion_config", "dtype", "torch_dtype", "_name_or_path",
+    "return_dict", "output_hidden_states", "output_attentions",
+)  # fmt: skip
+"""Keys that say nothing about the architecture, some of which would make transformers open files, rewrite models, or
+give its output in another form."""
 
 _HEADS = ("pooler.", "head.")
 """Parts behind the last hidden state, which may be missing."""
@@ -70,6 +74,7 @@ def load_vision_model(source: Path, backend: str) -> VisionModel:
     tensors = read_tensors(folder)
     if family.prefix and any(name.startswith(family.prefix) for name in tensors):
         tensors = {n.removeprefix(family.prefix): t for n, t in tensors.items() if n.startswith(family.prefix)}
+    _refuse_more_layers(keys, len(tensors), folder / "config.json")
     network = _build(family, kind, keys, tensors, folder)
     config_sha256 = sha256_of(folder / "config.json")
     return VisionModel(network, network.config, family, folder, _digest(folder), config_sha256)
@@ -97,6 +102,17 @@ def _own_keys(keys: dict[str, Any], family: Family, path: Path) -> tuple[dict[st
         keys = {**keys, "backbone_config": clean, "backbone": None, "use_timm_backbone": False}
         keys |= {"use_pretrained_backbone": False, "backbone_kwargs": None}
     return {key: value for key, value in keys.items() if key not in _NOT_OURS}, kind
+
+
+def _refuse_more_layers(keys: Mapping[str, Any], tensors: int, path: Path) -> None:
+    """Refuse a number of layers that the weights cannot have, before as many are made: a million take hours."""
+    for key, value in keys.items():
+        if isinstance(value, dict):
+            _refuse_more_layers(value, tensors, path)
+        elif key.endswith(("layers", "depths")):
+            counts = [count for count in (value if isinstance(value, list) else [value]) if isinstance(count, int)]
+            if sum(counts) > tensors:
+                raise CheckpointError(f"{path}: {key} is {shown(value)}, and the weights have only {tensors} tensors")
 
 
 def _build(family: Family, kind: str, keys: Mapping[str, Any], tensors: dict[str, Tensor], folder: Path) -> Any:

@@ -3,9 +3,11 @@
 A part is the store of some thousand pictures, and a record of what was read for it. Parts lie in a folder beside the
 new store, ``.NAME.extract``, until all are there and are put together:
 
-    plan.json              what the parts are of: pictures, model, preprocessing
+    plan.json              what made the parts: model, preprocessing, options
     part-000000/store/     a region store; missing where no picture of the part could be used
     part-000000/part.json  the files that were read, with their hashes, and what was left out
+
+A part whose files have changed since is made again.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class Read(NamedTuple):
 
 
 class _PartRecord(Record):
+    files: str
     read: list[Annotated[list[str], Field(min_length=3, max_length=3)]]
     skipped: list[str]
 
@@ -84,8 +87,11 @@ class Parts:
     def __init__(self, folder: Path, dtype: FeatureType, features_of: Mapping[str, Any]) -> None:
         self._folder, self._dtype, self._features_of = folder, dtype, features_of
 
-    def find(self, number: int) -> Part | None:
-        """The part with this number; None where it is not there yet. Raises ``DataError`` for a damaged record."""
+    def find(self, number: int, files: str) -> Part | None:
+        """The part with this number; None where it is not there yet, or was made of other ``files``.
+
+        ``files`` is a digest of the pictures' names, places and states. Raises ``DataError`` for a damaged record.
+        """
         folder = self._part(number)
         if not folder.is_dir():
             return None
@@ -93,11 +99,18 @@ class Parts:
         record = parse_record(
             _PartRecord, read_json(place, limit=_LIMIT), str(place), f"; remove {self._folder}", error=DataError
         )
+        if record.files != files:
+            logger.info("%s: pictures have changed since it was made; making it again", folder)
+            return None
         read = [Read(*one) for one in record.read]
         return Part(folder / "store" if read else None, read, record.skipped)
 
-    def write(self, number: int, pictures: Iterable[Picture], read: list[Read], skipped: list[str]) -> Part:
-        """Write a part; it appears whole. ``read`` and ``skipped`` are looked at when all pictures were."""
+    def write(self, number: int, files: str, pictures: Iterable[Picture], read: list[Read], skipped: list[str]) -> Part:
+        """Write a part, in the place of an older one; it appears whole.
+
+        ``read`` and ``skipped`` are looked at when all pictures were.
+        """
+        shutil.rmtree(self._part(number), ignore_errors=True)
         with new_folder(self._part(number)) as folder:
             left = iter(pictures)
             first = next(left, None)
@@ -105,8 +118,8 @@ class Parts:
                 write_store(
                     folder / "store", chain([first], left), feature_dtype=self._dtype, features_of=self._features_of
                 )
-            write_json(folder / "part.json", {"read": read, "skipped": skipped})
-        part = self.find(number)
+            write_json(folder / "part.json", {"files": files, "read": read, "skipped": skipped})
+        part = self.find(number, files)
         assert part is not None
         return part
 
@@ -127,7 +140,7 @@ def parts_beside(
     """
     with unfinished(out, "extract") as work:
         if work.is_dir() and not _is_of(work, plan):
-            logger.warning("%s: begun with other pictures or another model; beginning anew", work)
+            logger.warning("%s: begun with another model or other options; beginning anew", work)
             shutil.rmtree(work)
         work.mkdir(exist_ok=True)
         write_json(work / "plan.json", plan)

@@ -30,6 +30,9 @@ _KEYS = (
 _LARGEST = 4096
 """Pixels of the longest side of a model's input."""
 
+_LONGEST = 16 * _LARGEST
+"""Pixels of the longest side of a picture that a processor has resized by its short side, before the crop."""
+
 Box = tuple[float, float, float, float]
 
 
@@ -71,12 +74,13 @@ class Preparation:
         return {"processor": values["image_processor_type"], "fit": self._fit, **kept}
 
     def __call__(self, image: Image.Image) -> Prepared:
-        """Prepare one picture."""
+        """Prepare one picture. Raises ``ValueError`` for one so narrow that it would be resized to gigabytes."""
         if self._fit == "whole":
             height, width = self._input
             options = {"do_resize": False, "do_center_crop": False}
             pixels = self._run(image.resize((width, height), self._resample), **options)
             return Prepared(pixels, _whole(*image.size))
+        self._refuse_narrow(*image.size)
         pixels = self._run(image)
         return Prepared(pixels, _whole(*image.size) if self._fit == "own" else self._seen(*image.size))
 
@@ -90,6 +94,14 @@ class Preparation:
         prepared = self._processor(images=[image], return_tensors="pt", **options)
         pixels: Tensor = prepared["pixel_values"][0]
         return pixels.float()
+
+    def _refuse_narrow(self, width: int, height: int) -> None:
+        size = self._processor.size
+        if not size.get("shortest_edge") or size.get("longest_edge"):
+            return
+        longest = int(size["shortest_edge"]) * max(width, height) // min(width, height)
+        if longest > _LONGEST:
+            raise ValueError(f"{width} x {height} pixels would be resized to a length of {longest}, over {_LONGEST}")
 
     def _input_size(self) -> tuple[int, int]:
         """Height and width of the model's input."""
@@ -147,6 +159,11 @@ def _processor(keys: dict[str, Any], family: Family, path: Path) -> Any:
     name = str(named).replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast").removesuffix("Pil")
     if name not in family.processors:
         raise CheckpointError(f"{path}: image_processor_type is {shown(named)}; known: {', '.join(family.processors)}")
+    for key in ("size", "crop_size", "pad_size"):
+        sides = keys.get(key)
+        for side in sides.values() if isinstance(sides, dict) else [sides]:
+            if isinstance(side, int | float) and not side <= _LARGEST:
+                raise CheckpointError(f"{path}: {key} is {shown(sides)}; at most {_LARGEST} pixels are possible")
     with quiet_transformers():
         try:
             processor_class = get_image_processor_class_from_name(f"{name}Pil")

@@ -102,20 +102,24 @@ def extract_regions(
     with (
         warnings.catch_warnings(),
         torch.inference_mode(),
-        parts_beside(out, {"pictures": _digest(found), "dtype": dtype, **made_by}, dtype, made_by) as parts,
+        parts_beside(out, {"dtype": dtype, **made_by}, dtype, made_by) as parts,
     ):
         warnings.filterwarnings("ignore", module="PIL")  # it warns of what is decided here, by name
 
-        def make_part(number: int, some: Sequence[Found], done: int) -> Part:
+        def make_part(number: int, some: Sequence[Found], files: str, done: int) -> Part:
             read: list[Read] = []
             own = Damage(options.skip_damaged)
             pictures = _pictures(_inputs(some, preparation, options, own), read, model, options, device)
             counting = _counted(pictures, done, len(found), own, progress)
-            return parts.write(number, counting, read, own.skipped)
+            return parts.write(number, files, counting, read, own.skipped)
 
         made: list[Part] = []
         for number, start in enumerate(range(0, len(found), PART)):
-            part = parts.find(number) or make_part(number, found[start : start + PART], start)
+            some = found[start : start + PART]
+            files = _digest(some)
+            part = parts.find(number, files)
+            if part is None or (part.skipped and not options.skip_damaged):
+                part = make_part(number, some, files, start)
             damage.skipped += part.skipped
             made.append(part)
         places_read = _Places()
@@ -132,10 +136,14 @@ def extract_regions(
 
 
 def _digest(found: Sequence[Found]) -> str:
-    """Which pictures are extracted, and from where."""
-    digest = sha256()
+    """Which pictures these are, from where, and in which state their files are."""
+    digest, states = sha256(), dict[Path, tuple[int, int]]()
     for one in found:
-        digest.update(f"{one.name}\0{one.where}\0{one.offset}\0{one.size}\n".encode(errors="surrogateescape"))
+        if one.path not in states:
+            status = one.path.stat()
+            states[one.path] = status.st_size, status.st_mtime_ns
+        text = f"{one.name}\0{one.where}\0{one.offset}\0{one.size}\0{states[one.path]}\n"
+        digest.update(text.encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 

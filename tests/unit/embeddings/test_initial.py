@@ -7,11 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from pretrain.base.errors import ConfigError, DataError
+from pretrain.config.load import load_job
 from pretrain.embeddings.config import EmbeddingJob
 from pretrain.embeddings.initial import InitialVectors, build_tables, with_initial_width
+from pretrain.embeddings.restore import load_embeddings
 from pretrain.embeddings.tables import EmbeddingTables
+from pretrain.embeddings.task import EmbeddingTask
+from pretrain.embeddings.vectors.word_vectors import WordVectors
+from tests.unit.embeddings.runs import make_run, tables
 
 INDEX = {"the": 0, "sea": 1, "queen": 2, "of": 3}
 LINES = "queen 1 2 3\nwhale 9 9 9\nthe -1 0.5 0\n"
@@ -64,24 +70,47 @@ def _job(path: Path, **model: object) -> EmbeddingJob:
 
 def test_width_is_that_of_the_vectors(tmp_path: Path) -> None:
     path = _file(tmp_path)
-    assert with_initial_width(_job(path)).model.dim == 3
-    assert with_initial_width(_job(path, dim=3)).model.dim == 3
+    initial = InitialVectors(path)
+    assert with_initial_width(_job(path), initial).model.dim == 3
+    assert with_initial_width(_job(path, dim=3), initial).model.dim == 3
     with pytest.raises(ConfigError, match=r"model.dim 300: the vectors of .*vectors.txt have 3 numbers"):
-        with_initial_width(_job(path, dim=300))
+        with_initial_width(_job(path, dim=300), initial)
 
 
 def test_generator_starts_like_the_discriminator(tmp_path: Path) -> None:
-    job = with_initial_width(_job(_file(tmp_path), context_init="copy"))
-    discriminator, generator = build_tables(job, INDEX), build_tables(job, INDEX, "generator", random_context=True)
+    initial = InitialVectors(_file(tmp_path))
+    job = with_initial_width(_job(initial.source, context_init="copy"), initial)
+    discriminator = build_tables(job, INDEX, initial)
+    generator = build_tables(job, INDEX, initial, "generator", random_context=True)
     assert generator.input[[0, 2]].equal(discriminator.input[[0, 2]])
     assert generator.context[[0, 2]].equal(discriminator.context[[0, 2]])
 
 
 def test_without_vectors_the_seed_decides(tmp_path: Path) -> None:
     job = EmbeddingJob.model_validate({"task": {"type": "ace"}, "data": {"files": ["text.txt"]}})
-    assert with_initial_width(job) is job
     assert not build_tables(job, INDEX).context.any()
-    assert build_tables(job, INDEX, "generator", random_context=True).context.any()
+    assert build_tables(job, INDEX, name="generator", random_context=True).context.any()
+
+
+def test_a_run_is_read_once_for_its_width_and_both_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "first", {"discriminator": tables(1)})
+    (tmp_path / "text.txt").write_text("the king the queen\n" * 400)
+    read: list[Path] = []
+
+    def counted(path: Path) -> WordVectors:
+        read.append(path)
+        return load_embeddings(path)
+
+    monkeypatch.setattr("pretrain.embeddings.initial.load_embeddings", counted)
+    own = [
+        f"model.init={run}", f"data.files={tmp_path / 'text.txt'}", f"data.cache={tmp_path / 'cache'}",
+        "data.workers=1", "negatives.number=2", f"run.dir={tmp_path / 'run'}",
+    ]  # fmt: skip
+    (tmp_path / "run").mkdir()
+    modules = EmbeddingTask(load_job("ace/finetune", own), tmp_path / "run").build_modules()
+    assert modules["discriminator"].input.shape == modules["generator"].input.shape == (3, 4)
+    assert torch.equal(modules["discriminator"].input, modules["generator"].input)
+    assert read == [run]
 
 
 def test_other_words_are_refused(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no manifest": (lambda folder: (folder / "manifest.json").unlink(), "no region store"),
     "linked": (_linked, "manifest.json: a link"),
     "no file": (lambda folder: (folder / "boxes.npy").unlink(), "boxes.npy is missing"),
-    "short": (_cut("features.npy"), "features.npy is damaged: .* bytes of <f4 .* are expected"),
+    "short": (_cut("features.npy"), r"^\S*features.npy is damaged: .* bytes of <f4 .* are expected"),
     "objects": (_other_type, "features.npy is damaged"),
     "version": (_manifest(format=2), "manifest.json: damaged or of another version: format"),
     "counts": (_manifest(regions=1 << 39), "'attribute_ids.npy' should have 2199023255680 bytes"),

@@ -15,13 +15,15 @@ from pretrain.config.load import job_from_mapping
 from pretrain.contrast.metrics import contrast_metrics, noise_invariance
 from pretrain.convert.evaluations import sections_of
 from pretrain.engine.run import run_job
+from pretrain.regions.picture import Labels
+from pretrain.regions.writer import write_store
 from pretrain.vision_language.batches import Assembler
 from pretrain.vision_language.evaluate import as_text, command, evaluate
 from pretrain.vision_language.export import command as export
 from pretrain.vision_language.prepare import prepare, vocabulary_of
 from pretrain.vision_language.restore import load_model, read_answers
 from tests.support import run_ranks
-from tests.vision_language import vision_language_mapping, write_sentences, write_small_store
+from tests.vision_language import make_pictures, vision_language_mapping, write_sentences, write_small_store
 
 WITHOUT = {"contrast": {"weight": 0.0}, "objectives": {"answers": 0.0}}
 
@@ -141,6 +143,10 @@ def test_other_files_and_stores(home: Path, tmp_path: Path) -> None:
     assert stored == ["other.json"]
     with pytest.raises(CheckpointError, match=r"than .* was trained on \(seed is 1 and 0\).*made in the same way$"):
         evaluate(home / "capt", data=[text], regions=write_small_store(tmp_path / "store", 10, seed=1))
+    wide = (p._replace(objects=Labels(p.objects.ids + 5, p.objects.scores)) for p in make_pictures(40) if p.objects)
+    write_store(tmp_path / "wide", wide, feature_dtype="fp32", features_of={"backend": "test", "seed": 0})
+    with pytest.raises(DataError, match=r"wide: object classes 0 to 11, and the model tells 7 apart"):
+        evaluate(home / "capt", data=[text], regions=tmp_path / "wide")
     with pytest.raises(DataError, match="nowhere"):
         evaluate(home / "capt", data=[tmp_path / "nowhere.json"])
 

@@ -120,6 +120,12 @@ def test_the_mean_of_all_draws_would_be_noticed_as_biased() -> None:
     assert not _agrees(world.estimates(with_itself), world.exact())
 
 
+def test_draws_that_earn_the_same_have_no_gradient_at_all() -> None:
+    """Not even that of rounding, which Adam would make a full step of."""
+    coefficients = torch.rand(500, 1).expand(-1, 5)
+    assert not score_gradient(coefficients).any()
+
+
 def test_a_step_along_it_earns_more() -> None:
     """Descending the gradient raises the mean reward: the generator moves to words that fool the discriminator."""
     world = World()

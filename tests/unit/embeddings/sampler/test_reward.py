@@ -29,6 +29,22 @@ def test_normalisation_is_the_papers(temperature: float) -> None:
     assert got.tolist() == pytest.approx(want, rel=1e-5)
 
 
+def test_rewards_that_hardly_differ_have_their_own_deviation() -> None:
+    """The mean of squares less the square of the mean is 0, or 1e-8 of rounding."""
+    rewards = 0.5 + 1e-10 * torch.arange(3, dtype=torch.float64)
+    assert RewardStatistics.of(rewards, torch.full((3,), 0.1)).deviation == pytest.approx(
+        1e-10 * (2 / 3) ** 0.5, rel=1e-4
+    )
+
+
+def test_the_mean_of_equal_rewards_is_exact() -> None:
+    """What it were off by, divided by a deviation of nearly nothing, would move every normalised reward."""
+    weights = (torch.rand(2048, 1, generator=torch.Generator().manual_seed(0)).double() / 7).expand(-1, 3)
+    rewards = torch.full((2048, 9), 0.5, dtype=torch.float64)[:, -3:]
+    statistics = RewardStatistics.of(rewards, weights)
+    assert (statistics.mean, statistics.deviation) == (0.5, 0.0)
+
+
 def test_masked_samples_do_not_count() -> None:
     rewards, weights = torch.tensor([1.0, 2.0, 100.0]), torch.tensor([1.0, 1.0, 0.0])
     assert RewardStatistics.of(rewards, weights) == RewardStatistics(1.5, 0.5)

@@ -58,3 +58,11 @@ def test_what_the_model_sees(models: Path, backend: str, kind: str, fit: str, si
     seen += [values[0, :, -1].mean() * width, values[1, -1].mean() * height]
     step = max(right - left, bottom - top) / min(pixels.shape[1:])  # of one pixel of the input
     np.testing.assert_allclose(seen, [left, top, right, bottom], atol=1.5 * step)
+
+
+def test_a_picture_so_narrow_that_it_would_be_resized_to_gigabytes_is_refused(models: Path) -> None:
+    narrow = Image.new("RGB", (2, 40_000))
+    crop, whole = (Preparation(models / "clip", FAMILIES["vit"]["clip"], fit) for fit in ("crop", "whole"))
+    with pytest.raises(ValueError, match="2 x 40000 pixels would be resized to a length of 800000, over 65536"):
+        crop(narrow)
+    assert whole(narrow).pixels.shape == (3, 32, 32)

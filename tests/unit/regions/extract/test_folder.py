@@ -37,8 +37,10 @@ def _changed(folder: Path, out: Path, name: str, change: Callable[[dict[str, Any
         ("vit", "vit", {"quantization_config": {"quant_method": "gptq"}}, "quantized weights cannot be read"),
         ("vit", "vit", {"hidden_size": 48}, "not a ViTModel|of another shape"),
         ("vit", "vit", {"num_hidden_layers": 3}, "weights of ViTModel missing"),
+        ("vit", "vit", {"num_hidden_layers": 10**9}, r"num_hidden_layers is 1000000000, and the weights have only \d+"),
         ("vit", "vit", {"num_attention_heads": "two"}, "not a ViTModel"),
         ("clip", "vit", {"vision_config": "elsewhere"}, "vision_config is 'elsewhere'"),
+        ("detr", "detr", {"backbone_config": {"model_type": "resnet", "depths": [10**9]}}, r"depths is \[1000000000\]"),
         ("detr", "detr", {"backbone_config": None, "backbone": "resnet50"}, r"'resnet50' of another package \(timm\)"),
         ("detr", "detr", {"backbone_config": {"model_type": "timm_backbone"}}, "of another package"),
     ],
@@ -49,12 +51,21 @@ def test_what_is_refused(models: Path, tmp_path: Path, kind: str, backend: str, 
         load_vision_model(folder, backend)
 
 
+def test_keys_that_change_the_form_of_the_output_are_not_followed(models: Path, tmp_path: Path) -> None:
+    keys = {"return_dict": False, "output_hidden_states": True}
+    folder = _changed(models / "vit", tmp_path / "model", "config.json", lambda config: config.update(keys))
+    output = load_vision_model(folder, "vit").network(pixel_values=torch.zeros(1, 3, 32, 32))
+    assert output.last_hidden_state.shape == (1, 17, 32)
+    assert output.hidden_states is None
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [
         ({"auto_map": {"AutoImageProcessor": "evil.Evil"}}, "'auto_map' names code to run"),
         ({"image_processor_type": "EvilProcessor"}, "image_processor_type is 'EvilProcessor'; known: ViT"),
-        ({"size": {"height": 10**9, "width": 32}}, "does not say how large the input is"),
+        ({"size": {"height": 10**9, "width": 32}}, r"size is .*; at most 4096 pixels are possible"),
+        ({"pad_size": {"height": 60000, "width": 60000}}, "pad_size is .*; at most 4096 pixels"),
         ({"size": "large"}, "not a ViTImageProcessor|does not say"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,30 @@ def test_parts_of_something_else_are_not_used(home: Path, tmp_path: Path, caplog
     assert again.seen == list(range(1, NUMBER + 1))
     assert "beginning anew" in caplog.text
     assert RegionStore.open(tmp_path / "store").manifest.features_of["backend"] == "detr"
+
+
+def test_pictures_that_have_changed_are_looked_at_again(home: Path, tmp_path: Path) -> None:
+    """The one that stopped the extraction was mended: the other parts are as they were."""
+    shutil.copytree(home, tmp_path / "home")
+    home = tmp_path / "home"
+    with pytest.raises(InterruptedForTestError):
+        _extract(home, tmp_path / "store", Progress(last=7))
+    (home / "pictures" / "p2.png").write_bytes(as_bytes(picture(55, 44, 9)))
+    again = Progress()
+    _extract(home, tmp_path / "store", again)
+    assert again.seen == [3, 4, 7], "of four parts the second, and the last, which was not there"
+    _extract(home, tmp_path / "whole", Progress())
+    assert _hashes(tmp_path / "store") == _hashes(tmp_path / "whole")
+
+
+def test_what_was_skipped_stops_an_extraction_that_skips_nothing(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "decode", _broken(home, {"p2"}))
+    with pytest.raises(InterruptedForTestError):
+        _extract(home, tmp_path / "store", Progress(last=7), skip=True)
+    with pytest.raises(DataError, match=r"p2\.png.*--skip-damaged"):
+        _extract(home, tmp_path / "store", Progress())
 
 
 def test_damaged_pictures_can_be_skipped_in_the_second_try(

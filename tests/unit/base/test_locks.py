@@ -1,0 +1,33 @@
+"""The lock of a process ends with that process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+from pretrain.base.locks import file_lock, is_locked
+
+
+def _outlive(started: Event) -> None:
+    started.set()
+    time.sleep(60)
+
+
+def test_a_forked_process_does_not_hold_the_lock(tmp_path: Path) -> None:
+    """Loader workers live some seconds longer than a rank that was killed, which is to be resumed at once."""
+    context = multiprocessing.get_context("fork")
+    started = context.Event()
+    worker = context.Process(target=_outlive, args=(started,))
+    with file_lock(tmp_path / "lock"):
+        worker.start()
+        assert started.wait(60)
+        assert is_locked(tmp_path / "lock")
+    try:
+        assert not is_locked(tmp_path / "lock")
+        with file_lock(tmp_path / "lock", refusal="held by the worker"):
+            pass
+    finally:
+        worker.kill()
+        worker.join()
