@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -87,6 +88,7 @@ def evaluate(
     Which options have a meaning depends on the task that the checkpoint was trained on.
     """
     o.quiet(context)
+    _refuse_overwriting((predictions, out), (*(text or ()), *(data or ()), word_similarity, analogies))
     given = {
         "text": text, "data": data, "predictions": predictions, "sts": sts, "out": out, "pooler": pooler,
         "samples": samples, "length": length, "batch": batch, "split": split, "draws": draws, "weighted": weighted,
@@ -109,6 +111,16 @@ def evaluate(
         o.echo_json(result)
     else:
         typer.echo(module.as_text(result))
+
+
+def _refuse_overwriting(outputs: Iterable[Path | None], inputs: Iterable[Path | None]) -> None:
+    """Refuse to write what is measured into the file that it is measured on."""
+    from pretrain.base.errors import ConfigError
+
+    read = [path for path in inputs if path is not None and path.exists()]
+    for out in outputs:
+        if out is not None and out.exists() and any(out.samefile(path) for path in read):
+            raise ConfigError(f"{out} is read, and would be overwritten: name another file to write")
 
 
 def _task_of(path: Path) -> str:

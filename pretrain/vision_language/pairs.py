@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ class EncodedPairs:
 def write_pairs(
     folder: Path,
     *,
-    sentences: Sequence[Int32[np.ndarray, " _"]],
+    sentences: Iterable[Int32[np.ndarray, " _"]],
     pictures: Int64[np.ndarray, " n"],
     untrue: Bool[np.ndarray, " n"],
     answers: Iterable[Mapping[int, float]],
@@ -118,17 +119,21 @@ def write_pairs(
 
     Args:
         folder: appears whole or not at all.
-        sentences: tokens of each, special ones apart.
+        sentences: tokens of each, special ones apart; read once, one at a time.
         pictures: row of each one's picture in the region store.
         untrue: whether it is a statement that does not hold.
         answers: score of each class of answers to each sentence.
         longest: so many tokens of a sentence are kept.
     """
-    kept = [words[:longest] for words in sentences]
+    tokens, lengths, cut = array("i"), array("q"), 0
+    for words in sentences:
+        tokens.frombytes(words[:longest].astype(np.int32, copy=False).tobytes())
+        lengths.append(min(len(words), longest))
+        cut += len(words) > longest
     known = [{class_: score for class_, score in each.items() if score > 0} for each in answers]
     arrays = {
-        "tokens": np.concatenate(kept, dtype=np.int32) if kept else np.empty(0, np.int32),
-        "token_starts": _starts([len(words) for words in kept]),
+        "tokens": np.array(tokens, dtype=np.int32),
+        "token_starts": _starts(lengths),
         "pictures": pictures.astype(np.int64),
         "untrue": untrue.astype(bool),
         "answer_ids": np.array([class_ for each in known for class_ in each], dtype=np.int32),
@@ -136,10 +141,10 @@ def write_pairs(
         "answer_starts": _starts([len(each) for each in known]),
     }
     record = PairsRecord(
-        pairs=len(kept),
+        pairs=len(lengths),
         tokens=len(arrays["tokens"]),
         answers=len(arrays["answer_ids"]),
-        cut=sum(len(words) > longest for words in sentences),
+        cut=cut,
     )
     with new_folder(folder) as partial:
         for name, values in arrays.items():

@@ -7,11 +7,12 @@ mapped by all: nine million sentences are no Python objects in any rank that tra
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int32
 
 from pretrain.base.errors import ConfigError, DataError, counted
 from pretrain.base.locks import cache_lock
@@ -30,6 +31,7 @@ from pretrain.vision_language.data.answers import (
     load_table,
     log_coverage,
 )
+from pretrain.vision_language.data.examples import Example
 from pretrain.vision_language.pairs import EncodedPairs, write_pairs
 from pretrain.vision_language.sizes import completed
 from pretrain.vision_language.sources import DataFiles, Split, data_files, digest_of
@@ -38,6 +40,8 @@ from pretrain.vision_language.vocabulary import trained_on
 from tokenizer.encode import TextTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
+_TOGETHER = 1 << 15
+"""Sentences that are encoded at once."""
 _VERSION = 1
 """Of the encoded pairs: counts up when the same sentences would give other arrays."""
 
@@ -193,12 +197,18 @@ def _encode(
     ]
     write_pairs(
         folder,
-        sentences=tokenizer.encode_batch([example.text for example in examples]),
+        sentences=_encoded(tokenizer, examples),
         pictures=store.rows([example.pictures[0] for example in examples], split.what),
         untrue=np.array([example.truth is False for example in examples]),
         answers=scored,
         longest=length - 2,
     )
+
+
+def _encoded(tokenizer: TextTokenizer, examples: Sequence[Example]) -> Iterator[Int32[np.ndarray, " _"]]:
+    """The tokens of each sentence; of nine million sentences they are never all arrays of their own at once."""
+    for start in range(0, len(examples), _TOGETHER):
+        yield from tokenizer.encode_batch([example.text for example in examples[start : start + _TOGETHER]])
 
 
 def class_scores(table: AnswerTable, answers: Mapping[str, float]) -> dict[int, float]:

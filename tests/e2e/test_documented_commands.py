@@ -45,6 +45,7 @@ MADE_BY = {
     "data.regions=store": ("store", IMPORT),
     "exported-st": ("exported-st", EXPORT),
     "words.txt": ("words.txt", ["convert", "runs/words", "words.txt", "--to", "word2vec"]),
+    "model.init=words.txt": ("words.txt", ["convert", "runs/words", "words.txt", "--to", "word2vec"]),
     "words.bin": ("words.bin", ["convert", "runs/words", "words.bin", "--to", "gensim"]),
     "runs/first/export/st": ("runs/first/export/st", [*EXPORT[:2], "runs/first/export/st", *EXPORT[3:]]),
 }

@@ -12,7 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from pretrain.base.errors import DataError, counted
-from pretrain.base.files import open_regular
+from pretrain.base.files import open_regular, printable
+from pretrain.regions.checks import check_name
 from pretrain.regions.extract.damage import Damage
 
 logger = logging.getLogger(__name__)
@@ -136,6 +137,10 @@ def _name(path: PurePosixPath, names: str) -> str:
         name.encode()
     except UnicodeEncodeError:
         raise DataError(f"{str(path)!a}: the name is not UTF-8 text; rename the file") from None
+    try:
+        check_name(name)
+    except DataError as problem:
+        raise DataError(f"{printable(str(path))}: {problem}; rename the file") from None
     return name
 
 

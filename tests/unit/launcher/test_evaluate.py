@@ -219,3 +219,14 @@ def test_a_missing_path_is_never_asked_for_at_the_hub(
     code, out, err = capt(*verb, path, *more)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--predictions", "--out"])
+def test_the_file_that_is_measured_on_is_not_overwritten(tmp_path: Path, capt: Run, option: str) -> None:
+    (tmp_path / "data.json").write_text("[]")
+    (tmp_path / "link.json").symlink_to(tmp_path / "data.json")
+    code, _, said = capt("evaluate", str(tmp_path), "--data", f"{tmp_path}/data.json", option, f"{tmp_path}/link.json")
+    assert (code, said) == (
+        2,
+        f"error: {tmp_path}/link.json is read, and would be overwritten: name another file to write\n",
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from pretrain.vision_language import prepare as prepare_module
 from pretrain.vision_language.config import VisionLanguageJob
 from pretrain.vision_language.prepare import prepare
 from tests.vision_language import CLASSES, COLOURS, FEATURES, vision_language_mapping, write_small_store
+from tokenizer.encode import TextTokenizer
 
 
 def _job(folder: Path, **changes: Any) -> VisionLanguageJob:
@@ -149,6 +152,25 @@ def test_inputs_are_described_without_reading_them(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text('{"annotations": []}')
     with pytest.raises(DataError, match=r"other.json: the classes of its 1 answers are not"):
         _job(tmp_path, data={"answers": str(tmp_path / "other.json")}).check_inputs()
+
+
+def test_sentences_are_encoded_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the same arrays: all at once, nine million sentences are objects of many gigabytes."""
+    folder = prepare(_job(tmp_path)).train.folder
+    whole = {path.name: np.load(path) for path in folder.glob("*.npy")}
+    shutil.rmtree(folder)
+    sizes, encode = [], TextTokenizer.encode_batch
+
+    def counted(self: TextTokenizer, texts: Sequence[str]) -> Any:
+        sizes.append(len(texts))
+        return encode(self, texts)
+
+    monkeypatch.setattr(TextTokenizer, "encode_batch", counted)
+    monkeypatch.setattr(prepare_module, "_TOGETHER", 7)
+    assert prepare(_job(tmp_path)).train.folder == folder
+    assert max(sizes) == 7
+    for name, values in whole.items():
+        assert np.array_equal(values, np.load(folder / name)), name
 
 
 @pytest.mark.parametrize("name", ["pictures", "tokens", "answer_ids", "token_starts", "answer_starts"])

@@ -107,3 +107,10 @@ def test_an_empty_file_is_named(tmp_path: Path) -> None:
     (one,) = find_pictures([tmp_path], "stem", Damage(False))
     with pytest.raises(DataError, match="an empty file"):
         read_picture(one)
+
+
+def test_a_name_that_no_store_can_hold_is_found_at_once(tmp_path: Path) -> None:
+    """And not after hours, when its picture is reached."""
+    (tmp_path / "two\nlines.png").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"two.*lines\.png: 'two\\nlines' is no name for a picture.*; rename the file"):
+        find_pictures([tmp_path], "stem", Damage(skip=True))
