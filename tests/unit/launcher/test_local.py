@@ -42,7 +42,8 @@ def launcher(tmp_path: Path):
     started: list[subprocess.Popen[bytes]] = []
 
     def start(script: str, count: int = 2) -> subprocess.Popen[bytes]:
-        driver = (
+        driver = (  # a suite under nohup hands down that a hang-up is ignored, which run_ranks then leaves as it is
+            "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL);"
             "import sys; from launcher.backends.local import run_ranks; from launcher.plan import Command;"
             "end = run_ranks(tuple(Command((sys.executable, '-S', '-c', sys.argv[1]), {'RANK': str(r)})"
             " for r in range(int(sys.argv[2]))), patience=1); print(end.reason, file=sys.stderr); sys.exit(end.code)"
