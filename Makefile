@@ -11,7 +11,7 @@ PICTURES ?= 3000
 PRETRAINING ?= model.size=tiny model.initializer_range=0.08 optimizer.lr=1.0e-3 \
     schedule.max_steps=1000 schedule.warmup_steps=100 schedule.stop_after=250
 FINETUNING  ?= model.dropout=0 model.attention_dropout=0 batch.global=64 optimizer.lr=1.0e-3
-EPOCHS_VQA   ?= 12
+EPOCHS_VQA   ?= 5
 EPOCHS_GQA   ?= 3
 EPOCHS_NLVR2 ?= 8
 WORKERS ?= 2
