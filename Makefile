@@ -7,13 +7,13 @@ ARGS   ?=
 FUZZ   ?= 10000
 # Of make quickstart-vl: its folder, its size, and keys for pretraining and fine-tuning.
 VL     ?= runs/quickstart-vl
-PICTURES ?= 3000
+PICTURES ?= 2500
 PRETRAINING ?= model.size=tiny model.initializer_range=0.08 optimizer.lr=1.0e-3 \
     schedule.max_steps=1000 schedule.warmup_steps=100 schedule.stop_after=250
 FINETUNING  ?= model.dropout=0 model.attention_dropout=0 batch.global=64 optimizer.lr=1.0e-3
 EPOCHS_VQA   ?= 5
 EPOCHS_GQA   ?= 3
-EPOCHS_NLVR2 ?= 8
+EPOCHS_NLVR2 ?= 6
 WORKERS ?= 2
 
 # CAPT_DATA may name a folder of the user's own text; without it the docstrings of the installed packages are the corpus.
