@@ -85,7 +85,7 @@ class Vocabulary:
         """
         words, counts = [], []
         seen: set[str] = set()
-        for number, line in enumerate(read_lines([path]), 1):  # only \\n ends a line: a word may hold its relatives
+        for number, line in enumerate(read_lines([path]), 1):  # only \n ends a line: a word may hold its relatives
             word, _, count = line.rpartition(" ")
             if not word or word.split() != [word] or not (count.isdecimal() and count.isascii() and len(count) < 19):
                 raise DataError(f"{path}, line {number}: {printable(line, 80)!r} is not `word count`")
