@@ -16,7 +16,7 @@ from finetune.visual.objective import objective_of
 from finetune.visual.permute import Permute, require_scenes
 from finetune.visual.pretrained import encoder_of, read_backbone
 from finetune.visual.restore import ANSWERS, classifier, read_answers
-from pretrain.base.errors import CheckpointError, ConfigError
+from pretrain.base.errors import ConfigError
 from pretrain.base.verification import Verifier
 from pretrain.config.schema import Job
 from pretrain.engine.verification import all_ranks
@@ -25,6 +25,7 @@ from pretrain.models.lxmert.flops import encoder_flops
 from pretrain.regions.store import RegionStore
 from pretrain.vision_language.features import FeatureKind, read_features, require_features
 from pretrain.vision_language.inputs import require
+from pretrain.vision_language.restore import require_same_answers
 from pretrain.vision_language.sources import located
 from pretrain.vision_language.vocabulary import tokenizer_folder
 from tokenizer.encode import TextTokenizer, load_tokenizer
@@ -104,12 +105,8 @@ class VisualFineTuning(FineTuningTask):
         trained_on = read_features(folder)
         if trained_on is not None:
             require_features(self.store, trained_on, str(folder), allow_other=self.job.data.allow_other_features)
-        before = read_answers(self.job, folder)
-        if (before and before.answers) != (self.answers and self.answers.answers):
-            raise CheckpointError(
-                f"{folder}: trained with another answer table than this job's; set data.answers to a copy of "
-                f"{folder / ANSWERS}"
-            )
+        tables = (read_answers(self.job, folder), self.answers)
+        require_same_answers(folder, *(None if table is None else table.answers for table in tables))
         if self.job.data.allow_change and isinstance(state.get("data"), str):
             state = {**state, "data": self._identity["data"].value}
         super().load_state(folder, state)

@@ -76,6 +76,15 @@ def read_answers(checkpoint: Path, classes: int) -> tuple[str, ...] | None:
     return answers
 
 
+def require_same_answers(checkpoint: Path, before: tuple[str, ...] | None, now: tuple[str, ...] | None) -> None:
+    """Raise ``CheckpointError`` where the classes of a resumed run would mean other answers than its checkpoint's."""
+    if before != now:
+        raise CheckpointError(
+            f"{checkpoint}: trained with another answer table than this job's; set data.answers as it was, or to a "
+            f"copy of {checkpoint / ANSWERS}"
+        )
+
+
 def _sizes(config: LxmertConfig, checkpoint: Path) -> LxmertConfig:
     missing = [name for name in _DECIDED if getattr(config, name) is None]
     if missing:

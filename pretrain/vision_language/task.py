@@ -10,7 +10,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pretrain.base.errors import CheckpointError
 from pretrain.config.schema import Job
 from pretrain.contrast import ContrastStats
 from pretrain.contrast.task import ContrastState, ContrastTask, Scales
@@ -27,7 +26,7 @@ from pretrain.vision_language.features import REGIONS, FeatureKind, read_feature
 from pretrain.vision_language.module import VisionLanguageModule
 from pretrain.vision_language.objectives import Counts, divisors, loss_sums
 from pretrain.vision_language.prepare import Prepared, prepare
-from pretrain.vision_language.restore import ANSWERS, read_answers
+from pretrain.vision_language.restore import ANSWERS, read_answers, require_same_answers
 from pretrain.vision_language.start import start_from
 from pretrain.vision_language.validation import validate
 
@@ -85,11 +84,8 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
         trained_on, answers = read_features(folder), self.prepared.answers
         if trained_on is not None:
             require_features(self.prepared.store, trained_on, str(folder))
-        if answers is not None and read_answers(folder, len(answers)) != answers.answers:
-            raise CheckpointError(
-                f"{folder}: trained with another answer table than this job's; set data.answers as it was, or to a "
-                f"copy of {folder / ANSWERS}"
-            )
+        if answers is not None:
+            require_same_answers(folder, read_answers(folder, len(answers)), answers.answers)
 
     def build_module(self) -> nn.Module:
         """LXMERT with its heads (and the temperature, when learned), or what ``model.init`` names."""
