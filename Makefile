@@ -8,12 +8,11 @@ FUZZ   ?= 10000
 # Of make quickstart-vl: its folder, its size, and keys for pretraining and fine-tuning.
 VL     ?= runs/quickstart-vl
 PICTURES ?= 2500
-PRETRAINING ?= model.size=tiny model.initializer_range=0.08 optimizer.lr=1.0e-3 \
-    schedule.max_steps=1000 schedule.warmup_steps=100 schedule.stop_after=250
-FINETUNING  ?= model.dropout=0 model.attention_dropout=0 batch.global=64 optimizer.lr=1.0e-3
-EPOCHS_VQA   ?= 5
+PRETRAINING ?= schedule.stop_after=400
+FINETUNING  ?= model.dropout=0 model.attention_dropout=0 optimizer.lr=5.0e-4
+EPOCHS_VQA   ?= 3
 EPOCHS_GQA   ?= 3
-EPOCHS_NLVR2 ?= 6
+EPOCHS_NLVR2 ?= 4
 WORKERS ?= 2
 
 # CAPT_DATA may name a folder of the user's own text; without it the docstrings of the installed packages are the corpus.
@@ -71,7 +70,7 @@ quickstart-vl: install
 	$(BIN)/capt regions import $(WORLD)/pictures/*.tsv $(WORLD)/nlvr2/*.tsv --out $(VL)/store
 	$(BIN)/capt regions inspect $(VL)/store --picture COCO_train2014_000000000001 --draw $(VL)/boxes.png \
 	    --objects $(WORLD)/objects.txt --attributes $(WORLD)/attributes.txt
-	$(BIN)/capt pretrain capt_vl_small --nproc 2 run.dir=$(VL)/pretraining $(STORE) data.train=$(WORLD)/pretraining/train.json \
+	$(BIN)/capt pretrain capt_vl_microworld --nproc 2 run.dir=$(VL)/pretraining $(STORE) data.train=$(WORLD)/pretraining/train.json \
 	    data.validation=$(WORLD)/pretraining/validation.json data.answers=$(WORLD)/answers.json $(PRETRAINING) $(ARGS) || test $$? -eq 75
 	$(BIN)/capt resume $(VL)/pretraining
 	$(BIN)/capt finetune vqa run.dir=$(VL)/vqa model.init=$(VL)/pretraining $(TUNED) data.answers=$(WORLD)/answers.json \

@@ -10,6 +10,8 @@ import ast
 import datetime
 import json
 import logging
+import os
+import shlex
 import subprocess
 import sys
 import time
@@ -41,13 +43,21 @@ def find_benchmarks(names: Sequence[str], root: Path = Path(__file__).parents[1]
     return {name: found[name] for name in names or found}
 
 
-def run_benchmarks(benchmarks: dict[str, Path], out: Path) -> int:
-    """Run benchmarks one after the other and write ``out/NAME.json`` and ``out/NAME.md``; 1 if any failed, else 0."""
+def run_benchmarks(benchmarks: dict[str, Path], out: Path, options: Sequence[str] = ()) -> int:
+    """Run benchmarks one after the other and write ``out/NAME.json`` and ``out/NAME.md``; 1 if any failed, else 0.
+
+    ``options`` are of the benchmark itself.
+
+    Raises:
+        ConfigError: there are options, and not exactly one benchmark that they could be of.
+    """
+    if options and len(benchmarks) != 1:
+        raise ConfigError(f"{' '.join(options)}: options of a benchmark need exactly one: capt bench NAME -- OPTIONS")
     out.mkdir(parents=True, exist_ok=True)
     failed = []
     for name, path in benchmarks.items():
         log.info("%s ...", name)
-        record = _run(name, path)
+        record = _run(name, path, options)
         (out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         (out / f"{name}.md").write_text(markdown(record), encoding="utf-8")
         log.info("%s: exit code %d after %.0f s, %s", name, record["exit_code"], record["seconds"], out / f"{name}.md")
@@ -85,16 +95,19 @@ def markdown(record: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _run(name: str, path: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", f"tests.benchmarks.{path.stem}"]
+def _run(name: str, path: Path, options: Sequence[str]) -> dict[str, Any]:
+    words = ["-m", f"tests.benchmarks.{path.stem}", *options]
+    command = [sys.executable, *words]
     begin = time.monotonic()
-    done = subprocess.run(command, cwd=path.parents[2], env=inherited(), stdout=subprocess.PIPE, text=True, check=False)
+    root, env = path.parents[2], inherited()  # the working folder is not on the module path (pretrain.base.safe_path)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH")]))
+    done = subprocess.run(command, cwd=root, env=env, stdout=subprocess.PIPE, text=True, check=False)
     versions = dict(provenance())
     revision = versions.pop("revision")
     return {
         "name": name,
         "title": _title(path),
-        "command": f"python -m tests.benchmarks.{path.stem}",
+        "command": shlex.join(["python", *words]),
         "date": datetime.date.today().isoformat(),
         "hardware": machine.hardware_summary(),
         "versions": versions,

@@ -19,7 +19,9 @@ def register(app: typer.Typer) -> None:
     """Add ``report``, ``doctor`` and ``bench`` to the command line."""
     app.command(epilog="\b\nExample: capt report runs/first runs/second --out report")(report)
     app.command(epilog="\b\nExample: capt doctor --json")(doctor)
-    app.command(epilog="\b\nExample: capt bench contrast --out docs/benchmarks")(bench)
+    app.command(
+        epilog="\b\nExamples:\n  capt bench contrast --out docs/benchmarks\n  capt bench ace -- --files my.txt"
+    )(bench)
 
 
 def report(
@@ -71,7 +73,10 @@ def _show_table(checks: list[Check]) -> None:
 
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME...]", help="Names of benchmarks (default: all).")
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME...]", help="Names of benchmarks (default: all); after -- options of the one named."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for NAME.json and NAME.md.")] = Path("docs/benchmarks"),
     show: Annotated[bool, typer.Option("--list", help="List the benchmarks and stop.")] = False,
@@ -79,8 +84,10 @@ def bench(
     """Run the benchmarks of a source checkout and write their results with command, versions and hardware."""
     from launcher.bench import find_benchmarks, run_benchmarks
 
-    benchmarks = find_benchmarks(names or [])
+    words = names or []
+    first = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
+    benchmarks = find_benchmarks(words[:first])
     if show:
         typer.echo("\n".join(benchmarks))
         return 0
-    return run_benchmarks(benchmarks, out)
+    return run_benchmarks(benchmarks, out, words[first:])

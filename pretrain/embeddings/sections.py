@@ -48,7 +48,7 @@ class GeneratorSection(Section):
     """The generator: two tables of its own, a softmax over the vocabulary, trained with REINFORCE."""
 
     type: Literal["adagrad", "sparse_adam", "sgd"] = Field("sparse_adam", description="optimizer of the generator")
-    lr: PositiveFloat = Field(1e-3, description="learning rate of the generator")
+    lr: PositiveFloat = Field(1e-2, description="learning rate of the generator")
     every: PositiveInt = Field(16, description="updates of the discriminator for one of the generator")
     samples: int = Field(
         5, ge=2, le=65_536, description="words drawn for each centre; their weight makes `number` of each pair"

@@ -40,15 +40,7 @@ SIZES = ["size=micro", "initializer_range=0.12", "dropout=0", "attention_dropout
 EXACT = ["model.dropout=0", "model.attention_dropout=0"]
 """Of fine-tuning on the microworld, whose labels are exact and whose pictures are many."""
 PRETRAINING: dict[str, list[str]] = {
-    "microworld": [
-        "capt_vl_nlvr1",
-        "data.sequence_length=24",
-        "objectives.mismatched=0.1",
-        "batch.global=256",
-        "batch.micro=256",
-        "optimizer.lr=3e-3",
-        "validate.samples=256",
-    ],
+    "microworld": ["capt_vl_microworld", "batch.micro=256"],
     "nlvr1": ["capt_vl_nlvr1", "batch.micro=64"],
 }
 CAPT = ["contrast.weight=1", "contrast.queue=512", "contrast.queue_start=500"]

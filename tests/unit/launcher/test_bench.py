@@ -51,3 +51,17 @@ def test_unknown_names_and_missing_checkouts_are_refused(checkout: Path) -> None
         find_benchmarks(["god"], checkout)
     with pytest.raises(ConfigError, match="source checkout"):
         find_benchmarks([], checkout / "docs")
+
+
+def test_options_reach_the_one_benchmark_that_is_named(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # as `capt` sets it
+    (checkout / "tests/benchmarks/bench_said.py").write_text(
+        'import json, sys\nprint(json.dumps({"said": " ".join(sys.argv[1:])}))\n'
+    )
+    out, options = checkout / "docs", ["--files", "my text.txt"]
+    assert run_benchmarks(find_benchmarks(["said"], checkout), out, options) == 0
+    record = json.loads((out / "said.json").read_text())
+    assert record["result"] == {"said": "--files my text.txt"}
+    assert record["command"] == "python -m tests.benchmarks.bench_said --files 'my text.txt'"
+    with pytest.raises(ConfigError, match="exactly one"):
+        run_benchmarks(find_benchmarks([], checkout), out, options)
