@@ -169,7 +169,7 @@ def main() -> int:
         "vocabulary": options.vocabulary,
         "dim": DIM,
     }
-    print(json.dumps(result, indent=1))
+    print(json.dumps(result))
     return 0 if timings.ratio >= BOUND else 1
 
 

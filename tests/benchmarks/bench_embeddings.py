@@ -153,7 +153,7 @@ def main() -> int:
         "dim": options.dim,
         "turns": options.turns,
     }
-    print(json.dumps(result, indent=1))
+    print(json.dumps(result))
     return 0 if ratio >= BOUND else 1
 
 
