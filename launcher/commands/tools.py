@@ -20,7 +20,8 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="\b\nExample: capt report runs/first runs/second --out report")(report)
     app.command(epilog="\b\nExample: capt doctor --json")(doctor)
     app.command(
-        epilog="\b\nExamples:\n  capt bench contrast --out docs/benchmarks\n  capt bench ace -- --files my.txt"
+        epilog="\b\nExample: capt bench contrast --out docs/benchmarks\n"
+        "Options of a benchmark follow two dashes: capt bench ace -- --files my.txt"
     )(bench)
 
 
