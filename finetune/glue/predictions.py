@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from pretrain.base.errors import CheckpointError, DataError
 from pretrain.base.progress import ProgressCallback
 from pretrain.engine.checkpoint import read_job
 from pretrain.engine.checkpoint.manifest import MANIFEST
-from pretrain.report.sweeps import Study, SweepRecord, Trial, read_sweep
+from pretrain.report.sweeps import Study, SweepRecord, read_sweep
 
 logger = logging.getLogger(__name__)
 
@@ -61,31 +61,32 @@ def predict_tests(
 
 
 def best_checkpoints(sweep: SweepRecord) -> dict[str, Path]:
-    """The best checkpoint of the best trial of each GLUE task in ``sweep``, among those that kept theirs.
+    """The checkpoint of each GLUE task in ``sweep``: of the setting with the best median, the seed that has it.
 
-    Raises ``CheckpointError`` for a task whose trials kept none.
+    Where several studies are of a task the one with the better median counts, as in the report.
+
+    Raises:
+        CheckpointError: a task has no finished trial, or the one that is to predict kept no checkpoint.
     """
-    best: dict[str, Path] = {}
     tasks: dict[str, list[Study]] = {}
     for study in sweep.studies:
         if study.config.get("task.type") == "glue":
             tasks.setdefault(str(study.config.get("data.task")), []).append(study)
-    for task, studies in tasks.items():
-        kept = [candidate for study in studies for trial in study.trials if (candidate := _candidate(study, trial))]
-        if not kept:
-            names = ", ".join(study.name for study in studies)
-            raise CheckpointError(
-                f"{sweep.folder}: no trial of {names} has a checkpoints/best; keep_checkpoints says how many stay"
-            )
-        best[task] = max(kept, key=lambda candidate: candidate[0])[1]
-    return best
+    return {task: _checkpoint(sweep, studies) for task, studies in tasks.items()}
 
 
-def _candidate(study: Study, trial: Trial) -> tuple[float, Path] | None:
+def _checkpoint(sweep: SweepRecord, studies: Sequence[Study]) -> Path:
+    judged = [(study.sign * study.best.median, trial) for study in studies if study.best and (trial := study.chosen)]
+    if not judged:
+        raise CheckpointError(f"{sweep.folder}: no trial of {', '.join(study.name for study in studies)} is finished")
+    _, trial = max(judged, key=lambda pair: pair[0])
     best = trial.run / "checkpoints" / "best"
-    if trial.score is None or not (best / MANIFEST).is_file():
-        return None
-    return study.sign * trial.score, best
+    if not (best / MANIFEST).is_file():
+        raise CheckpointError(
+            f"{best}: no checkpoint, and this trial stands for {trial.study}: its score is the median of the best "
+            "setting; run the sweep with sweep.keep_checkpoints of 1 or more"
+        )
+    return best
 
 
 def _test_set(output: SubmissionFile, checkpoint: Path, data: Path | None) -> Examples:

@@ -96,9 +96,13 @@ class NoScheduler(Section):
 
 
 class Asha(Section):
-    """Asynchronous successive halving (Li et al. 2020): the worst trials end early. Time counts in validations."""
+    """Asynchronous successive halving (Li et al. 2020): the worst settings end early. Time counts in validations.
 
-    type: Literal["asha"] = Field(description="end the worst trials early")
+    Settings are compared by the first seed. Those that reach the end are run with the other seeds, whole: a median over
+    the seeds that survived would be none.
+    """
+
+    type: Literal["asha"] = Field(description="end the worst settings early, judged by the first seed")
     grace: PositiveInt = Field(1, description="validations before a trial may be ended")
     reduction: Annotated[float, Field(gt=1)] = Field(3, description="one trial out of this many goes on at each rung")
 
@@ -171,7 +175,8 @@ class Sweep(Section):
     trial: TrialSection = TrialSection()
     overrides: dict[str, Any] = Field({}, description="keys of every trial's job")
     keep_checkpoints: NonNegativeInt = Field(
-        1, description="how many of the best trials of a study keep their checkpoints"
+        1,
+        description="how many trials of a study keep their checkpoints: first the median seed of the best setting",
     )
 
     @field_validator("studies")

@@ -117,7 +117,7 @@ def _run(
             except KeyboardInterrupt:  # the second one: no trial saves any more
                 driver.stopping = True
     for study in specs:
-        trial_log.drop_checkpoints(study)
+        trial_log.drop_checkpoints(study, ended=not driver.stopping)
     shutil.rmtree(plan.folder / _TUNE, ignore_errors=True)
     plan.stop_file.unlink(missing_ok=True)
     if driver.fatal:
@@ -132,6 +132,8 @@ def _groups(
 
     Trials that do not know of each other go in one group, so that no core waits for the end of a study.
     """
+    from ray.tune.schedulers import FIFOScheduler
+
     from launcher.sweep import search
 
     kind = sweep.scheduler.type
@@ -141,17 +143,30 @@ def _groups(
         return
     for study, found in specs.items():
         scheduler = search.scheduler(sweep, study)
+        seeds = sweep.sweep.seeds[:1] if kind == "asha" else sweep.sweep.seeds
         if sweep.search.type == "optuna":
             settings = {json.dumps(p.params): p.params for p in _possible_trials(sweep, plan, study, found)}
-            searcher, number = search.optuna(sweep, study, trial_log, list(settings.values()))
-            yield searcher, scheduler, [], {"study": study, "seeds": sweep.sweep.seeds}, number
-            continue
-        left = [spec for spec in found if not trial_log.is_done(spec)]
-        if kind == "pbt":
-            yield None, scheduler, [{"spec": p, "params": _current(plan, p)} for p in left], None, len(left)
-        elif left:  # those that are over report again, so that the others are measured against them
-            recorded = [{"spec": p, "recorded": trial_log.state(p)} for p in found if trial_log.finished(p)]
-            yield None, scheduler, [*recorded, *({"spec": p} for p in left)], None, len(recorded) + len(left)
+            searcher, number = search.optuna(sweep, study, trial_log, list(settings.values()), seeds)
+            yield searcher, scheduler, [], {"study": study, "seeds": seeds}, number
+        else:
+            first = [spec for spec in found if spec.seed in seeds]
+            left = [spec for spec in first if not trial_log.is_done(spec)]
+            if kind == "pbt":
+                yield None, scheduler, [{"spec": p, "params": _current(plan, p)} for p in left], None, len(left)
+            elif left:  # those that are over report again, so that the others are measured against them
+                recorded = [{"spec": p, "recorded": trial_log.state(p)} for p in first if trial_log.finished(p)]
+                yield None, scheduler, [*recorded, *({"spec": p} for p in left)], None, len(recorded) + len(left)
+        if kind == "asha":  # whole settings: with the other seeds those run that the scheduler let reach their end
+            judged = [spec for spec in _possible_trials(sweep, plan, study, found) if spec.seed in seeds]
+            others = [
+                spec
+                for survivor in judged if trial_log.state(survivor) == "done"
+                for seed in sweep.sweep.seeds[1:]
+                if not trial_log.is_done(spec := TrialSpec(study, survivor.params, seed))
+            ]  # fmt: skip
+            if others:
+                log.info("%s: %s with the other seeds of what reached its end", study, counted(len(others), "trial"))
+            yield None, FIFOScheduler(), [{"spec": spec} for spec in others], None, len(others)
 
 
 def _possible_trials(sweep: Sweep, plan: SweepPlan, study: str, found: Sequence[TrialSpec]) -> list[TrialSpec]:
@@ -173,8 +188,8 @@ def _outcome(sweep: Sweep, plan: SweepPlan, trial_log: TrialLog, stopping: bool)
             record = best[0]
             setting = " ".join(f"{key}={value}" for key, value in record.params.items())
             log.info(
-                "%s: best %s %.4g at step %s with %s seed=%s (%s)",
-                study, record.metric, record.score, record.best_step, setting, record.seed, plan.folder / record.run,
+                "%s: best by the median over its seeds: %s; median %s %.4g, seed=%s, step %s (%s)",
+                study, setting, record.metric, record.score, record.seed, record.best_step, plan.folder / record.run,
             )  # fmt: skip
     failed = [record for record in trial_log.records.values() if record.state == "failed"]
     for record in failed:

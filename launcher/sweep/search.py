@@ -78,21 +78,23 @@ class Population(PopulationBasedTraining):
         return super().choose_trial_to_run(tune_controller)
 
 
-def optuna(sweep: Sweep, study: str, trial_log: TrialLog, known: Sequence[Mapping[str, Any]]) -> tuple[Searcher, int]:
-    """Optuna's TPE over a study's settings, each run with every seed and judged by the mean.
+def optuna(
+    sweep: Sweep, study: str, trial_log: TrialLog, known: Sequence[Mapping[str, Any]], seeds: Sequence[int]
+) -> tuple[Searcher, int]:
+    """Optuna's TPE over a study's settings, each run with every one of ``seeds`` and judged by the mean.
 
     Args:
         sweep: the sweep.
         study: a study of it.
         trial_log: its recorded trials; settings all of whose seeds are over teach the search without being run.
         known: settings that were begun, recorded or not.
+        seeds: the sweep's, or those that judge a setting.
 
     Returns:
         The searcher, and how many trials are left to run.
     """
     from ray.tune.search.optuna import OptunaSearch  # half a second that other searches need not wait
 
-    seeds = sweep.sweep.seeds
     sign = 1 if sweep.studies[study].mode == "max" else -1
     taught, begun = [], []
     for params in known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -14,6 +15,7 @@ from pretrain.base.errors import ConfigError, DataError
 from pretrain.base.files import open_for_append, require_own_folder
 from pretrain.engine.metrics_file import METRICS, Row, read_metrics
 from pretrain.engine.run_folder import read_status
+from pretrain.report.ranking import from_the_median, ranked
 from pretrain.report.trials_file import TRIALS, State, TrialRecord, read_trials
 
 
@@ -77,7 +79,7 @@ class TrialLog:
         return True
 
     def add(self, spec: TrialSpec, state: State, error: str = "") -> TrialRecord:
-        """Record how a trial ended, and remove the checkpoints that are no longer among the study's best."""
+        """Record how a trial ended, and remove the checkpoints that are no longer kept."""
         study, run = self._plan.studies[spec.study], self._plan.run_dir(spec)
         kept = TrialState.read(run)
         best = best_row(validations(run), study)
@@ -113,14 +115,26 @@ class TrialLog:
             os.fsync(f.fileno())
 
     def best(self, study: str) -> list[TrialRecord]:
-        """The recorded trials of a study that have a score, best first."""
-        sign = -1 if self._plan.studies[study].mode == "max" else 1
-        scored = [(sign * r.score, r) for r in self.records.values() if r.study == study and r.score is not None]
-        return [record for _, record in sorted(scored, key=lambda pair: pair[0])]
+        """The finished trials of a study: the best setting first, and of a setting the seed with the median score."""
+        sign = 1 if self._plan.studies[study].mode == "max" else -1
+        scores = {
+            setting: [(r.score, r) for r in records if r.state == "done" and r.score is not None]
+            for setting, records in self._settings(study).items()
+        }
+        order = ranked({setting: [score for score, _ in found] for setting, found in scores.items()}, sign)
+        return [record for setting in order for record in from_the_median(scores[setting], sign)]
 
-    def drop_checkpoints(self, study: str) -> None:
-        """Remove the checkpoints of the study's finished trials, except those of its best trials."""
+    def drop_checkpoints(self, study: str, *, ended: bool = False) -> None:
+        """Remove the checkpoints of a study's finished trials that are not kept.
+
+        Kept are those of the first trials of `best`. Which of a setting's seeds has the median shows once all are over,
+        so that until then, or until the study has ``ended``, all of its checkpoints stay.
+        """
         kept = {record.run for record in self.best(study)[: self._keep]}
+        if self._keep and not ended and not self._plan.population:
+            for records in self._settings(study).values():
+                if len(records) < len(self._plan.seeds) and all(record.state == "done" for record in records):
+                    kept |= {record.run for record in records}
         top = self._plan.folder.resolve()
         for record in self.records.values():
             if record.study == study and record.state in ("done", "pruned") and record.run not in kept:
@@ -128,6 +142,13 @@ class TrialLog:
                 if not run.resolve().is_relative_to(top):
                     raise DataError(f"{run}: leads out of the sweep's folder by a link; remove it")
                 remove_checkpoints(run)
+
+    def _settings(self, study: str) -> dict[str, list[TrialRecord]]:
+        settings: dict[str, list[TrialRecord]] = {}
+        for record in self.records.values():
+            if record.study == study:
+                settings.setdefault(json.dumps(record.params, sort_keys=True), []).append(record)
+        return settings
 
     def _record(self, spec: TrialSpec) -> TrialRecord | None:
         return self.records.get(str(self._plan.run_dir(spec).relative_to(self._plan.folder)))

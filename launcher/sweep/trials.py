@@ -91,6 +91,8 @@ class SweepPlan:
     population: bool
     env: Mapping[str, str] = field(default_factory=dict)
     """What of the driver's environment travels to the trials."""
+    seeds: tuple[int, ...] = ()
+    """Every setting is run with each."""
 
     @property
     def stop_file(self) -> Path:
@@ -131,8 +133,9 @@ def make_plan(sweep: Sweep, module: str, env: Mapping[str, str] | None = None) -
     population = sweep.scheduler.type == "pbt"
     threads = trial.threads or max(1, int(trial.cpus))
     return SweepPlan(
-        sweep.sweep.dir, Path.cwd(), module, studies, trial.workers, threads, trial.retries, population, env or {}
-    )
+        sweep.sweep.dir, Path.cwd(), module, studies, trial.workers, threads, trial.retries, population, env or {},
+        tuple(sweep.sweep.seeds),
+    )  # fmt: skip
 
 
 def trial_specs(sweep: Sweep, study: str) -> list[TrialSpec]:

@@ -1,7 +1,6 @@
 """Read the folder of a sweep, ``sweep.yaml`` and ``trials.jsonl``, and group its finished trials by study.
 
-The trials of a study that differ only in the seed are one configuration. The best configuration is the one with the
-best MEDIAN over its seeds, as in RoBERTa (Liu et al. 2019, 5.1): a single lucky seed must not choose it.
+The trials of a study that differ only in the seed are one configuration. Which is the best: `pretrain.report.ranking`.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any, TypeGuard
 
 from pretrain.base.errors import ConfigError, DataError
 from pretrain.config import flatten, load_mapping
+from pretrain.report.ranking import from_the_median, ranked
 from pretrain.report.trials_file import TRIALS, TrialRecord, read_trials
 
 SWEEP = "sweep.yaml"
@@ -118,12 +118,17 @@ class Study:
 
     @cached_property
     def best(self) -> Configuration | None:
-        """The configuration with the best median; those that lack seeds count only where every one does."""
-        scored = [c for c in self.configurations if c.scores]
-        if not scored:
+        """The configuration with the best median; those that lack seeds come after those that have more."""
+        order = ranked({number: c.scores for number, c in enumerate(self.configurations)}, self.sign)
+        return self.configurations[order[0]] if order else None
+
+    @property
+    def chosen(self) -> Trial | None:
+        """The trial of the best configuration whose score is its median: its checkpoint is the study's."""
+        if self.best is None:
             return None
-        whole = min(len(self.seeds), max(len(c.scores) for c in scored))
-        return max((c for c in scored if len(c.scores) >= whole), key=lambda c: self.sign * c.median)
+        scored = ((trial.score, trial) for trial in self.best.trials if trial.done and trial.score is not None)
+        return from_the_median(scored, self.sign)[0]
 
     @property
     def sign(self) -> int:
@@ -189,6 +194,11 @@ def read_sweep(folder: Path) -> SweepRecord:
         if lacking:
             total = len(study.configurations)
             notes.append(f"{study.name}: {len(lacking)} of {total} configurations lack the score of a seed")
+        if study.best is not None and len(study.best.scores) < len(study.seeds):
+            notes.append(
+                f"{study.name}: the best configuration has {len(study.best.scores)} of {len(study.seeds)} seeds: "
+                "its median is over those that are left"
+            )
     return SweepRecord(folder, studies, notes)
 
 

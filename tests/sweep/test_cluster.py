@@ -77,18 +77,23 @@ def test_random_search_with_failing_trials(folder: Folder) -> None:
 
 def test_asha_ends_the_worst_early(folder: Folder) -> None:
     grid = {"optimizer.lr": {"grid": [0.1, 0.09, 1e-4, 1e-5]}}
-    folder.sweep(space=grid, sweep={"dir": str(folder.out), "seeds": [1]}, scheduler={"type": "asha", "reduction": 2})
+    folder.sweep(
+        space=grid, sweep={"dir": str(folder.out), "seeds": [1, 2, 3]}, scheduler={"type": "asha", "reduction": 2}
+    )
     folder.run("pace=0.05", "schedule.max_steps=40")
-    states = {line["params"]["optimizer.lr"]: line["state"] for line in folder.lines()}
+    states = {line["params"]["optimizer.lr"]: line["state"] for line in folder.lines() if line["seed"] == 1}
     assert len(states) == 4
     assert "done" in (states[0.1], states[0.09])
     assert "pruned" in (states[1e-4], states[1e-5])
     assert all(line["score"] is not None for line in folder.lines())
+    others = [(line["params"]["optimizer.lr"], line["state"]) for line in folder.lines() if line["seed"] != 1]
+    whole = [rate for rate, state in states.items() if state == "done"]
+    assert sorted(others) == sorted([(rate, "done") for rate in whole] * 2), "seeds of a setting share its fate"
     before = folder.starts()
     text = (folder.out / "trials.jsonl").read_text().splitlines()
-    (folder.out / "trials.jsonl").write_text("\n".join(text[:-1]) + "\n")  # the last one must be judged again
+    (folder.out / "trials.jsonl").write_text("\n".join(text[:-1]) + "\n")  # the last one is missing
     folder.run("pace=0.05", "schedule.max_steps=40", "--resume")
-    assert len({line["run"] for line in folder.lines()}) == 4
+    assert len({line["run"] for line in folder.lines()}) == len(text)
     missing = Path(json.loads(text[-1])["run"]).name
     assert {name: len(s) for name, s in folder.starts().items() if name != missing} == {
         name: len(s) for name, s in before.items() if name != missing

@@ -59,7 +59,8 @@ def importance_weighted_nll(
         log_likelihood: :math:`\log p(x|z)` of each draw.
         proposal: the density that ``z`` was drawn from.
     """
-    log_weights = (log_likelihood + standard_log_prob(z) - proposal.log_prob(z)).double()
+    z = z.double()  # densities of 32 dimensions are large numbers, whose differences matter
+    log_weights = log_likelihood.double() + standard_log_prob(z) - proposal.log_prob(z)
     return math.log(len(z)) - torch.logsumexp(log_weights, 0)
 
 

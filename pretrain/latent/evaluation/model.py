@@ -18,7 +18,10 @@ from pretrain.latent.models.text import TextDecoder
 from pretrain.latent.training.semi_amortized import refined_density
 
 ROWS_PER_PASS = 512
-"""The number of sequences in one pass of the decoder."""
+"""The number of sequences, at most, in one pass of the decoder."""
+
+_TOKENS_PER_PASS = 1 << 15
+"""The number of tokens, at most, in one pass of the decoder: 135 MB of its state in Yahoo's size."""
 
 
 class PosteriorSamples(NamedTuple):
@@ -56,10 +59,12 @@ def sample_posterior(job: LatentJob, model: TextModel, batch: Batch, noise: Step
 def log_likelihoods(
     decoder: TextDecoder, z: Float[Tensor, "s n d"], tokens: Int[Tensor, "n length"]
 ) -> Float[Tensor, "s n"]:
-    r"""Compute :math:`\log p(x_i | z_{si})`, many draws in one pass of the decoder."""
-    draws_per_pass = max(1, ROWS_PER_PASS // len(tokens))
+    r"""Compute :math:`\log p(x_i | z_{si})`, many sentences and draws in one pass of the decoder."""
+    n, length = tokens.shape
+    at_once = max(1, min(ROWS_PER_PASS, _TOKENS_PER_PASS // length))
+    rows = torch.arange(z.shape[0] * n, device=tokens.device)
     parts = [
-        decoder.log_likelihood(part.flatten(0, 1), tokens.repeat(len(part), 1)).view(len(part), -1)
-        for part in z.split(draws_per_pass)
+        decoder.log_likelihood(part, tokens[own % n])
+        for part, own in zip(z.flatten(0, 1).split(at_once), rows.split(at_once), strict=True)
     ]
-    return torch.cat(parts)
+    return torch.cat(parts).view(-1, n)

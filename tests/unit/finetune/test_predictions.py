@@ -86,13 +86,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, str]]:
     return seen
 
 
-def test_the_best_checkpoint_of_each_task_predicts(
+def test_the_seed_with_the_median_of_each_task_predicts(
     tmp_path: Path, data: Path, calls: list[tuple[Path, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    sweep = write_sweep(tmp_path / "sweep", [1, 2])
+    sweep = write_sweep(tmp_path / "sweep", [1, 2, 3])
     for task in CAPT_TASKS:
         add(sweep, task, 1, 0.5, data)
         add(sweep, task, 2, 0.6, data)
+        add(sweep, task, 3, 0.9, data)
     out = tmp_path / "submission.zip"
     app = typer.Typer(callback=lambda: None)
     register(app)
@@ -139,13 +140,20 @@ def test_what_is_missing_is_said_before_any_prediction(
     assert calls == []
 
 
-def test_only_trials_that_kept_their_checkpoint_count(tmp_path: Path, data: Path) -> None:
+def test_no_other_seed_stands_in_for_a_checkpoint_that_is_gone(tmp_path: Path, data: Path) -> None:
     sweep = write_sweep(tmp_path / "sweep", [1, 2])
-    add(sweep, "rte", 1, 0.9, data, kept=False)
-    kept = add(sweep, "rte", 2, 0.6, data)
-    assert best_checkpoints(read_sweep(sweep)) == {"rte": kept}
-    (kept / "manifest.json").unlink()
-    with pytest.raises(CheckpointError, match="no trial of rte has a checkpoints/best; keep_checkpoints says"):
+    chosen = add(sweep, "rte", 1, 0.6, data)
+    add(sweep, "rte", 2, 0.9, data)
+    assert best_checkpoints(read_sweep(sweep)) == {"rte": chosen}
+    (chosen / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"rte/s1/checkpoints/best: no checkpoint, .* sweep\.keep_checkpoints"):
+        best_checkpoints(read_sweep(sweep))
+
+
+def test_a_task_without_a_finished_trial(tmp_path: Path, data: Path) -> None:
+    sweep = write_sweep(tmp_path / "sweep", [1])
+    add_trial(sweep, "rte", {}, 1, [0.5], state="pruned", config={"task": {"type": "glue"}, "data": {"task": "rte"}})
+    with pytest.raises(CheckpointError, match="no trial of rte is finished"):
         best_checkpoints(read_sweep(sweep))
 
 

@@ -24,13 +24,13 @@ def row(step: int, **values: Any) -> str:
     return json.dumps({"step": step, "split": "validation", **values}) + "\n"
 
 
-def make_plan(folder: Path, mode: Any = "max", population: bool = False) -> SweepPlan:
+def make_plan(folder: Path, mode: Any = "max", population: bool = False, seeds: tuple[int, ...] = ()) -> SweepPlan:
     study = StudyPlan("s", "accuracy", mode, {"task": {"type": "toy"}}, folder / "trials" / "s")
-    return SweepPlan(folder, folder, "pretrain", {"s": study}, 1, 1, 1, population)
+    return SweepPlan(folder, folder, "pretrain", {"s": study}, 1, 1, 1, population, seeds=seeds)
 
 
-def make_run(plan: SweepPlan, seed: int, *values: float) -> TrialSpec:
-    spec = TrialSpec("s", {"optimizer.lr": 0.1}, seed)
+def make_run(plan: SweepPlan, seed: int, *values: float, lr: float = 0.1) -> TrialSpec:
+    spec = TrialSpec("s", {"optimizer.lr": lr}, seed)
     run = plan.run_dir(spec)
     for step in range(1, len(values) + 1):
         folder = restart.checkpoint(run, step)
@@ -128,20 +128,41 @@ def test_a_score_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2])
-def test_the_best_keep_their_checkpoints(tmp_path: Path, keep: int) -> None:
-    plan = make_plan(tmp_path)
+def test_the_median_seed_of_the_best_setting_keeps_its_checkpoint(tmp_path: Path, keep: int) -> None:
+    seeds = (1, 2, 3)
+    plan = make_plan(tmp_path, seeds=seeds)
     trial_log = TrialLog(plan, keep)
-    values = {1: 0.3, 2: 0.9, 3: 0.1, 4: 0.5}
-    for seed, value in values.items():
-        trial_log.add(make_run(plan, seed, value), "done")
-    best = [record.seed for record in trial_log.best("s")]
-    assert best == [2, 4, 1, 3]
-    kept = {
-        seed
-        for seed in values
-        if restart.checkpoint(plan.run_dir(TrialSpec("s", {"optimizer.lr": 0.1}, seed)), 1).exists()
-    }
-    assert kept == set(best[:keep])
+    lucky, steady = {1: 0.3, 2: 0.99, 3: 0.4}, {1: 0.82, 2: 0.8, 3: 0.9}
+
+    def kept() -> set[tuple[float, int]]:
+        return {
+            (lr, seed)
+            for lr in (0.1, 0.2)
+            for seed in seeds
+            if restart.checkpoint(plan.run_dir(TrialSpec("s", {"optimizer.lr": lr}, seed)), 1).exists()
+        }
+
+    for lr, values in ((0.1, lucky), (0.2, steady)):
+        for seed in seeds[:2]:
+            trial_log.add(make_run(plan, seed, values[seed], lr=lr), "done")
+        if keep:
+            assert {(lr, 1), (lr, 2)} <= kept(), "the third seed decides which is the median"
+        trial_log.add(make_run(plan, 3, values[3], lr=lr), "done")
+    best = [(record.params["optimizer.lr"], record.seed) for record in trial_log.best("s")]
+    assert best == [(0.2, 1), (0.2, 2), (0.2, 3), (0.1, 3), (0.1, 1), (0.1, 2)]
+    assert kept() == set(best[:keep])
+
+
+def test_a_setting_that_lost_seeds_is_never_before_a_whole_one(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, seeds=(1, 2, 3, 4, 5))
+    trial_log = TrialLog(plan, 1)
+    trial_log.add(make_run(plan, 1, 0.9), "done")
+    for seed in (2, 3, 4, 5):
+        trial_log.add(make_run(plan, seed, 0.52), "pruned")
+    for seed in (1, 2, 3, 4, 5):
+        trial_log.add(make_run(plan, seed, 0.8, lr=0.2), "done")
+    assert trial_log.best("s")[0].params == {"optimizer.lr": 0.2}
+    assert not list(plan.run_dir(TrialSpec("s", {"optimizer.lr": 0.1}, 1)).glob("checkpoints/*"))
 
 
 def test_a_trial_log_whose_last_line_is_torn(tmp_path: Path) -> None:
