@@ -116,10 +116,13 @@ class LatentSchedule(ScheduleSection):
 
 
 class LatentValidate(ValidateSection):
-    """Validation once per epoch, on all sentences."""
+    """Validation once per epoch, on all sentences, by an importance-weighted bound (``nelbo_iw``)."""
 
     per_epoch: PositiveInt | None = Field(1, description="validations per epoch; null = every validate.every steps")
     samples: PositiveInt = Field(1_000_000, description="held-out sentences, at most")
+    draws: PositiveInt = Field(
+        4, multiple_of=2, le=65_536, description="draws for nelbo_iw, half of the posterior and half of the prior"
+    )
 
 
 class LatentOptimizer(OptimizerSection):
@@ -210,7 +213,9 @@ class LatentJob(Job):
         """Names of validation's metrics: on text those that the posterior has, on clusters how well they separate."""
         if self.data.clusters is not None:
             return frozenset(("loss", "accuracy", "purity", "purity_cosine", "silhouette", "probe"))
-        names = {"sentences", "scored_a_sentence", "rec", "ppl_rec", "loss"}
+        names = {"sentences", "scored_a_sentence", "unknown_share", "rec", "ppl_rec", "loss"}
+        if self.model.posterior != "point":
+            names |= {"nelbo_iw", "ppl_all", "ppl_known"}
         if self.model.posterior in ("gaussian", "linear"):
             names |= {"kl_exact", "nelbo_exact", "ppl_exact", "mi_batch", "mi_aggregate"}
         if self.has_critics:

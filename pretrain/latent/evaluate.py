@@ -16,6 +16,7 @@ from pretrain.engine.artifacts import save_artifact, write_result
 from pretrain.latent.artifacts import EVALUATION
 from pretrain.latent.data.batches import Batch, Batches
 from pretrain.latent.data.corpus import load_sentences
+from pretrain.latent.data.unknown import report_unknown
 from pretrain.latent.evaluation.clusters import cluster_metrics
 from pretrain.latent.evaluation.forward_reverse import Estimator, generated_perplexities
 from pretrain.latent.evaluation.text import DrawCounts, text_metrics
@@ -26,6 +27,10 @@ AGGREGATE_SENTENCES = 10_000
 """The sentences over which the aggregate posterior is taken."""
 
 MEANINGS = {
+    "nelbo_iw": "-log p(x) by a few draws of posterior and prior: an upper bound, on average; chooses the checkpoint",
+    "ppl_all": "PPL of all words by nelbo_iw: an upper bound, on average",
+    "ppl_known": "PPL of the known words by the same draws: an upper bound, on average",
+    "unknown_share": "share of unknown words among the scored tokens",
     "nelbo_dual": "-ELBO from the dual: the paper's column, a bound on no side",
     "ppl_dual": "PPL from the dual: the paper's column, a bound on no side",
     "nelbo_exact": "-ELBO with the exact KL: an upper bound on -log p(x)",
@@ -117,7 +122,7 @@ def evaluate(
     else:
         if generated == "kenlm":
             find_programs()  # fail before everything else is measured
-        counts = DrawCounts(samples, weighted, AGGREGATE_SENTENCES)
+        counts = DrawCounts(samples, model.job.validate_.draws, weighted, AGGREGATE_SENTENCES)
         result |= {"split": split, "samples": samples}
         result |= _split_metrics(model, split, data, counts, limit, weighted_limit, progress)
         if generated is not None:
@@ -140,6 +145,8 @@ def _split_metrics(
     sentences = load_sentences(section, split, vocabulary)
     if sentences is None:
         raise DataError(f"{section.path}: no file whose name says {split}")
+    unknown = vocabulary.unknown_id
+    report_unknown(sentences, f"{split} text", unknown, model.unknown_in_training)
     batches = Batches(sentences, model.job.batch.global_, 0, model.job.batch.lengths)
     batches_of_all = list(batches.evaluation(limit or len(sentences), 0, 1))
     batches_to_weight: list[tuple[int, Batch]] = []
@@ -147,10 +154,11 @@ def _split_metrics(
         batches_to_weight = list(batches.evaluation(weighted_limit, 0, 1))
     watched = _report_progress([*batches_of_all, *batches_to_weight], progress)
     if not batches_to_weight:
-        return text_metrics(model.job, text_model, watched, counts)
-    metrics = text_metrics(model.job, text_model, islice(watched, len(batches_of_all)), replace(counts, weighted=0))
-    fewer = DrawCounts(min(counts.samples, counts.weighted), counts.weighted)
-    part = text_metrics(model.job, text_model, watched, fewer)
+        return text_metrics(model.job, text_model, watched, counts, unknown)
+    of_all = islice(watched, len(batches_of_all))
+    metrics = text_metrics(model.job, text_model, of_all, replace(counts, weighted=0), unknown)
+    fewer = DrawCounts(min(counts.samples, counts.weighted), weighted=counts.weighted)
+    part = text_metrics(model.job, text_model, watched, fewer, unknown)
     likelihood = {name: value for name, value in part.items() if "_iw" in name}
     if likelihood:
         metrics |= likelihood | {"iw_sentences": part["sentences"]}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pretrain.base.errors import CheckpointError
-from pretrain.engine.checkpoint import find_best, open_checkpoint, restored
+from pretrain.engine.checkpoint import find_best, open_checkpoint, read_metadata, restored
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.vocabulary import VOCABULARY, Vocabulary
 from pretrain.latent.models.build import TextModel, build
@@ -17,12 +17,16 @@ from pretrain.latent.models.build import TextModel, build
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """The modules of a checkpoint in evaluation mode, its vocabulary (None for clusters) and its job."""
+    """The modules of a checkpoint in evaluation mode, its vocabulary (None for clusters) and its job.
+
+    ``unknown_in_training`` is the number of unknown words in the training text; None where the checkpoint does not say.
+    """
 
     checkpoint: Path
     modules: dict[str, nn.Module]
     vocabulary: Vocabulary | None
     job: LatentJob
+    unknown_in_training: int | None = None
 
     @property
     def text(self) -> tuple[TextModel, Vocabulary]:
@@ -56,4 +60,5 @@ def load_model(path: Path) -> LoadedModel:
     modules = {name: restored(checkpoint, name, lambda name=name: build(job, words)[name]) for name in names}  # type: ignore[misc]
     for module in modules.values():
         module.eval()
-    return LoadedModel(checkpoint, modules, vocabulary, job)
+    unknown = read_metadata(checkpoint).task.get("unknown_in_training")
+    return LoadedModel(checkpoint, modules, vocabulary, job, unknown if isinstance(unknown, int) else None)

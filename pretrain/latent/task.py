@@ -31,6 +31,7 @@ from pretrain.latent.data.clusters import cluster_batches
 from pretrain.latent.data.corpus import Sentences, build_vocabulary, load_sentences
 from pretrain.latent.data.noise import StepNoise
 from pretrain.latent.data.sampled_batch import SampledBatch, sample_batch
+from pretrain.latent.data.unknown import report_unknown
 from pretrain.latent.data.vocabulary import VOCABULARY, Vocabulary
 from pretrain.latent.evaluation.clusters import cluster_metrics, save_codes
 from pretrain.latent.evaluation.text import DrawCounts, text_metrics
@@ -53,6 +54,7 @@ class _State(Record):
 
     vocabulary: Annotated[str, Field(max_length=200)] | None
     text: Annotated[str, Field(max_length=1000)] | None = None
+    unknown_in_training: Count = 0
     aggressive: bool
     information: FiniteFloat = Field(strict=False)
     queue: Count = 0
@@ -72,6 +74,7 @@ class LatentTask:
         self._validation: Batches | None = None
         self.queue: ShardedQueue | None = None
         self._text = ""
+        self._unknown_in_training = 0
         self._batches_per_epoch = 1
         lengths: Rule = job.batch.lengths
         if job.data.clusters is None:
@@ -81,12 +84,17 @@ class LatentTask:
             self._text = hashlib.sha256(train.tokens.tobytes()).hexdigest()
             self._train = Batches(train, job.batch.global_, job.run.seed, job.batch.lengths)
             lengths = self._train.lengths
-            self._validation = Batches(self._load(job, "validation"), job.batch.global_, 0, lengths)
+            validation = self._load(job, "validation")
+            self._validation = Batches(validation, job.batch.global_, 0, lengths)
             self._batches_per_epoch = len(self._train)
+            self._unknown_in_training = train.count(self.vocabulary.unknown_id)
             logger.info(
                 "%d sentences of %.1f scored tokens, %d words, %d batches of %s lengths per epoch", len(train),
                 train.scored / len(train), len(self.vocabulary), len(self._train), lengths,
             )  # fmt: skip
+            unknown = self.vocabulary.unknown_id
+            report_unknown(train, "training text", unknown, None)
+            report_unknown(validation, "validation text", unknown, self._unknown_in_training)
             if job.contrast.weight > 0 and self._train.alone:
                 logger.warning(
                     "%d of %d batches hold one sentence, which has no contrast; batch.lengths=similar joins them",
@@ -182,20 +190,22 @@ class LatentTask:
         return report
 
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
-        """Measure bounds and active units on held-out sentences with one draw each, or how clusters separate."""
+        """Measure bounds and active units on held-out sentences, or how clusters separate.
+
+        ``loss``, which chooses the best checkpoint unless ``checkpoint.best`` says otherwise, is the bound ``nelbo_iw``;
+        of an autoencoder, which has none, it is the reconstruction.
+        """
         modules = {name: engine.module for name, engine in engines.items()}
         if self._validation is None:
             if distributed.rank() == 0:
                 save_codes(self._folder, progress.step, self.job, modules["encoder"], distributed.device())
             return dict(cluster_metrics(self.job, modules, distributed.device()))
         batches = self._validation.evaluation(self.job.validate_.samples, distributed.rank(), distributed.world_size())
-        figures = text_metrics(self.job, TextModel.of(modules), batches, DrawCounts(samples=1))
+        assert self.vocabulary is not None
+        counts = DrawCounts(samples=1, mixture=self.job.validate_.draws)
+        figures = text_metrics(self.job, TextModel.of(modules), batches, counts, self.vocabulary.unknown_id)
         self._watch(figures)
-        for name in ("nelbo_exact", "nelbo_dual", "rec"):
-            if name in figures:
-                figures["loss"] = figures[name]
-                break
-        return dict(figures)
+        return {**figures, "loss": figures.get("nelbo_iw", figures["rec"])}
 
     def _watch(self, figures: Mapping[str, float]) -> None:
         remarks = []
@@ -221,6 +231,7 @@ class LatentTask:
         return {
             "vocabulary": self.vocabulary.fingerprint if self.vocabulary is not None else None,
             "text": self._text,
+            "unknown_in_training": self._unknown_in_training,
             "aggressive": self._aggressive,
             "information": self._last_information,
             "queue": self.job.contrast.queue,

@@ -29,6 +29,11 @@ class DataSection(Section):
     vocabulary: PositiveInt = Field(
         70_000, le=2**24, description="the most frequent words of the training text, at most"
     )
+    min_count: PositiveInt | None = Field(
+        None,
+        description="words that occur less often in the training text are unknown; null = 2, but 1 where that text has"
+        " the word data.unknown already, as PTB's",
+    )
     vocabulary_file: PathField | None = Field(
         None, description="use these words instead, one per line, such as vocabulary.txt of a run"
     )

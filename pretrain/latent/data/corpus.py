@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from pretrain.base.errors import DataError
-from pretrain.latent.data.vocabulary import END, PAD, START, Vocabulary
+from pretrain.latent.data.vocabulary import END, PAD, SPECIAL, START, Vocabulary
 from pretrain.latent.text_files import DataSection, file_of
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,10 @@ class Sentences:
         """Number of tokens of each sentence, ``<s>`` and ``</s>`` included."""
         lengths: Int64[np.ndarray, " n"] = np.diff(self.offsets)
         return lengths
+
+    def count(self, word: int) -> int:
+        """How often a word occurs."""
+        return int((self.tokens == word).sum())
 
     @property
     def scored(self) -> int:
@@ -78,13 +82,20 @@ def read(path: Path, format: str) -> Iterator[list[str]]:
 
 
 def build_vocabulary(data: DataSection) -> Vocabulary:
-    """Read ``data.vocabulary_file``; without one, take the most frequent words of the training text."""
+    """Read ``data.vocabulary_file``; without one, take the most frequent words of the training text.
+
+    Raises:
+        DataError: there is no such text, or no word of it occurs ``data.min_count`` times.
+    """
     if data.vocabulary_file is not None:
         return Vocabulary.load(data.vocabulary_file)
     path = file_of(data, "train")
     if path is None:
         raise DataError(f"data.path {data.path}: no file whose name says train; set data.train")
-    return Vocabulary.of(read(path, data.format), data.vocabulary, data.unknown)
+    vocabulary = Vocabulary.of(read(path, data.format), data.vocabulary, data.unknown, data.min_count)
+    if len(vocabulary) == len(SPECIAL):
+        raise DataError(f"{path}: no word occurs data.min_count={data.min_count or 2} times; set data.min_count=1")
+    return vocabulary
 
 
 def load_sentences(data: DataSection, split: str, vocabulary: Vocabulary) -> Sentences | None:

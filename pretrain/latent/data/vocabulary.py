@@ -38,11 +38,20 @@ class Vocabulary:
         self.unknown_id = self._numbers.get(unknown, UNK)
 
     @classmethod
-    def of(cls, sentences: Iterable[Sequence[str]], size: int, unknown: str) -> Vocabulary:
-        """Make the vocabulary of the ``size`` most frequent words; equally frequent ones in alphabetical order."""
+    def of(
+        cls, sentences: Iterable[Sequence[str]], size: int, unknown: str, min_count: int | None = None
+    ) -> Vocabulary:
+        """Make the vocabulary of the ``size`` most frequent words; equally frequent ones in alphabetical order.
+
+        A word that occurs less than ``min_count`` times is unknown. None is 1 where the text has the word ``unknown``,
+        as PTB's files, and else 2: then words that occur once stand for the unknown ones, and a model learns how
+        probable these are.
+        """
         counts = Counter(word for sentence in sentences for word in sentence)
-        ordered = sorted(counts, key=lambda word: (-counts[word], word))
-        return cls(ordered[:size], unknown)
+        if min_count is None:
+            min_count = 1 if unknown in counts else 2
+        frequent = [word for word in counts if counts[word] >= min_count or word == unknown]
+        return cls(sorted(frequent, key=lambda word: (-counts[word], word))[:size], unknown)
 
     def __len__(self) -> int:
         return len(self.words)

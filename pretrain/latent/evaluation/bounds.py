@@ -74,8 +74,12 @@ def fitted_normal(z: Float[Tensor, "s n d"], inflate: float = 1.2) -> Normal:
 
 
 def perplexity(nll_per_sentence: float, scored_per_sentence: float) -> float:
-    """Compute ``exp`` of the nats per scored token (words and one ``</s>`` per sentence, as the tables count)."""
-    return math.exp(nll_per_sentence / scored_per_sentence)
+    """Compute ``exp`` of the nats per scored token (words and one ``</s>`` per sentence, as the tables count).
+
+    It is infinite where a float cannot hold it.
+    """
+    nats = nll_per_sentence / scored_per_sentence
+    return math.exp(nats) if nats < 709 else math.inf
 
 
 def aggregate_information(z: Float[Tensor, "n d"], posteriors: Normal) -> float:

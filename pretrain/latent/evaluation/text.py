@@ -20,6 +20,8 @@ from pretrain.latent.evaluation.bounds import (
     importance_weighted_nll,
     perplexity,
 )
+from pretrain.latent.evaluation.importance import Mixture, prior
+from pretrain.latent.evaluation.known import likelihoods, weighted_nlls
 from pretrain.latent.evaluation.model import PosteriorSamples, log_likelihoods, sample_posterior
 from pretrain.latent.models.build import TextModel
 from pretrain.latent.models.critics import Critics
@@ -38,11 +40,13 @@ class DrawCounts:
 
     Attributes:
         samples: draws of each posterior for the reconstruction and the dual.
+        mixture: draws for ``nelbo_iw``, half of the posterior and half of the prior; 0 leaves it out.
         weighted: draws for the importance-weighted likelihood; 0 leaves it out.
         aggregate: sentences whose mixture is the aggregate posterior, on one rank only; 0 leaves that information out.
     """
 
     samples: int
+    mixture: int = 0
     weighted: int = 0
     aggregate: int = 0
 
@@ -64,7 +68,7 @@ class _Totals:
 
 @torch.no_grad()
 def text_metrics(
-    job: LatentJob, model: TextModel, batches: Iterable[tuple[int, Batch]], counts: DrawCounts
+    job: LatentJob, model: TextModel, batches: Iterable[tuple[int, Batch]], counts: DrawCounts, unknown: int
 ) -> dict[str, float]:
     """Compute the metrics of the sentences in ``batches``, averaged over the sentences of all ranks.
 
@@ -73,19 +77,24 @@ def text_metrics(
         model: the model in evaluation mode.
         batches: whole batches of this rank, with their numbers (which choose the draws).
         counts: how much is drawn.
+        unknown: the number of the unknown word.
     """
     if job.model.posterior == "point":  # all draws are the same, and there is nothing to weight
-        counts = replace(counts, samples=1, weighted=0)
+        counts = replace(counts, samples=1, mixture=0, weighted=0)
     totals = _Totals()
     for number, batch in batches:
         batch = batch.to(model.device)
-        totals.add(sentences=batch.total, scored=batch.scored)
+        totals.add(sentences=batch.total, scored=batch.scored, unknown=(batch.tokens == unknown).sum())
         if model.encoder is None:
             z = torch.zeros(batch.total, job.model.latent, device=model.device)
-            totals.add(rec=-model.decoder.log_likelihood(z, batch.tokens).double().sum())
+            words, known = likelihoods(model.decoder, z[None], batch, unknown)
+            totals.add(rec=-words.double().sum(), nelbo_iw=-words.double().sum(), nelbo_known=-known.double().sum())
         else:
             noise = StepNoise(0, ("measure", number), None, batch.total, model.device)
-            _add_batch(job, model, batch, noise, counts, totals)
+            posterior = _add_batch(job, model, batch, noise, counts, totals)
+            if counts.mixture:
+                nelbo, known = _mixture_nlls(model, batch, posterior, noise.generator, counts.mixture, unknown)
+                totals.add(nelbo_iw=nelbo.sum(), nelbo_known=known.sum())
     metrics = _mean_metrics(distributed.gather_objects(totals.sums), counts.weighted)
     if totals.draws:
         metrics["mi_aggregate"] = aggregate_information(*_joined(totals.draws))
@@ -94,9 +103,9 @@ def text_metrics(
 
 def _add_batch(
     job: LatentJob, model: TextModel, batch: Batch, noise: StepNoise, counts: DrawCounts, totals: _Totals
-) -> None:
+) -> PosteriorSamples:
     has_density = job.model.posterior != "mlp"
-    proposed = counts.weighted if has_density else min(counts.weighted, 1) * _FIT_DRAWS
+    proposed = counts.weighted if has_density else min(counts.weighted + counts.mixture, 1) * _FIT_DRAWS
     posterior = sample_posterior(job, model, batch, noise, max(counts.samples, proposed))
     z, density = posterior.z[: counts.samples], posterior.density
     decoded = posterior.z if density is not None else z
@@ -112,6 +121,7 @@ def _add_batch(
         _add_duals(model.critics, posterior.h, z, noise, totals)
     if counts.weighted:
         totals.add(nll_iw=_weighted_nll(model, batch, posterior, log_p, counts.weighted, noise).sum())
+    return posterior
 
 
 def _moments(means: Tensor) -> Tensor:
@@ -145,16 +155,30 @@ def _weighted_nll(
     return importance_weighted_nll(z, log_likelihoods(model.decoder, z, batch.tokens), proposal)
 
 
+def _mixture_nlls(
+    model: TextModel, batch: Batch, posterior: PosteriorSamples, generator: torch.Generator, draws: int, unknown: int
+) -> tuple[Tensor, Tensor]:
+    """Bound both likelihoods with draws of the posterior, or of the Gaussian fitted to it, and as many of the prior."""
+    own = posterior.density if posterior.density is not None else fitted_normal(posterior.z)
+    proposal = Mixture((own, prior(batch.total, posterior.z.shape[2], posterior.z.device)))
+    return weighted_nlls(model, batch, proposal, draws, generator, unknown)
+
+
 def _mean_metrics(ranks: Sequence[Mapping[str, Tensor]], weighted: int) -> dict[str, float]:
     """Turn the sums of all ranks into the metrics."""
     names = {name for sums in ranks for name in sums}
     total = {name: torch.stack([sums[name] for sums in ranks if name in sums]).sum(0) for name in names}
     sentences = float(total["sentences"])
     scored = float(total["scored"]) / sentences
+    unknown_share = float(total.pop("unknown") / total["scored"])
     units = {name: active_units(*(total.pop(name) / sentences)) for name in ("au", "au_sampled") if name in total}
     mean = {name: float(value) / sentences for name, value in total.items()}
     rec = mean["rec"]
-    metrics = {"sentences": sentences, "scored_a_sentence": scored, "rec": rec, "ppl_rec": perplexity(rec, scored)}
+    metrics = {"sentences": sentences, "scored_a_sentence": scored, "unknown_share": unknown_share}
+    metrics |= {"rec": rec, "ppl_rec": perplexity(rec, scored)}
+    if "nelbo_iw" in mean:
+        metrics |= {"nelbo_iw": mean["nelbo_iw"], "ppl_all": perplexity(mean["nelbo_iw"], scored)}
+        metrics["ppl_known"] = perplexity(mean["nelbo_known"], scored * (1 - unknown_share))
     if "kl_exact" in mean:
         nelbo = rec + mean["kl_exact"]
         metrics |= {"kl_exact": mean["kl_exact"], "nelbo_exact": nelbo, "ppl_exact": perplexity(nelbo, scored)}

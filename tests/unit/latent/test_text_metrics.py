@@ -12,6 +12,7 @@ from pretrain.latent.config import LatentJob
 from pretrain.latent.data.batches import Batch, Batches
 from pretrain.latent.data.corpus import Sentences, build_vocabulary, load_sentences
 from pretrain.latent.data.noise import StepNoise
+from pretrain.latent.data.vocabulary import UNK
 from pretrain.latent.evaluation import model as evaluation_model
 from pretrain.latent.evaluation.text import DrawCounts, text_metrics
 from pretrain.latent.models.build import TextModel, build
@@ -35,14 +36,14 @@ def _setup(preset: str, folder: Path, *more: str) -> tuple[LatentJob, TextModel,
 
 
 def _measured(job: LatentJob, modules: TextModel, batches: Batches, weighted: int = K) -> dict[str, float]:
-    return text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(S, weighted, 1000))
+    return text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(S, 2, weighted, 1000), UNK)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("preset", ["vae", "ivae_mi", "clvae_plus_mi_paper", "ae", "lstm_lm"])
 def test_the_configuration_knows_what_validation_reports(preset: str, tmp_path: Path) -> None:
     job, modules, batches, _ = _setup(preset, tmp_path)
-    figures = {"loss", *text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(1))}
+    figures = {"loss", *text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(1, 4), UNK)}
     assert figures == job.metric_names() - ({"mi_aggregate"} - figures)
 
 
@@ -108,7 +109,7 @@ def test_a_posterior_without_a_density_has_a_valid_bound_of_its_own(tmp_path: Pa
     assert "nelbo_exact" not in figures
     assert "mi_aggregate" not in figures
     assert figures["nll_iw40"] > 0
-    one_draw = text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(1, 40))
+    one_draw = text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(1, 0, 40), UNK)
     assert one_draw["nll_iw40"] == pytest.approx(figures["nll_iw40"], rel=0.05)
     assert figures["ppl_iw40"] == pytest.approx(math.exp(figures["nll_iw40"] / figures["scored_a_sentence"]))
 
@@ -116,7 +117,10 @@ def test_a_posterior_without_a_density_has_a_valid_bound_of_its_own(tmp_path: Pa
 def test_a_language_model_has_one_figure(tmp_path: Path) -> None:
     job, modules, batches, _ = _setup("lstm_lm", tmp_path)
     figures = _measured(job, modules, batches)
-    assert set(figures) == {"sentences", "scored_a_sentence", "rec", "ppl_rec"}
+    assert set(figures) == {
+        "sentences", "scored_a_sentence", "unknown_share", "rec", "ppl_rec", "nelbo_iw", "ppl_all", "ppl_known"
+    }  # fmt: skip
+    assert figures["nelbo_iw"] == figures["rec"]
 
 
 def test_refined_posteriors_are_better(tmp_path: Path) -> None:
