@@ -140,7 +140,7 @@ def _split_metrics(
     sentences = load_sentences(section, split, vocabulary)
     if sentences is None:
         raise DataError(f"{section.path}: no file whose name says {split}")
-    batches = Batches(sentences, model.job.batch.global_, 0)
+    batches = Batches(sentences, model.job.batch.global_, 0, model.job.batch.lengths)
     batches_of_all = list(batches.evaluation(limit or len(sentences), 0, 1))
     batches_to_weight: list[tuple[int, Batch]] = []
     if weighted_limit is not None and counts.weighted:
