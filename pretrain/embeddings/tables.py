@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -18,6 +19,8 @@ from pretrain.engine.row_shard import RowShard
 Table = Literal["input", "context"]
 _DRAWN_AS_ONE = 4096
 """Rows of a table that one random generator fills, on whatever rank they are."""
+LONGEST = 8.0
+"""How long a row's step may be, as learning rate times curvature: far more than one word's pairs have."""
 _SUMMED_AS_ONE = 512
 """Rows of gradients that are made float64 at once: so few that they stay in the cache."""
 
@@ -74,27 +77,40 @@ class EmbeddingTables(nn.Module):
             self._lent.append((table, borrowed, leaf))
         return leaf
 
-    def apply_gradients(self, engine: Engine) -> None:
-        """Update the rows fetched since the last call, by the optimizer of ``engine``. All ranks call this together.
+    def apply_gradients(self, engine: Engine, curvatures: Sequence[Tensor | None] = ()) -> None:
+        r"""Update the rows fetched since the last call, by the optimizer of ``engine``. All ranks call this together.
 
         The gradients of all ranks are summed, not averaged: the loss is a sum over pairs. They are summed in float64,
         so that the sum does not depend on which ranks its terms come from.
+
+        Args:
+            engine: of the module.
+            curvatures: for plain SGD of each call of :meth:`rows`, in their order, an upper bound of the loss's
+                curvature :math:`h` along each row, with as many elements as rows were asked for; None for a call whose
+                rows were not collected. A row whose step is longer than `LONGEST` :math:`= \eta h` is shortened to it.
         """
+        known = [bend.flatten()[:, None] for bend in curvatures if bend is not None]
+        bends = known or [leaf.new_zeros(len(leaf), 0) for *_, leaf in self._lent]
         parts: dict[Table, list[tuple[Tensor, Tensor]]] = {"input": [], "context": []}
-        for table, borrowed, leaf in self._lent:
+        for (table, borrowed, leaf), bend in zip(self._lent, bends, strict=True):
             gradient = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
             alone = distributed.world_size() == 1  # then there is nothing to be summed before it travels
-            ids, (sums,) = self.exchange.give_back(borrowed, gradient if alone else gradient.double())
+            sent = torch.cat([gradient, bend], dim=1)
+            ids, (sums,) = self.exchange.give_back(borrowed, sent if alone else sent.double())
             parts[table].append((ids, sums))
         self._lent.clear()
         for name, found in parts.items():
             if found:
                 parameter: nn.Parameter = getattr(self, name)
                 rows, place = torch.unique(torch.cat([ids for ids, _ in found]), return_inverse=True)
-                total = torch.zeros(len(rows), parameter.shape[1], dtype=torch.float64, device=rows.device)
+                width = found[0][1].shape[1]
+                total = torch.zeros(len(rows), width, dtype=torch.float64, device=rows.device)
                 for part, (_, sums) in zip(place.split([len(ids) for ids, _ in found]), found, strict=True):
                     for some, values in zip(part.split(_SUMMED_AS_ONE), sums.split(_SUMMED_AS_ONE), strict=True):
                         total.index_add_(0, some, values.double())
+                total, length = total[:, : parameter.shape[1]], total[:, parameter.shape[1] :] * engine.learning_rate()
+                if width > parameter.shape[1]:
+                    total = total * (LONGEST / length).clamp(max=1)
                 parameter.grad = torch.sparse_coo_tensor(
                     rows[None], total.to(parameter.dtype), parameter.shape, check_invariants=False, is_coalesced=True
                 )

@@ -155,7 +155,7 @@ def _split_metrics(
     sentences = load_sentences(section, split, vocabulary)
     if sentences is None:
         raise DataError(f"{section.path}: no file whose name says {split}")
-    batches = Batches(sentences, model.job.batch.global_, 0)
+    batches = Batches(sentences, model.job.batch.global_, 0, model.job.batch.lengths)
     measured = dict(batches.evaluation(limit or len(sentences), 0, 1))
     if weighted_limit is not None:
         numbers, mean_size = list(measured), sum(batch.total for batch in measured.values()) / len(measured)

@@ -26,6 +26,7 @@ from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.task import Progress, StepMetrics, to_float
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.batches import Batch, Batches
+from pretrain.latent.data.buckets import Rule
 from pretrain.latent.data.clusters import cluster_batches
 from pretrain.latent.data.corpus import Sentences, build_vocabulary, load_sentences
 from pretrain.latent.data.noise import StepNoise
@@ -56,6 +57,7 @@ class _State(Record):
     information: FiniteFloat = Field(strict=False)
     queue: Count = 0
     clamped: FiniteFloat = Field(0.0, strict=False)
+    without_contrast: Count = 0
     status: str = Field("", max_length=10_000)
 
 
@@ -71,18 +73,25 @@ class LatentTask:
         self.queue: ShardedQueue | None = None
         self._text = ""
         self._batches_per_epoch = 1
+        lengths: Rule = job.batch.lengths
         if job.data.clusters is None:
             self.vocabulary = build_vocabulary(job.data)
             self._check_vocabulary_of(run_dir)
             train = self._load(job, "train")
             self._text = hashlib.sha256(train.tokens.tobytes()).hexdigest()
-            self._train = Batches(train, job.batch.global_, job.run.seed)
-            self._validation = Batches(self._load(job, "validation"), job.batch.global_, 0)
+            self._train = Batches(train, job.batch.global_, job.run.seed, job.batch.lengths)
+            lengths = self._train.lengths
+            self._validation = Batches(self._load(job, "validation"), job.batch.global_, 0, lengths)
             self._batches_per_epoch = len(self._train)
             logger.info(
-                "%d sentences of %.1f scored tokens, %d words, %d batches per epoch", len(train),
-                train.scored / len(train), len(self.vocabulary), len(self._train),
+                "%d sentences of %.1f scored tokens, %d words, %d batches of %s lengths per epoch", len(train),
+                train.scored / len(train), len(self.vocabulary), len(self._train), lengths,
             )  # fmt: skip
+            if job.contrast.weight > 0 and self._train.alone:
+                logger.warning(
+                    "%d of %d batches hold one sentence, which has no contrast; batch.lengths=similar joins them",
+                    self._train.alone, len(self._train),
+                )  # fmt: skip
         elif job.batch.global_ != job.data.clusters * job.data.repeats:
             raise ConfigError(
                 f"batch.global {job.batch.global_} is not data.clusters x data.repeats = "
@@ -90,10 +99,11 @@ class LatentTask:
             )
         if job.model.compile:
             logger.warning("model.compile=true is no longer used: every step runs without torch.compile")
-        self.job = job.completed(self._batches_per_epoch)
+        self.job = job.completed(self._batches_per_epoch, lengths)
         self._aggressive = job.objective.aggressive_updates > 0
         self._last_information = -1.0
         self._clamped = 0.0
+        self._without_contrast = 0
         self.status = ""
 
     def _check_vocabulary_of(self, folder: Path) -> None:
@@ -164,6 +174,9 @@ class LatentTask:
         if "critic/clamped" in report:
             self._clamped += to_float(report["critic/clamped"])
             report["critic/clamped_so_far"] = self._clamped
+        if self.job.contrast.weight > 0:
+            self._without_contrast += batch.total == 1
+            report["contrast/left_out_so_far"] = float(self._without_contrast)
         progress.samples += batch.total
         progress.tokens += batch.scored if self._train is not None else 0
         return report
@@ -212,6 +225,7 @@ class LatentTask:
             "information": self._last_information,
             "queue": self.job.contrast.queue,
             "clamped": float(distributed.all_reduce_sum(torch.tensor(self._clamped))) / distributed.world_size(),
+            "without_contrast": self._without_contrast,
             "status": self.status,
         }
 
@@ -230,7 +244,8 @@ class LatentTask:
                 f"{folder}: trained on other text than this job reads; data.allow_change=true goes on with this one"
             )
         self._aggressive, self._last_information = stored.aggressive, stored.information
-        self._clamped, self.status = stored.clamped, stored.status
+        self._clamped, self._without_contrast = stored.clamped, stored.without_contrast
+        self.status = stored.status
         if self.queue is not None and stored.queue:
             self.queue.load_shards(folder)
 

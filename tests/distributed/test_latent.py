@@ -41,6 +41,7 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
             "contrast.temperature=0.2",
         ),  # at 0.05, near-duplicates among few words multiply float32's rounding
     ),
+    "padded": ("clvae_plus_mi", ("batch.lengths=similar", "objective.swap=0.3", "contrast.mask_duplicates=true")),
     "sa_vae": ("sa_vae", ("objective.svi_steps=2",)),
     "lag_vae": ("lag_vae", ("objective.aggressive_updates=2",)),
 }

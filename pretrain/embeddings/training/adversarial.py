@@ -1,7 +1,7 @@
 """An update against an adaptive sampler: first the discriminator, and at the end of a window the generator.
 
 With fixed noise alone it is the step of the jobs that plain skip-gram's closed form does not cover: self-adversarial
-weights, NCE, the margin objective, and optimizers other than SGD.
+weights, NCE, the margin objective, and optimizers other than SGD. Under SGD long steps are shortened as there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from pretrain.embeddings.objectives.classification import mixture_log_density
 from pretrain.embeddings.sampler.false_negatives import is_neighbour
 from pretrain.embeddings.sampler.window import Draws, Window, WindowedBatch, windowed
 from pretrain.embeddings.tables import EmbeddingTables
-from pretrain.embeddings.training.contrast import Scores, discriminator_loss, noise_share
+from pretrain.embeddings.training.contrast import (
+    Scores,
+    curvatures,
+    discriminator_loss,
+    noise_share,
+    reweighted,
+)
 from pretrain.embeddings.training.policy import Played, judge, metrics_of, update_generator
 from pretrain.embeddings.training.skipgram import Band
 from pretrain.engine import distributed
@@ -47,6 +53,7 @@ class Adversarial:
         self._job, self._index = job, index
         self._log_noise = torch.from_numpy(noise).log().float()
         self._share = noise_share(job)
+        self._shortens = job.optimizer.type == "sgd"
         self.status = ""
 
     def modules(self, initial: InitialVectors | None) -> Mapping[str, nn.Module]:
@@ -97,7 +104,8 @@ class Adversarial:
         log_generator = self._log_generator(engines, band, draws, judged=judged)
         log_density = self._log_density(band, draws, log_generator)
         known = Scores(scores[:, :, :width], negative)
-        loss = discriminator_loss(job, known, self._weights(band, draws, masked), log_density)
+        weights = reweighted(job, known, self._weights(band, draws, masked))
+        loss = discriminator_loss(job, known, weights, log_density)
         metrics: dict[str, float] = {}
         if judged and isinstance(batch, WindowedBatch) and draws is not None and log_generator is not None:
             played = Played(
@@ -109,7 +117,8 @@ class Adversarial:
             if batch.is_last:
                 update_generator(job, engines["generator"], played, outcome)
         loss.backward()
-        tables.apply_gradients(engine)
+        along_x, *others = curvatures(x, y, drawn, weights) if self._shortens else (None, None, None)
+        tables.apply_gradients(engine, [along_x if x.requires_grad else None, *others])
         return {**self._report(loss.detach(), band, metrics), "grad_norm": engine.gradient_norm()} if measure else None
 
     def _report(self, loss: Tensor, band: Band, metrics: dict[str, float]) -> StepMetrics:

@@ -36,24 +36,53 @@ def noise_share(job: EmbeddingJob) -> float:
     return {"noise": 1.0, "generator": 0.0, "mixture": job.negatives.mixture}[job.negatives.sampler]
 
 
+def reweighted(job: EmbeddingJob, scores: Scores, weights: Scores) -> Scores:
+    """The weights with which pairs enter the loss: of self-adversarial negatives those of the scores, else the same."""
+    if job.negatives.weights != "self_adversarial":
+        return weights
+    negative = self_adversarial_weights(scores.negative.detach(), job.negatives.alpha, weights.negative)
+    return Scores(weights.positive, negative)
+
+
 def discriminator_loss(
     job: EmbeddingJob, scores: Scores, weights: Scores, log_density: Scores | None
 ) -> Float[Tensor, ""]:
     """The sum over this rank's pairs, in nats (for the margin objective in units of the score).
 
     Args:
-        job: which objective and weights.
+        job: which objective.
         scores: the discriminator's, with a graph.
-        weights: 1 or 0 of positives; of negatives how much each counts.
+        weights: 1 or 0 of positives; of negatives how much each counts (`reweighted`).
         log_density: log of the density that negatives are drawn from, for ``nce``.
     """
-    negative_weights = weights.negative
-    if job.negatives.weights == "self_adversarial":
-        negative_weights = self_adversarial_weights(scores.negative.detach(), job.negatives.alpha, negative_weights)
     if job.objective.type == "margin":
-        return _margin(job, scores, weights.positive, negative_weights)
+        return _margin(job, scores, weights.positive, weights.negative)
     logits = _logits(job, scores, log_density)
-    return classification_loss(logits.positive, logits.negative, weights.positive, negative_weights)
+    return classification_loss(logits.positive, logits.negative, weights.positive, weights.negative)
+
+
+def curvatures(
+    x: Float[Tensor, "b c d"], y: Float[Tensor, "b k d"], drawn: Float[Tensor, "b c m d"] | None, weights: Scores
+) -> tuple[Float[Tensor, "b c"], Float[Tensor, "b k"], Float[Tensor, "b c m"] | None]:
+    r"""Upper bounds of the curvature of a loss of log-sigmoids along each row, without graph.
+
+    :math:`h_i = \frac14 \sum_j w_{ij} |y_j|^2` over the pairs of row :math:`x_i`, and likewise along rows of columns.
+
+    Args:
+        x: rows of the centres.
+        y: rows of the columns of each block.
+        drawn: rows of each centre's own negatives, which stand last in the weights.
+        weights: those of the loss.
+    """
+    with torch.no_grad():
+        together = torch.cat([weights.positive, weights.negative], dim=2)
+        shared, own = together[:, :, : y.shape[1]], together[:, :, y.shape[1] :]
+        of_x, of_y = (rows.square().sum(-1) / 4 for rows in (x, y))
+        along_y = (shared.mT @ of_x[..., None])[..., 0]
+        along_x = (shared @ of_y[..., None])[..., 0]
+        if drawn is None:
+            return along_x, along_y, None
+        return along_x + (own * drawn.square().sum(-1) / 4).sum(2), along_y, own * of_x[..., None]
 
 
 def reward(

@@ -31,14 +31,11 @@ from torch import Tensor, nn
 
 from pretrain.embeddings.data.positives import Segments
 from pretrain.embeddings.initial import InitialVectors
-from pretrain.embeddings.tables import EmbeddingTables
+from pretrain.embeddings.tables import LONGEST, EmbeddingTables
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.task import StepMetrics
-
-LONGEST = 8.0
-"""How long a row's step may be, as learning rate times curvature: far more than one word's pairs have."""
 
 
 @dataclass(frozen=True)

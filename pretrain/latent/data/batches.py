@@ -1,14 +1,15 @@
-"""Batches of sentences of one length, which need no padding and are the same for any number of ranks.
+"""Batches of sentences of one length or of similar lengths, the same for any number of ranks.
 
-As in the released code, sentences of one length, in file order, are cut into batches once; each epoch goes through the
-batches in another order. Where a batch does not divide evenly over the ranks, a rank repeats one of its rows and gives
-the copy no weight. A resumed run finds its place again from the number of sentences that it has seen.
+Sentences are cut into batches once (:mod:`pretrain.latent.data.buckets`); each epoch goes through the batches in
+another order. Shorter sentences of a batch are filled up with ``<pad>``, which no objective and no representation
+sees. Where a batch does not divide evenly over the ranks, a rank repeats one of its rows and gives the copy no weight.
+A resumed run finds its place again from the number of sentences that it has seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from jaxtyping import Int, Int64
 from torch import Tensor
 
 from pretrain.base.randomness import generator_for
+from pretrain.latent.data.buckets import Rule, batches_of, chosen_rule
 from pretrain.latent.data.corpus import Sentences
 
 
@@ -24,25 +26,27 @@ class Batch:
     """One rank's rows of a batch.
 
     Attributes:
-        tokens: ``<s> w1 .. wn </s>`` of each row.
+        tokens: ``<s> w1 .. wn </s>`` of each row, and ``<pad>`` up to the longest row of the whole batch.
         rows: positions of these rows in the whole batch; they choose the rows' random numbers.
         valid_rows: how many of these rows have weight; they come first.
         total: number of sentences in the whole batch.
+        padding: number of ``<pad>`` in the whole batch.
     """
 
     tokens: Int[Tensor, "n length"]
     rows: Int[Tensor, " n"]
     valid_rows: int
     total: int
+    padding: int = 0
 
     @property
     def scored(self) -> int:
         """Number of predicted words in the whole batch, ends of sentences included."""
-        return self.total * (self.tokens.shape[1] - 1)
+        return self.total * (self.tokens.shape[1] - 1) - self.padding
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
-        return Batch(self.tokens.to(device), self.rows, self.valid_rows, self.total)
+        return replace(self, tokens=self.tokens.to(device))
 
 
 class Batches:
@@ -50,22 +54,28 @@ class Batches:
 
     Args:
         sentences: the whole set.
-        size: number of rows of a batch over all ranks; the last batch of each length may be smaller.
+        size: number of rows of a batch over all ranks, at most.
         seed: decides the order of the batches in each epoch.
+        lengths: ``batch.lengths`` of the job.
+
+    Attributes:
+        lengths: ``equal`` or ``similar``, also where ``auto`` was asked for.
     """
 
-    def __init__(self, sentences: Sentences, size: int, seed: int) -> None:
+    def __init__(self, sentences: Sentences, size: int, seed: int, lengths: Rule) -> None:
         self._sentences, self._seed = sentences, seed
-        by_length = np.argsort(sentences.lengths, kind="stable")
-        ends = np.flatnonzero(np.diff(sentences.lengths[by_length])) + 1
-        self._batches = [
-            group[first : first + size] for group in np.split(by_length, ends) for first in range(0, len(group), size)
-        ]
+        self.lengths = chosen_rule(sentences.lengths, size, lengths)
+        self._batches = batches_of(sentences.lengths, size, self.lengths)
         self._sizes = np.array([len(batch) for batch in self._batches])
         self._order: tuple[int, Int64[np.ndarray, " b"]] = (-1, np.empty(0, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self._batches)
+
+    @property
+    def alone(self) -> int:
+        """Number of batches that hold a single sentence."""
+        return int((self._sizes == 1).sum())
 
     @property
     def mean_tokens(self) -> float:
@@ -91,8 +101,10 @@ class Batches:
         rows = np.arange(rank, per_rank * world, world)
         valid_rows = int((rows < len(batch)).sum())
         rows = np.where(rows < len(batch), rows, rows[0] % len(batch))
-        tokens = torch.from_numpy(self._sentences.rows(batch[rows]))
-        return Batch(tokens, torch.from_numpy(rows), valid_rows, len(batch))
+        lengths = self._sentences.lengths[batch]
+        tokens = torch.from_numpy(self._sentences.rows(batch[rows], int(lengths.max())))
+        padding = int(lengths.max()) * len(batch) - int(lengths.sum())
+        return Batch(tokens, torch.from_numpy(rows), valid_rows, len(batch), padding)
 
     def train(self, samples: int, rank: int, world: int) -> Iterator[Batch]:
         """This rank's batches after the first ``samples`` sentences, without end."""

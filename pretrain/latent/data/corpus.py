@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from pretrain.base.errors import DataError
-from pretrain.latent.data.vocabulary import END, START, Vocabulary
+from pretrain.latent.data.vocabulary import END, PAD, START, Vocabulary
 from pretrain.latent.text_files import DataSection, file_of
 
 logger = logging.getLogger(__name__)
@@ -42,10 +42,12 @@ class Sentences:
         """Number of tokens that a language model predicts."""
         return len(self.tokens) - len(self)
 
-    def rows(self, numbers: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, "m length"]:
-        """The tokens of sentences of one length as a matrix."""
-        length = int(self.lengths[numbers[0]])
-        rows: Int64[np.ndarray, "m length"] = self.tokens[self.offsets[numbers][:, None] + np.arange(length)]
+    def rows(self, numbers: Int64[np.ndarray, " m"], length: int | None = None) -> Int64[np.ndarray, "m length"]:
+        """The tokens of sentences as a matrix, with ``<pad>`` up to ``length`` tokens, else up to the longest."""
+        own = self.lengths[numbers][:, None]
+        place = np.arange(own.max() if length is None else length)
+        at = np.minimum(self.offsets[numbers][:, None] + place, len(self.tokens) - 1)
+        rows: Int64[np.ndarray, "m length"] = np.where(place < own, self.tokens[at], PAD)
         return rows
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -26,6 +27,7 @@ class SampledBatch(NamedTuple):
         valid: False for a row that only fills up the rank's share and has no weight.
         valid_rows: number of valid rows in each view; they come first.
         total: number of valid rows in one view over all ranks.
+        scored: number of predicted words in the whole batch, one view, ends of sentences included.
         eps: noise of the posterior.
         encoder_dropout: dropout factors on the encoder's word vectors.
         decoder_dropout: dropout factors on the decoder's word vectors and before its softmax.
@@ -41,6 +43,7 @@ class SampledBatch(NamedTuple):
     valid: Bool[Tensor, " vn"]
     valid_rows: int
     total: int
+    scored: int
     eps: Float[Tensor, "vn e"]
     encoder_dropout: Tensor | None
     decoder_dropout: tuple[Tensor | None, Tensor | None]
@@ -53,11 +56,6 @@ class SampledBatch(NamedTuple):
     def loss_scale(self) -> float:
         """Turns a sum over this rank's rows into a mean over the batch, once the engine has averaged over the ranks."""
         return distributed.world_size() / self.total
-
-    @property
-    def scored(self) -> int:
-        """Number of predicted words in the whole batch, one view, ends of sentences included."""
-        return self.total * (self.decoder_tokens.shape[1] - 1)
 
 
 def sample_batch(job: LatentJob, batch: Batch, noise: StepNoise) -> SampledBatch:
@@ -86,13 +84,15 @@ def sample_batch(job: LatentJob, batch: Batch, noise: StepNoise) -> SampledBatch
         number = contrast.prior_negatives * (batch.total + int(contrast.mean_pair))
         negatives = noise.normal_shared(number, model.latent, distributed.rank(), distributed.world_size())
     return SampledBatch(
-        encoder_tokens, decoder_tokens, views, valid, batch.valid_rows, batch.total, eps, encoder_dropout,
-        decoder_dropout, priors, ids, negatives, noise,
+        encoder_tokens, decoder_tokens, views, valid, batch.valid_rows, batch.total, batch.scored, eps,
+        encoder_dropout, decoder_dropout, priors, ids, negatives, noise,
     )  # fmt: skip
 
 
 def _sentence_ids(batch: Batch, *, mean_pair: bool) -> Int[Tensor, " m"]:
-    """A linear hash modulo 2^64 of each valid sentence; the pair of the batch's means, where it is here, has -1."""
+    """A linear hash modulo 2^64 of each valid sentence, whatever ``<pad>`` (0) follows it; the pair of the batch's
+    means, where it is here, has -1.
+    """
     tokens = batch.tokens[: batch.valid_rows]
     ids = (tokens * _hash_factors(tokens.shape[1]).to(tokens.device)).sum(1)
     return torch.cat([ids.new_full((1,), -1), ids]) if mean_pair else ids
@@ -100,4 +100,5 @@ def _sentence_ids(batch: Batch, *, mean_pair: bool) -> Int[Tensor, " m"]:
 
 @cache
 def _hash_factors(length: int) -> Int[Tensor, " length"]:
-    return torch.randint(1 << 62, (length,), generator=torch.Generator().manual_seed(length))
+    """Random factors, of which a shorter sentence has the first ones."""
+    return torch.from_numpy(np.random.Generator(np.random.PCG64(0)).integers(1 << 62, size=length))

@@ -26,13 +26,14 @@ class Vocabulary:
 
     Args:
         words: the words without the special ones; ``<unk>`` has the number 1 also where it is a word of the text.
+            A ``<pad>`` in the text is an unknown word: the number 0 fills up batches.
         unknown: the word of the text that stands for an unknown one and is scored like any other: ``<unk>`` (PTB) or
             ``_UNK`` (Yahoo, Yelp).
     """
 
     def __init__(self, words: Sequence[str], unknown: str = "<unk>") -> None:
         self.words = (*SPECIAL, *(word for word in words if word not in SPECIAL))
-        self._numbers = {word: number for number, word in enumerate(self.words)}
+        self._numbers = {word: number for number, word in enumerate(self.words) if number != PAD}
         self.unknown = unknown
         self.unknown_id = self._numbers.get(unknown, UNK)
 

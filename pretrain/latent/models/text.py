@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from pretrain.latent.config import ModelSection
+from pretrain.latent.data.padding import ends_of, predicted
 from pretrain.latent.data.vocabulary import END, PAD, START
 from pretrain.latent.models.posterior import EncoderOutput, build_head
 from pretrain.models.cross_entropy import UNUSED, masked_cross_entropy
@@ -42,7 +43,7 @@ class TextEncoder(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "n length"], eps: Float[Tensor, "n e"], dropout: Float[Tensor, "length n w"] | None
     ) -> EncoderOutput:
-        """Encode ``<s> w1 .. wn </s>`` with posterior noise ``eps`` and dropout factors on the word vectors."""
+        """Encode ``<s> w1 .. wn </s> <pad> ..`` with noise ``eps`` and dropout factors on the word vectors."""
         h = self.represent(tokens, dropout)
         with torch.autocast(h.device.type, enabled=False):  # densities and critics take z as it is: in fp32
             encoded: EncoderOutput = self.head(h, eps)
@@ -51,12 +52,12 @@ class TextEncoder(nn.Module):
     def represent(
         self, tokens: Int[Tensor, "n length"], dropout: Float[Tensor, "length n w"] | None = None
     ) -> Float[Tensor, "n k"]:
-        """Compute the representation h(x) of each row."""
+        """Compute the representation h(x) of each row, the state at its own ``</s>``."""
         words = self.embedding(tokens.t())
         if dropout is not None:
             words = words * dropout
-        _, (state, _) = self.lstm(words)
-        last: Tensor = state[0].to(words.dtype)
+        states, _ = self.lstm(words)
+        last: Tensor = states[ends_of(tokens), torch.arange(len(tokens), device=tokens.device)].to(words.dtype)
         return last
 
 
@@ -82,12 +83,12 @@ class TextDecoder(nn.Module):
 
         Args:
             z: latent variables.
-            tokens: ``<s> w1 .. wn </s>``.
+            tokens: ``<s> w1 .. wn </s> <pad> ..``; ``<pad>`` is not predicted.
             valid: False for rows that have no weight.
             dropout: dropout factors, ``(length - 1, n, *)`` each, on the word vectors and before the softmax.
         """
         hidden = self._hidden(z, tokens[:, :-1], dropout)
-        labels = torch.where(valid[:, None], tokens[:, 1:], UNUSED).t()
+        labels = torch.where(valid[:, None] & predicted(tokens), tokens[:, 1:], UNUSED).t()
         loss, _, _ = masked_cross_entropy(hidden.flatten(0, 1), self.output.weight, self.output.bias, labels.flatten())
         return loss
 
@@ -104,6 +105,13 @@ class TextDecoder(nn.Module):
     @torch.no_grad()
     def log_likelihood(self, z: Float[Tensor, "n d"], tokens: Int[Tensor, "n length"]) -> Float[Tensor, " n"]:
         """Compute log p(x | z) of each row, without dropout."""
+        return self.token_log_likelihoods(z, tokens).sum(0)
+
+    @torch.no_grad()
+    def token_log_likelihoods(
+        self, z: Float[Tensor, "n d"], tokens: Int[Tensor, "n length"]
+    ) -> Float[Tensor, "length_minus_1 n"]:
+        """Compute log p(w_t | w_<t, z) of each token after ``<s>``, time first, without dropout; 0 at ``<pad>``."""
         hidden = self._hidden(z, tokens[:, :-1], (None, None)).flatten(0, 1)
         labels = tokens[:, 1:].t().reshape(-1)
         out = torch.empty(len(hidden), device=hidden.device)
@@ -113,7 +121,7 @@ class TextDecoder(nn.Module):
             logits = torch.addmm(self.output.bias, hidden[rows], self.output.weight.t())
             total = torch.cat([torch.logsumexp(part, 1) for part in logits.split(sub)])
             out[rows] = logits.gather(1, labels[rows, None]).squeeze(1) - total
-        return out.view(-1, len(tokens)).sum(0)
+        return out.view(-1, len(tokens)).masked_fill_(~predicted(tokens).t(), 0.0)
 
     @torch.no_grad()
     def generate(self, z: Float[Tensor, "n d"], max_words: int) -> list[list[int]]:

@@ -151,7 +151,13 @@ def critic_term(x: Forward, values: Float[Tensor, " vn"]) -> Float[Tensor, ""]:
 
 
 def with_contrast(loss: Loss, x: Forward) -> Loss:
-    r"""Add :math:`w L_\mathrm{CL}` (Eq. 10) with w = ``contrast.weight``."""
+    r"""Add :math:`w L_\mathrm{CL}` (Eq. 10) with w = ``contrast.weight``.
+
+    A batch of one sentence has no negatives and no contrast: what is left of Eq. 10 is 0, or log 2 with
+    ``contrast.mean_pair``, where the sentence is its own negative.
+    """
+    if x.batch.total == 1:
+        return loss
     section = x.job.contrast
     contrast = contrast_loss(x.encoded, x.batch, section, x.queue)
     return replace(loss, contrast=contrast, contrast_weight=section.weight)

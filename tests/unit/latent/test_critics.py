@@ -36,8 +36,8 @@ def _batch(valid: int = N, rows: int = N) -> SampledBatch:
     mask = (torch.arange(rows) < valid).repeat(2)
     noise = StepNoise(0, ("test",), None, rows, torch.device("cpu"))
     return SampledBatch(
-        tokens, tokens, 2, mask, valid, max(valid, 1), torch.zeros(2 * rows, 1), None, (None, None), None, None, None,
-        noise,
+        tokens, tokens, 2, mask, valid, max(valid, 1), 0, torch.zeros(2 * rows, 1), None, (None, None), None, None,
+        None, noise,
     )  # fmt: skip
 
 

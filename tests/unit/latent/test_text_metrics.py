@@ -31,7 +31,7 @@ def _setup(preset: str, folder: Path, *more: str) -> tuple[LatentJob, TextModel,
     modules = build(job, len(vocabulary))
     for part in modules.values():
         part.eval()
-    return job, TextModel.of(modules), Batches(sentences, 5, 0), sentences
+    return job, TextModel.of(modules), Batches(sentences, 5, 0, "equal"), sentences
 
 
 def _measured(job: LatentJob, modules: TextModel, batches: Batches, weighted: int = K) -> dict[str, float]:

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from pretrain.embeddings.config import EmbeddingJob
-from pretrain.embeddings.training.contrast import Scores, discriminator_loss, noise_share, reward
+from pretrain.embeddings.training.contrast import (
+    Scores,
+    curvatures,
+    discriminator_loss,
+    noise_share,
+    reward,
+    reweighted,
+)
 
 BLOCKS, SIZE, WIDTH, NOISE, DRAWN = 2, 3, 4, 2, 3
 NUMBER, ALPHA, MARGIN, MIXTURE = 5, 0.7, 1.3, 0.25
@@ -91,7 +98,7 @@ def _literal(objective: str, weighting: str, scores: Scores, weights: Scores, de
 def test_loss_is_the_sum_over_the_pairs(objective: str, weighting: str, sampler: str) -> None:
     scores, weights, density = _world()
     job = _job(objective, weighting, sampler)
-    loss = discriminator_loss(job, scores, weights, density if objective == "nce" else None)
+    loss = discriminator_loss(job, scores, reweighted(job, scores, weights), density if objective == "nce" else None)
     assert float(loss) == pytest.approx(_literal(objective, weighting, scores, weights, density))
 
 
@@ -101,7 +108,8 @@ def test_gradient_is_that_of_the_literal_loss(objective: str, weighting: str) ->
     scores, weights, density = _world()
     leaves = [scores.positive.clone().requires_grad_(), scores.negative.clone().requires_grad_()]
     job = _job(objective, weighting, "mixture")
-    discriminator_loss(job, Scores(*leaves), weights, density if objective == "nce" else None).backward()  # type: ignore[no-untyped-call]
+    known = Scores(*leaves)
+    discriminator_loss(job, known, reweighted(job, known, weights), density if objective == "nce" else None).backward()  # type: ignore[no-untyped-call]
     fixed = weights
     if weighting == "self_adversarial":
         tilted = weights.negative * (ALPHA * scores.negative).exp()
@@ -143,3 +151,28 @@ def test_reward_of_the_margin_is_the_augmented_score() -> None:
 @pytest.mark.parametrize(("sampler", "share"), [("noise", 1.0), ("generator", 0.0), ("mixture", MIXTURE)])
 def test_lambda_is_the_part_of_the_noise(sampler: str, share: float) -> None:
     assert noise_share(_job("sgns", "uniform", sampler)) == share
+
+
+def test_curvatures_bound_second_derivatives_along_rows() -> None:
+    """At scores of 0, where a log-sigmoid bends most, they are the second derivatives' sums over coordinates."""
+    _, weights, _ = _world()
+    generator = torch.Generator().manual_seed(4)
+    rows = [_random(generator, BLOCKS, n, 3) for n in (SIZE, WIDTH + NOISE)]
+    rows.append(_random(generator, BLOCKS, SIZE, DRAWN, 3))
+    together = torch.cat([weights.positive, weights.negative], dim=2)
+
+    def loss(x: Tensor, y: Tensor, drawn: Tensor) -> Tensor:
+        scores = torch.cat([x @ y.mT, (drawn @ x[..., None])[..., 0]], dim=2)
+        return (together * torch.nn.functional.softplus(scores)).sum()
+
+    for number, found in enumerate(curvatures(*rows, weights)):  # type: ignore[arg-type]
+        assert found is not None
+        at = [row if n != number else torch.zeros_like(row) for n, row in enumerate(rows)]
+        if number == 0:  # zero rows of the centres make all scores 0
+            hessian = torch.autograd.functional.hessian(lambda x: loss(x, *rows[1:]), at[0])  # type: ignore[no-untyped-call]
+        elif number == 1:
+            hessian = torch.autograd.functional.hessian(lambda y: loss(rows[0], y, rows[2]), at[1])  # type: ignore[no-untyped-call]
+        else:
+            hessian = torch.autograd.functional.hessian(lambda drawn: loss(*rows[:2], drawn), at[2])  # type: ignore[no-untyped-call]
+        trace = hessian.flatten(0, at[number].dim() - 1).flatten(1).diagonal().view(at[number].shape).sum(-1)
+        torch.testing.assert_close(found, trace)

@@ -11,8 +11,9 @@ from torch.nn.functional import logsigmoid
 
 from pretrain.embeddings.data.corpus import open_corpus
 from pretrain.embeddings.data.positives import SegmentReader, Segments
-from pretrain.embeddings.tables import EmbeddingTables
-from pretrain.embeddings.training.skipgram import LONGEST, SkipGram
+from pretrain.embeddings.tables import LONGEST, EmbeddingTables
+from pretrain.embeddings.training.adversarial import Adversarial
+from pretrain.embeddings.training.skipgram import SkipGram
 from pretrain.engine.engines.local import LocalEngine
 from pretrain.engine.optim.settings import ModuleOptimizer
 from tests.embeddings import small_job
@@ -113,6 +114,25 @@ def test_the_rows_path_of_the_tables_is_the_same_update(tmp_path: Path) -> None:
     other.apply_gradients(engine)
     for (name, a), (_, b) in zip(one.named_parameters(), other.named_parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_the_adversarial_rule_shortens_the_same_steps(tmp_path: Path) -> None:
+    """Self-adversarial weights that do not depend on the scores are plain skip-gram, too long steps included."""
+    job = small_job(tmp_path, tmp_path / "run", "negatives.weights=self_adversarial", "negatives.alpha=1e-9")
+    reader = SegmentReader(open_corpus(job.data), job)
+    read = reader.read(np.arange(2))
+    one, other = (EmbeddingTables(len(reader.noise), 6, 7, random_context=True) for _ in range(2))
+    start = [table.detach().mul_(30).clone() for table in one.parameters()]
+    for table in other.parameters():
+        table.detach().mul_(30)
+    engine = LocalEngine("discriminator", other, job, ModuleOptimizer(job.optimizer))
+    engine.set_learning_rate(0.5)
+    SkipGram(job.data.window, job.negatives.number).move(one, read, 0.5)
+    index = {str(row): row for row in range(len(reader.noise))}
+    Adversarial(job, index, reader.noise).update({"discriminator": engine}, read, 0, measure=False)
+    for a, b, before in zip(one.parameters(), other.parameters(), start, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        assert (a - before).norm(dim=1).max() > 1
 
 
 def test_tables_start_alike_and_as_word2vec(tmp_path: Path) -> None:
