@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pretrain.base.randomness import derive
 from pretrain.latent.data.batches import Batch
-from pretrain.latent.data.vocabulary import PAD
+from pretrain.latent.data.padding import predicted
 from pretrain.latent.evaluation.bounds import Proposal, fitted_normal, log_weights
 from pretrain.latent.evaluation.estimates import Bounds, estimate, missing, weighted_bounds
 from pretrain.latent.evaluation.importance import Mixture, prior
@@ -137,7 +137,7 @@ class LikelihoodBounds:
         self._add(name, Bounds(found.nats.cpu(), found.variance.cpu()), len(z))
 
     def _start(self, batch: Batch, *, weighted: bool) -> None:
-        self._words.append((batch.tokens[:, 1:] != PAD).sum(1).double().cpu())
+        self._words.append(predicted(batch.tokens).sum(1).double().cpu())
         self._is_weighted.append(torch.full((batch.total,), weighted))
 
     def _add(self, name: str, bounds: Bounds, draws: int) -> None:
