@@ -147,7 +147,7 @@ def bridge_check(model: TextModel, collected: LikelihoodBounds, number: int) -> 
             own = Batch(batch.tokens[rows], torch.arange(len(rows)), len(rows), len(rows))
             guide = Normal(guide.mean[rows], log_variance=guide.log_variance[rows])
             generator = torch.Generator().manual_seed(derive(0, "latent/bridge", first))
-            found = bridge(model, own, guide, generator)
+            found = bridge(model, own, guide, generator, chains=CHAINS, temperatures=TEMPERATURES)
             parts.append(found.log_weights.cpu())
             shares.append(found.acceptance * len(rows))
         first += batch.total

@@ -43,17 +43,17 @@ def test_gradients_are_those_of_differences(known: KnownDecoder) -> None:
 def test_the_mean_weight_is_the_likelihood(known: KnownDecoder) -> None:
     """Few temperatures and a guide that does not fit: whatever the chains do, the weights average to p(x)."""
     for guide in (known.refitted(), known.bad):
-        found = _bridged(known, 3_000, 4, guide)
+        found = _bridged(known, 1_000, 4, guide)
         weights = (found.log_weights - known.log_p).exp()
         error = weights.std(0) / math.sqrt(len(weights))
         assert ((weights.mean(0) - 1).abs() < 4 * error).all()
-        assert float(error.max()) < 0.15
+        assert float(error.max()) < 0.3
 
 
 def test_it_bounds_the_likelihood_and_more_temperatures_come_closer(known: KnownDecoder) -> None:
     means = []
-    for temperatures in (1, 4, 24):
-        log_weights = _bridged(known, 400, temperatures).log_weights
+    for temperatures in (1, 4, 16):
+        log_weights = _bridged(known, 200, temperatures).log_weights
         error = log_weights.std(0) / math.sqrt(len(log_weights))
         assert (log_weights.mean(0) < known.log_p + 3 * error).all()
         means.append(float((known.log_p - log_weights.mean(0)).mean()))
@@ -66,7 +66,8 @@ def test_steps_are_accepted(known: KnownDecoder) -> None:
 
 
 def test_the_check_compares_the_same_sentences(known: KnownDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridging, "CHAINS", 200)
+    monkeypatch.setattr(bridging, "CHAINS", 100)
+    monkeypatch.setattr(bridging, "TEMPERATURES", 8)
     collected = LikelihoodBounds(draws=2)
     two = Batch(known.batch.tokens[:2], torch.arange(2), 2, 2)
     three = Batch(known.batch.tokens[2:], torch.arange(3), 3, 3)
@@ -78,9 +79,9 @@ def test_the_check_compares_the_same_sentences(known: KnownDecoder, monkeypatch:
         collected._add("prior", Bounds(loose[rows] - known.log_p[rows], torch.zeros(batch.total).double()), 4)
         collected.batches.append((batch, Normal(fitted.mean[rows], log_variance=fitted.log_variance[rows])))
     checked = bridge_check(known.model, collected, 2)
-    assert (checked["sentences"], checked["draws"]) == (2, 200)
-    assert checked["tightest_minus_bridge"] == pytest.approx((2 + 4) / 2, abs=0.05), "sentences 1 and 3 of 5"
-    assert checked["nats"] == pytest.approx(-float(known.log_p[[1, 3]].mean()), abs=0.05)
+    assert (checked["sentences"], checked["draws"]) == (2, 100)
+    assert checked["tightest_minus_bridge"] == pytest.approx((2 + 4) / 2, abs=0.1), "sentences 1 and 3 of 5"
+    assert checked["nats"] == pytest.approx(-float(known.log_p[[1, 3]].mean()), abs=0.1)
     assert bridge_check(known.model, collected, 99)["sentences"] == N
 
 
