@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from pretrain.base.files import finite
+
 Config = Annotated[
     str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped job (capt_tiny, rte, ...).")
 ]
@@ -52,8 +54,8 @@ def quiet(context: typer.Context) -> None:
 
 
 def echo_json(value: Any) -> None:
-    """Print a value as JSON."""
-    typer.echo(json.dumps(value, indent=1, sort_keys=True, default=str))
+    """Print a value as JSON, which has neither NaN nor infinity: such a number is null."""
+    typer.echo(json.dumps(finite(value), indent=1, sort_keys=True, default=str, allow_nan=False))
 
 
 def source_path(given: str) -> Path:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -152,6 +153,15 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[tuple[IO[bytes],
 def write_text(path: Path, text: str, *, private: bool = False) -> None:
     """``write_bytes`` of UTF-8 text."""
     write_bytes(path, text.encode("utf-8"), private=private)
+
+
+def finite(value: Any) -> Any:
+    """A value of JSON with None in the place of numbers that are not finite, which JSON cannot hold."""
+    if isinstance(value, Mapping):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_json(path: Path, value: Any, *, private: bool = False) -> None:

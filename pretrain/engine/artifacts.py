@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pretrain.base.files import write_json
+from pretrain.base.files import finite, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +42,4 @@ def save_artifact(path: Path, name: str, result: Mapping[str, Any]) -> None:
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
     """Write measurements as JSON; a number that is not finite, which JSON cannot hold, as ``null``."""
-    write_json(path, _finite(result))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    write_json(path, finite(result))

@@ -215,7 +215,7 @@ class LatentJob(Job):
             return frozenset(("loss", "accuracy", "purity", "purity_cosine", "silhouette", "probe"))
         names = {"sentences", "scored_a_sentence", "unknown_share", "rec", "ppl_rec", "loss"}
         if self.model.posterior != "point":
-            names |= {"nelbo_iw", "ppl_all", "ppl_known"}
+            names |= {"nelbo_iw", "ppl_iw", "ppl_known"}
         if self.model.posterior in ("gaussian", "linear"):
             names |= {"kl_exact", "nelbo_exact", "ppl_exact", "mi_batch", "mi_aggregate"}
         if self.has_critics:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +39,7 @@ from pretrain.latent.evaluation.text import DrawCounts, text_metrics
 from pretrain.latent.models.build import TextModel, build, optimizers
 from pretrain.latent.training.aggressive import train_encoder_aggressively
 from pretrain.latent.training.schedule import beta_at
-from pretrain.latent.training.steps import train_step
+from pretrain.latent.training.steps import CriticDivergedError, train_step
 
 logger = logging.getLogger(__name__)
 
@@ -192,8 +193,7 @@ class LatentTask:
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
         """Measure bounds and active units on held-out sentences, or how clusters separate.
 
-        ``loss``, which chooses the best checkpoint unless ``checkpoint.best`` says otherwise, is the bound ``nelbo_iw``;
-        of an autoencoder, which has none, it is the reconstruction.
+        ``loss`` is the bound ``nelbo_iw``; of an autoencoder, which has none, it is the reconstruction.
         """
         modules = {name: engine.module for name, engine in engines.items()}
         if self._validation is None:
@@ -208,6 +208,10 @@ class LatentTask:
         return {**figures, "loss": figures.get("nelbo_iw", figures["rec"])}
 
     def _watch(self, figures: Mapping[str, float]) -> None:
+        """Say what is wrong with a validation. Raises ``CriticDivergedError`` where a dual estimate is not finite."""
+        for name in ("kl_dual", "kl_aggregate_dual"):
+            if not math.isfinite(figures.get(name, 0.0)):
+                raise CriticDivergedError(f"{name} of the validation is {figures[name]}", self.job.critic.lr)
         remarks = []
         if figures.get("au") == 0:
             remarks.append("COLLAPSED (AU 0)")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pretrain.base.errors import DataError
-from pretrain.base.files import write_text
+from pretrain.base.files import finite, write_text
 from pretrain.report.additions import task_sections
 from pretrain.report.compare import compare
 from pretrain.report.document import write_figures, write_html, write_markdown
@@ -48,7 +48,7 @@ def report(folders: Sequence[Path], out: Path) -> Path:
         added = task_sections(types, "run_sections", comparison.runs)
         name, sections = run_title(comparison), run_sections(comparison, light, dark, added)
         data = run_json(comparison) | {section.title: section.data for section in added if section.data}
-    write_text(out / "report.json", json.dumps(data, indent=2, default=str) + "\n")
+    write_text(out / "report.json", json.dumps(finite(data), indent=2, default=str, allow_nan=False) + "\n")
     write_figures(sections, out)
     write_markdown(name, sections, out / "report.md")
     return write_html(name, sections, out / "report.html")

@@ -1,15 +1,14 @@
-"""Rank 0 writes ``metrics.jsonl`` (one object on each line) and TensorBoard."""
+"""Rank 0 writes ``metrics.jsonl`` (one object on each line; a number that is not finite is null) and TensorBoard."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 import torch
 
-from pretrain.base.files import open_for_append
+from pretrain.base.files import finite, open_for_append
 from pretrain.engine import distributed
 from pretrain.engine.loop import Callback, Run, next_multiple
 from pretrain.engine.metrics_file import METRICS, drop_rows_after
@@ -64,7 +63,7 @@ class Metrics(Callback):
             lost = {"failed_saves": run.failed_saves} if run.failed_saves else {}
             row = head | run.progress.to_json() | values | lost
             try:
-                self._file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
+                self._file.write(json.dumps(finite(row), allow_nan=False) + "\n")
                 self._file.flush()
             except OSError as error:  # which does not know its file
                 raise OSError(error.errno, error.strerror, str(run.dir / METRICS)) from error
@@ -80,8 +79,3 @@ class Metrics(Callback):
             self._file.close()
         if self._board is not None:
             self._board.close()
-
-
-def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN and no infinity: such a number is written as null."""
-    return {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()}

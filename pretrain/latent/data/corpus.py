@@ -93,8 +93,8 @@ def build_vocabulary(data: DataSection) -> Vocabulary:
     if path is None:
         raise DataError(f"data.path {data.path}: no file whose name says train; set data.train")
     vocabulary = Vocabulary.of(read(path, data.format), data.vocabulary, data.unknown, data.min_count)
-    if len(vocabulary) == len(SPECIAL):
-        raise DataError(f"{path}: no word occurs data.min_count={data.min_count or 2} times; set data.min_count=1")
+    if len(vocabulary) == len(SPECIAL) and data.min_count != 1:
+        raise DataError(f"{path}: no word occurs {data.min_count or 2} times: set data.min_count=1")
     return vocabulary
 
 

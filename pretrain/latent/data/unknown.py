@@ -23,6 +23,6 @@ def report_unknown(sentences: Sentences, what: str, unknown: int, in_training: i
     logger.info("%s: %.2f%% of %d scored tokens are unknown words", what, 100 * share, sentences.scored)
     if count and in_training == 0:
         logger.warning(
-            "%s: %.2f%% of the scored tokens are unknown words, and the training text has none, so the probability that "
-            "they get means nothing: read ppl_known, or train with data.min_count=2", what, 100 * share,
+            "%s: %.2f%% of the scored tokens are unknown words, and the training text has none, so the probability "
+            "that they get means nothing: read ppl_known, or train with data.min_count=2", what, 100 * share,
         )  # fmt: skip

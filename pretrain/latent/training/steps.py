@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pretrain.base.errors import RunFailedError
 from pretrain.contrast import ShardedQueue
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
@@ -26,9 +27,22 @@ from pretrain.latent.objectives.critics import clamped, critics_loss
 from pretrain.latent.objectives.rows import Forward, objective_of
 from pretrain.latent.training.semi_amortized import train_decoder_at_refined_posteriors
 
+MOST_CLAMPED = 0.1
+"""The share of a step's values at draws of the prior that may be above ``critic.clamp``.
 
-class CriticDivergedError(RuntimeError):
-    """The critics' gradient is no longer a number."""
+The optimum :math:`f = \\log q/p` has :math:`E_p e^f = 1`: at draws of the prior less than one value in
+:math:`e^{20}` is above 20. Values that are cut have no gradient, so a critic does not come back from there.
+"""
+
+
+class CriticDivergedError(RunFailedError):
+    """The critics have run away: nothing that is made of their values means anything. Raised on all ranks alike."""
+
+    def __init__(self, what: str, lr: float) -> None:
+        super().__init__(
+            f"the critics have diverged: {what}; their learning rate critic.lr={lr:g} is too high (the recipe has "
+            "1e-5): start again with a lower one, or resume from an earlier checkpoint with a lower critic.lr"
+        )
 
 
 def train_step(
@@ -46,7 +60,7 @@ def train_step(
         encoder_is_trained: False leaves the encoder as it is (LagVAE, whose encoder was trained before the step).
 
     Raises:
-        CriticDivergedError: the critics' gradient is no longer a number.
+        CriticDivergedError: the critics' gradient is no longer a number, or too many of their values are clamped.
     """
     decoder, encoder, critics = (engines.get(name) for name in ("decoder", "encoder", "critics"))
     assert decoder is not None
@@ -95,7 +109,12 @@ def train_decoder(decoder: Engine, z: Float[Tensor, "vn d"], batch: SampledBatch
 
 
 def train_critics(job: LatentJob, critics: Engine, encoded: EncoderOutput, batch: SampledBatch) -> StepMetrics:
-    """Update f and g ``critic.updates`` times on the same draws of the posteriors and fresh draws of the prior."""
+    """Update f and g ``critic.updates`` times on the same draws of the posteriors and fresh draws of the prior.
+
+    Raises:
+        CriticDivergedError: their gradient is no longer a number, or more than :data:`MOST_CLAMPED` of their values at
+            the prior's draws are above ``critic.clamp``.
+    """
     assert batch.priors is not None
     z, h = encoded.z.detach(), encoded.h.detach()
     number_clamped = torch.zeros((), dtype=torch.int64, device=z.device)
@@ -107,14 +126,18 @@ def train_critics(job: LatentJob, critics: Engine, encoded: EncoderOutput, batch
         number_clamped += clamped(values, batch, job.critic)
     norm = float(critics.gradient_norm())
     if not math.isfinite(norm):
+        raise CriticDivergedError("their gradient is no longer a number", job.critic.lr)
+    all_clamped = int(distributed.all_reduce_sum(number_clamped))
+    share = all_clamped / (len(batch.priors) * batch.views * batch.total * (1 if values.g_p is None else 2))
+    if share > MOST_CLAMPED:
         raise CriticDivergedError(
-            "the critics' gradient is no longer a number: exp(f) has run away; resume from the last checkpoint with a "
-            "lower critic.lr or critic.clamp"
-        )
+            f"{share:.0%} of their values at draws of the prior are above critic.clamp={job.critic.clamp:g}, where "
+            "they no longer learn", job.critic.lr,
+        )  # fmt: skip
     difference = values.f_q.detach() - values.f_p.detach().clamp(max=job.critic.clamp).exp()
     return {
         "kl_dual": 1 + (difference * batch.valid).sum() * batch.loss_scale / batch.views,
         "critic/loss": loss.detach(),
-        "critic/clamped": number_clamped * distributed.world_size(),  # metrics are averaged over the ranks
+        "critic/clamped": float(all_clamped),
         "critic/grad_norm": norm,
     }

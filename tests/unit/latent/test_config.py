@@ -75,7 +75,7 @@ def test_rows_of_the_table_differ_in_what_they_are_named_for() -> None:
         ("vae", "data.clusters=1", r"data\.clusters"),
         ("vae", "model.latent=0", r"model\.latent: 0"),
         ("ivae_mi", "critic.trained=f", r"leaves no g"),
-        ("vae", "data.clusters=4", r"set model\.dropout=0"),
+        ("vae", "data.clusters=4 checkpoint.best=loss", r"set model\.dropout=0"),
         ("sa_vae", "objective.aggressive_updates=2", r"aggressive_updates needs"),
         ("sa_vae", "engine.precision=bf16", r"set engine\.precision=fp32"),
         ("sa_vae", "objective.views=2", r"set objective\.views=1"),
@@ -86,7 +86,7 @@ def test_rows_of_the_table_differ_in_what_they_are_named_for() -> None:
 )
 def test_what_does_not_fit_is_refused(name: str, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        _load(name, override)
+        _load(name, *override.split())
 
 
 def _clusters(name: str) -> LatentJob:

@@ -10,6 +10,7 @@ import pytest
 
 from pretrain.base.errors import DataError
 from pretrain.latent.data.corpus import Sentences, build_vocabulary, load_sentences
+from pretrain.latent.data.unknown import report_unknown
 from pretrain.latent.data.vocabulary import END, START, UNK, Vocabulary
 from pretrain.latent.evaluation.bounds import perplexity
 from pretrain.latent.text_files import DataSection, file_of
@@ -36,6 +37,38 @@ def test_words_by_frequency_after_the_special_ones(folder: Path, tmp_path: Path)
     again = build_vocabulary(_data(folder, vocabulary_file=tmp_path / "v.txt"))
     assert (again.words, again.fingerprint) == (vocabulary.words, vocabulary.fingerprint)
     assert build_vocabulary(_data(folder, vocabulary=1)).fingerprint != vocabulary.fingerprint
+
+
+def test_words_that_occur_once_stand_for_the_unknown_ones(tmp_path: Path) -> None:
+    """In text without a word for unknown ones; PTB's, which has one, keeps its words."""
+    (tmp_path / "train.txt").write_text("a b a\na once b\n")
+    (tmp_path / "valid.txt").write_text("a never b\n")
+    data = _data(tmp_path)
+    vocabulary = build_vocabulary(data)
+    assert vocabulary.words[4:] == ("a", "b")
+    train = load_sentences(data, "train", vocabulary)
+    assert train is not None
+    assert train.count(vocabulary.unknown_id) == 1
+    assert build_vocabulary(_data(tmp_path, min_count=1)).words[4:] == ("a", "b", "once")
+    assert build_vocabulary(_data(tmp_path, min_count=3)).words[4:] == ("a",)
+    (tmp_path / "train.txt").write_text("a <unk> b once\n")
+    assert build_vocabulary(data).words[4:] == ("a", "b", "once")
+    (tmp_path / "train.txt").write_text("a b once\n")
+    with pytest.raises(DataError, match=r"no word occurs 2 times: set data\.min_count=1"):
+        build_vocabulary(data)
+
+
+@pytest.mark.parametrize(("count", "warned"), [(0, True), (1, False), (None, False)])
+def test_an_untrained_unknown_word_is_warned_of(
+    count: int | None, warned: bool, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = _data(folder, min_count=1)
+    validation = load_sentences(data, "validation", build_vocabulary(data))
+    assert validation is not None
+    with caplog.at_level("INFO"):
+        report_unknown(validation, "validation text", UNK, count)
+    assert "validation text: 25.00% of 4 scored tokens are unknown words" in caplog.text
+    assert ("the training text has none" in caplog.text) == warned
 
 
 def test_an_unknown_word_is_the_ordinary_one(folder: Path) -> None:
@@ -100,7 +133,7 @@ def test_which_file_is_which_split(folder: Path) -> None:
 
 def test_labels_are_not_words(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("1\tgood food\n0\tbad\n")
-    data = _data(tmp_path, format="labelled")
+    data = _data(tmp_path, format="labelled", min_count=1)
     train = load_sentences(data, "train", build_vocabulary(data))
     assert train is not None
     assert train.lengths.tolist() == [4, 3]

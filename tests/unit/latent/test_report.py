@@ -47,14 +47,14 @@ def test_a_run_without_an_evaluation_shows_the_validation_that_chose_its_checkpo
     job = load_job(PTB / "ivae.yaml")
     (tmp_path / "config.yaml").write_text(json.dumps(job.model_dump(mode="json", by_alias=True)))
     rows = [
-        {"step": step, "split": "validation", "loss": exact, "nelbo_dual": dual, "ppl_dual": dual, "ppl_exact": exact}
-        for step, dual, exact in ((10, 100.0, 150.0), (20, 90.0, 400.0))
+        {"step": step, "split": "validation", "loss": bound, "nelbo_iw": bound, "ppl_dual": dual, "ppl_exact": exact}
+        for step, bound, dual, exact in ((10, 120.0, 90.0, 150.0), (20, 110.0, 100.0, 400.0))
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (row,) = text_rows([read_run(tmp_path)])
     assert row.measured == "validation, 1 draw, step 20, seed 1"
     assert row.published is None, "not a text of PTB's size"
-    assert (row.get("ppl_dual"), row.get("ppl_exact")) == (90.0, 400.0)
+    assert (row.get("ppl_dual"), row.get("ppl_exact")) == (100.0, 400.0)
 
 
 def test_the_papers_variants_have_titles_of_their_own() -> None:

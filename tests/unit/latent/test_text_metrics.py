@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,10 @@ from pretrain.latent.data.corpus import Sentences, build_vocabulary, load_senten
 from pretrain.latent.data.noise import StepNoise
 from pretrain.latent.data.vocabulary import UNK
 from pretrain.latent.evaluation import model as evaluation_model
+from pretrain.latent.evaluation.bounds import fitted_normal
+from pretrain.latent.evaluation.importance import Mixture, prior
+from pretrain.latent.evaluation.likelihood import LikelihoodBounds
+from pretrain.latent.evaluation.model import sample_posterior
 from pretrain.latent.evaluation.text import DrawCounts, text_metrics
 from pretrain.latent.models.build import TextModel, build
 from pretrain.latent.models.normal import standard_log_prob
@@ -35,15 +41,24 @@ def _setup(preset: str, folder: Path, *more: str) -> tuple[LatentJob, TextModel,
     return job, TextModel.of(modules), Batches(sentences, 5, 0, "equal"), sentences
 
 
-def _measured(job: LatentJob, modules: TextModel, batches: Batches, weighted: int = K) -> dict[str, float]:
-    return text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(S, 2, weighted, 1000), UNK)
+def _measured(job: LatentJob, modules: TextModel, batches: Batches) -> dict[str, float]:
+    return text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(S, 1000), UNK)
+
+
+def _bounded(
+    job: LatentJob, modules: TextModel, batches: Batches, weighted: int = K, samples: int = S
+) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
+    """The figures, and the perplexities with their errors."""
+    bounds = LikelihoodBounds(weighted, UNK, refit_steps=5)
+    figures = text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(samples), UNK, bounds)
+    return figures, bounds.metrics()
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("preset", ["vae", "ivae_mi", "clvae_plus_mi_paper", "ae", "lstm_lm"])
 def test_the_configuration_knows_what_validation_reports(preset: str, tmp_path: Path) -> None:
     job, modules, batches, _ = _setup(preset, tmp_path)
-    figures = {"loss", *text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(1, 4), UNK)}
+    figures = {"loss", *text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(1, mixture=4), UNK)}
     assert figures == job.metric_names() - ({"mi_aggregate"} - figures)
 
 
@@ -51,9 +66,10 @@ def test_the_configuration_knows_what_validation_reports(preset: str, tmp_path: 
 @pytest.mark.parametrize("preset", ["vae", "ivae_mi"])
 def test_figures_are_those_of_a_loop_over_draws(preset: str, tmp_path: Path) -> None:
     job, modules, batches, sentences = _setup(preset, tmp_path)
-    figures = _measured(job, modules, batches)
+    figures, bounds = _bounded(job, modules, batches)
     assert modules.encoder is not None
-    rec = kl = f_q = exp_f_p = nll = 0.0
+    rec = kl = f_q = exp_f_p = 0.0
+    nlls, nelbos, words_of = [], [], []
     means = []
     for number, batch in batches.evaluation(1000, 0, 1):
         noise = StepNoise(0, ("measure", number), None, batch.total, CPU)
@@ -61,7 +77,7 @@ def test_figures_are_those_of_a_loop_over_draws(preset: str, tmp_path: Path) -> 
         prior = noise.normal(S, 4).view(S, batch.total, 4)
         for i in range(batch.total):
             row = batch.tokens[i : i + 1]
-            weights = []
+            weights, recs = [], []
             for s in range(max(S, K)):
                 encoded = modules.encoder(row, eps[s, i : i + 1], None)
                 log_p = float(modules.decoder.log_likelihood(encoded.z, row))
@@ -70,12 +86,15 @@ def test_figures_are_those_of_a_loop_over_draws(preset: str, tmp_path: Path) -> 
                     weights.append(log_p + float(standard_log_prob(encoded.z)) - log_q)
                 if s < S:
                     rec -= log_p / S
+                    recs.append(-log_p)
                     if modules.critics is not None:
                         values = modules.critics(encoded.z, encoded.h, prior[s, i : i + 1])
                         f_q += float(values.f_q) / S
                         exp_f_p += math.exp(float(values.f_p)) / S
             kl += float(encoded.density.kl())
-            nll -= float(torch.logsumexp(torch.tensor(weights, dtype=torch.float64), 0)) - math.log(K)
+            nlls.append(math.log(K) - float(torch.logsumexp(torch.tensor(weights, dtype=torch.float64), 0)))
+            nelbos.append(sum(recs) / S + float(encoded.density.kl()))
+            words_of.append(row.shape[1] - 1)
             means.append(encoded.density.mean[0])
     n = len(sentences)
     words = sentences.scored / n
@@ -84,9 +103,17 @@ def test_figures_are_those_of_a_loop_over_draws(preset: str, tmp_path: Path) -> 
     assert figures["kl_exact"] == pytest.approx(kl / n, rel=1e-5)
     assert figures["nelbo_exact"] == pytest.approx((rec + kl) / n, rel=1e-5)
     assert figures["ppl_exact"] == pytest.approx(math.exp((rec + kl) / n / words), rel=1e-5)
-    assert figures[f"nll_iw{K}"] == pytest.approx(nll / n, rel=1e-5)
+    for name, bound in (("ppl_iw_q", nlls), ("ppl_exact", nelbos)):
+        value = math.exp(sum(bound) / sum(words_of))
+        residuals = [b - sum(bound) / sum(words_of) * w for b, w in zip(bound, words_of, strict=True)]
+        error = value * math.sqrt(n / (n - 1) * sum(r * r for r in residuals)) / sum(words_of)
+        assert bounds[name]["value"] == pytest.approx(value, rel=1e-5)
+        assert bounds[name]["nats"] == pytest.approx(sum(bound) / n, rel=1e-5)
+        assert bounds[name]["standard_error"] == pytest.approx(error, rel=1e-4)
+        assert (bounds[name]["sentences"], bounds[name]["draws"]) == (n, K if name == "ppl_iw_q" else S)
+    assert bounds["ppl_exact"]["value"] == pytest.approx(figures["ppl_exact"], rel=1e-9)
     assert figures["au"] == int((torch.stack(means).var(0, correction=0) > 0.01).sum())
-    assert figures["nelbo_exact"] > figures[f"nll_iw{K}"]
+    assert figures["nelbo_exact"] > bounds["ppl_iw_q"]["nats"]
     if modules.critics is not None:
         dual = (f_q - exp_f_p) / n + 1
         assert figures["kl_dual"] == pytest.approx(dual, rel=1e-4, abs=1e-5)
@@ -98,29 +125,47 @@ def test_figures_are_those_of_a_loop_over_draws(preset: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("at_once", [1, 7])
 def test_passes_of_the_decoder_do_not_matter(at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, modules, batches, _ = _setup("vae", tmp_path)
-    whole = _measured(job, modules, batches)
+    whole, bounds = _bounded(job, modules, batches)
     monkeypatch.setattr(evaluation_model, "ROWS_PER_PASS", at_once)
-    assert _measured(job, modules, batches) == pytest.approx(whole, rel=1e-6)
+    again, other_bounds = _bounded(job, modules, batches)
+    assert again == pytest.approx(whole, rel=1e-6)
+    for name, found in bounds.items():
+        assert other_bounds[name]["value"] == pytest.approx(found["value"], rel=1e-4)
 
 
 def test_a_posterior_without_a_density_has_a_valid_bound_of_its_own(tmp_path: Path) -> None:
     job, modules, batches, _ = _setup("clvae_plus_paper", tmp_path)
-    figures = _measured(job, modules, batches, weighted=40)
+    figures, bounds = _bounded(job, modules, batches, weighted=40)
     assert "nelbo_exact" not in figures
     assert "mi_aggregate" not in figures
-    assert figures["nll_iw40"] > 0
-    one_draw = text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(1, 0, 40), UNK)
-    assert one_draw["nll_iw40"] == pytest.approx(figures["nll_iw40"], rel=0.05)
-    assert figures["ppl_iw40"] == pytest.approx(math.exp(figures["nll_iw40"] / figures["scored_a_sentence"]))
+    assert bounds["ppl_exact"] == {"value": None, "reason": "the posterior has no density"}
+    _, one_draw = _bounded(job, modules, batches, weighted=40, samples=1)
+    assert one_draw["ppl_iw_q"]["value"] == pytest.approx(bounds["ppl_iw_q"]["value"], rel=0.05)
+    for name in ("q", "prior", "mixture", "refitted"):
+        assert bounds["ppl_best"]["value"] <= bounds[f"ppl_iw_{name}"]["value"] < 100
+
+
+def test_an_autoencoders_decoder_is_a_model_too(tmp_path: Path) -> None:
+    job, modules, batches, _ = _setup("ae", tmp_path)
+    _, bounds = _bounded(job, modules, batches, weighted=20)
+    assert bounds["ppl_exact"]["value"] is None
+    assert "infinite" in bounds["ppl_exact"]["reason"]
+    assert bounds["ppl_iw_q"]["value"] is None
+    assert bounds["ppl_best"]["proposal"] in ("prior", "refitted")
+    assert bounds["ppl_best"]["value"] > 1
 
 
 def test_a_language_model_has_one_figure(tmp_path: Path) -> None:
-    job, modules, batches, _ = _setup("lstm_lm", tmp_path)
-    figures = _measured(job, modules, batches)
+    job, modules, batches, sentences = _setup("lstm_lm", tmp_path)
+    figures, bounds = _bounded(job, modules, batches)
     assert set(figures) == {
-        "sentences", "scored_a_sentence", "unknown_share", "rec", "ppl_rec", "nelbo_iw", "ppl_all", "ppl_known"
+        "sentences", "scored_a_sentence", "unknown_share", "rec", "ppl_rec", "nelbo_iw", "ppl_iw", "ppl_known"
     }  # fmt: skip
     assert figures["nelbo_iw"] == figures["rec"]
+    assert bounds["ppl_best"] == bounds["ppl_exact"] | {"proposal": "exact"}
+    assert bounds["ppl_best"]["value"] == pytest.approx(figures["ppl_rec"], rel=1e-6)
+    assert (bounds["ppl_best"]["sentences"], bounds["ppl_best"]["draw_error"]) == (len(sentences), 0.0)
+    assert bounds["ppl_iw_prior"]["value"] is None
 
 
 def test_refined_posteriors_are_better(tmp_path: Path) -> None:
@@ -159,3 +204,57 @@ def test_rows_of_a_batch_are_its_own(tmp_path: Path) -> None:
     number, batch = next(batches.evaluation(1000, 0, 1))
     assert isinstance(batch, Batch)
     assert (number, batch.total) == (0, len(batch.tokens))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("preset", ["vae", "clvae_plus_mi_paper", "lstm_lm"])
+def test_known_words_are_scored_by_the_same_draws(preset: str, tmp_path: Path) -> None:
+    """Word 5 is made the unknown one: with and without it, against a loop over words, draws and sentences."""
+    job, modules, batches, sentences = _setup(preset, tmp_path)
+    bounds = LikelihoodBounds(K, 5, refit_steps=2)
+    counts = DrawCounts(S, mixture=4)
+    figures = text_metrics(job, modules, batches.evaluation(1000, 0, 1), counts, 5, bounds)
+    unknown = int((sentences.tokens == 5).sum())
+    assert unknown > 0
+    assert figures["unknown_share"] == pytest.approx(unknown / sentences.scored)
+    nll = known = 0.0
+    for number, batch in batches.evaluation(1000, 0, 1):
+        noise = StepNoise(0, ("measure", number), None, batch.total, CPU)
+        z, weights = torch.zeros(1, batch.total, 4), torch.zeros(1, batch.total)
+        if modules.encoder is not None:
+            sampled = sample_posterior(job, modules, batch, noise, max(S, K if preset == "vae" else 32))
+            if modules.critics is not None:
+                noise.normal(S, 4)  # the dual's draws of the prior
+            own = sampled.density or fitted_normal(sampled.z)
+            mixture = Mixture([own, prior(batch.total, 4, CPU)])
+            z = mixture.sample(4, noise.generator)
+            weights = standard_log_prob(z) - mixture.log_prob(z)
+        for i, row in enumerate(batch.tokens):
+            words = [_log_p(modules, draw[i], row) for draw in z]
+            sums = torch.tensor([sum(scores) for scores in words])
+            some = [sum(p for p, word in zip(scores, row[1:], strict=True) if word != 5) for scores in words]
+            nll += math.log(len(z)) - float((sums + weights[:, i]).logsumexp(0))
+            known += math.log(len(z)) - float((torch.tensor(some) + weights[:, i]).logsumexp(0))
+    assert figures["nelbo_iw"] == pytest.approx(nll / len(sentences), rel=1e-5)
+    assert figures["ppl_iw"] == pytest.approx(math.exp(nll / sentences.scored), rel=1e-5)
+    assert figures["ppl_known"] == pytest.approx(math.exp(known / (sentences.scored - unknown)), rel=1e-5)
+    best, of_known = bounds.metrics()["ppl_best"], bounds.metrics()["ppl_known"]
+    assert (best["proposal"], best["draws"]) == (of_known["proposal"], of_known["draws"])
+    if preset == "lstm_lm":
+        assert of_known["value"] == pytest.approx(figures["ppl_known"], rel=1e-6)
+    else:
+        assert of_known["value"] == pytest.approx(figures["ppl_known"], rel=0.1)
+
+
+def _log_p(modules: TextModel, z: torch.Tensor, row: torch.Tensor) -> list[float]:
+    """log p(w_t | w_<t, z) of each word, from whole prefixes."""
+    cut = [0.0] + [float(modules.decoder.log_likelihood(z[None], row[None, : t + 1])) for t in range(1, len(row))]
+    return [after - before for before, after in itertools.pairwise(cut)]
+
+
+@torch.no_grad()
+def test_a_text_without_unknown_words_has_one_perplexity(tmp_path: Path) -> None:
+    job, modules, batches, _ = _setup("vae", tmp_path)
+    figures = text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(1, mixture=4), UNK)
+    assert figures["unknown_share"] == 0
+    assert figures["ppl_known"] == pytest.approx(figures["ppl_iw"], rel=1e-12)
