@@ -68,8 +68,9 @@ def weighted_nlls(
 ) -> tuple[Float64[Tensor, " n"], Float64[Tensor, " n"]]:
     r"""Estimate :math:`-\log p(x)` and :math:`-\log p_K(x)` of each sentence by importance weighting.
 
-    The draws are the same for both. Both are, on average, not below the truth
-    (:func:`~pretrain.latent.evaluation.bounds.importance_weighted_nll`). The arguments are those of :func:`~pretrain.latent.evaluation.importance.log_likelihood_bound` and ``likelihoods``.
+    The draws are the same for both, and both are, on average, not below the truth
+    (:func:`~pretrain.latent.evaluation.bounds.importance_weighted_nll`). The arguments are those of
+    :func:`~pretrain.latent.evaluation.importance.log_likelihood_bound` and of :func:`likelihoods`.
     """
     z = proposal.sample(draws, generator)
     found = likelihoods(model.decoder, z, batch.tokens, unknown)

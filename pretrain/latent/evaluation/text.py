@@ -38,7 +38,8 @@ class DrawCounts:
     Attributes:
         samples: draws of each posterior for the reconstruction and the dual.
         aggregate: sentences whose mixture is the aggregate posterior, on one rank only; 0 leaves that information out.
-        mixture: draws for ``nelbo_iw``, half of the posterior and half of the prior; 0 leaves it out.
+        mixture: draws for ``nelbo_iw``, half of the posterior and half of the prior; 0 leaves it out. A language model
+            draws nothing, and ``nelbo_iw`` is its -log p(x).
     """
 
     samples: int
@@ -86,7 +87,9 @@ def text_metrics(
             z = torch.zeros(batch.total, job.model.latent, device=model.device)
             found = likelihoods(model.decoder, z[None], batch.tokens, unknown)
             words = -found.words.double().sum()
-            totals.add(rec=words, nelbo_iw=words, nelbo_known=-found.known.double().sum())
+            totals.add(rec=words)
+            if counts.mixture:
+                totals.add(nelbo_iw=words, nelbo_known=-found.known.double().sum())
             if bounds is not None:
                 bounds.add_language_model(batch, found)
         else:
