@@ -158,8 +158,8 @@ def _check_text(corpus: EncodedCorpus, job: EmbeddingJob) -> None:
     words, number = len(corpus.vocabulary), job.negatives.number
     if words <= number:
         raise ConfigError(
-            f"negatives.number {number} is not less than the vocabulary of {words} words: lower it, lower data.min_count, "
-            "raise data.max_vocabulary, or give more text"
+            f"negatives.number {number} is not less than the vocabulary of {words} words: lower it, lower "
+            "data.min_count, raise data.max_vocabulary, or give more text"
         )
     if corpus.sentences == len(corpus):
         raise DataError(

@@ -46,7 +46,7 @@ def text_rows(file: BufferedIOBase, path: Path, layout: Layout) -> Iterator[Row]
         parts = fields[0].split()
         if len(parts) > 1 and is_number(parts[-1]):
             raise DataError(
-                f"{where}: more than {layout.width} numbers, which the vectors of this file have: mend or remove the line"
+                f"{where}: more than {layout.width} numbers, which the vectors of this file have: mend or remove it"
             )
         if b"\r" in fields[0]:
             raise DataError(f"{where}: a carriage return within the line; end lines with a line feed (tr '\\r' '\\n')")
@@ -76,7 +76,7 @@ def _decoded(word: bytes, where: str) -> str:
         return word.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{where}: the word is not UTF-8 (byte 0x{word[error.start]:02x}); convert text with iconv, or remove the word"
+            f"{where}: the word is not UTF-8 (byte 0x{word[error.start]:02x}); convert it with iconv, or remove it"
         ) from None
 
 
