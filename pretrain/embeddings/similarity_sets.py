@@ -78,7 +78,7 @@ def _read_pair(line: str, where: str) -> tuple[str, str, float]:
         raise DataError(f"{where}: a word is empty; expected word, word and score")
     scores = []
     for cell in columns[2:]:
-        if not is_number(cell):
+        if not is_number(cell.encode()):
             raise DataError(
                 f"{where}: {shown(cell)} is not a score; expected word, word, score and nothing but scores after that "
                 "(no header)"

@@ -132,13 +132,13 @@ def _numbers_at_end(line: bytes) -> int:
     return next((n for n, field in enumerate(reversed(fields)) if not is_number(field)), len(fields))
 
 
-def is_number(field: bytes | str) -> bool:
+def is_number(field: bytes) -> bool:
     """Whether the field is a floating-point number; ``nan`` counts, the underscores that Python allows do not."""
     try:
         float(field)
     except ValueError:
         return False
-    return ("_" if isinstance(field, str) else b"_") not in field
+    return b"_" not in field
 
 
 def _is_text(block: bytes) -> bool:
