@@ -174,6 +174,22 @@ class LikelihoodBounds:
         """The scored tokens of the sentences that :attr:`best` is of."""
         return torch.cat(self._words)[self._compared()]
 
+    def sentences(self) -> str:
+        """Write the bounds of each weighted sentence in nats as CSV, with its scored tokens, shortest sentences first.
+
+        Of one text and one ``batch.global`` the order is the same for every model, so models can be compared in pairs.
+        """
+        rows = self._compared()
+        found = {"words": self.words}
+        for name in ("exact", *PROPOSALS):
+            bounds = self.bounds(name)
+            if bounds is not None:
+                found[name] = bounds.nats[rows] if name == "exact" else bounds.nats
+        table = torch.stack(list(found.values()), 1).tolist()
+        return "".join(
+            ",".join(map(str, row)) + "\n" for row in [list(found), *([f"{x:.6g}" for x in row] for row in table)]
+        )
+
     def metrics(self) -> dict[str, Any]:
         """Write ``ppl_exact``, ``ppl_iw_*`` and ``ppl_best`` as JSON objects (:func:`estimate`).
 
