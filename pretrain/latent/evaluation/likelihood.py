@@ -69,9 +69,12 @@ class LikelihoodBounds:
     def _weighs(self, number: int) -> bool:
         return self.draws > 0 and (self.weighted is None or number in self.weighted)
 
-    def add_language_model(self, batch: Batch, log_p: Tensor) -> None:
-        """Add sentences whose likelihood is known: there is no latent variable."""
-        self._start(batch, weighted=True)
+    def add_language_model(self, number: int, batch: Batch, log_p: Tensor) -> None:
+        """Add sentences whose likelihood is known: there is no latent variable.
+
+        ``ppl_best`` is still of the weighted batches, so that other models are compared on the same sentences.
+        """
+        self._start(batch, weighted=self._weighs(number))
         self._add("exact", Bounds(-log_p.double().cpu(), torch.zeros(batch.total, dtype=torch.float64)), 0)
         self._reasons |= dict.fromkeys(PROPOSALS, "a language model has no z to draw: ppl_exact is its perplexity")
 
