@@ -1,8 +1,8 @@
 r"""The gradient of a contrast over many micro-batches, in the memory of one.
 
 GradCache (Gao et al. 2021, arXiv:2101.06983). A contrast :math:`L(v_1, \dots, v_A)` over the representations
-:math:`v_a = f(x_a; \theta)` of ``A`` micro-batches is no
-sum over micro-batches: each row is a negative of all others. Its gradient is, by the chain rule,
+:math:`v_a = f(x_a; \theta)` of ``A`` micro-batches is no sum over micro-batches: each row is a negative of all others.
+Its gradient is, by the chain rule,
 
 .. math::
     \frac{\partial L}{\partial \theta} = \sum_a \Big(\frac{\partial v_a}{\partial \theta}\Big)^\top g_a,
