@@ -58,12 +58,19 @@ def evaluate(
     weighted: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Draws for the importance-weighted likelihood of a latent checkpoint; default 500, 0 = none."
+            min=0,
+            help="Draws of each proposal for importance-weighted bounds of a latent checkpoint; default 100, 0 = none.",
         ),
     ] = None,
     weighted_sentences: Annotated[
         int | None,
-        typer.Option(min=1, help="Largest number of sentences for that likelihood; default all."),
+        typer.Option(min=1, help="Largest number of sentences for these bounds; default all."),
+    ] = None,
+    bridge: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Sentences whose bound is checked by annealed importance sampling; default 0, 20 take minutes."
+        ),
     ] = None,
     generated: Annotated[
         str | None,
@@ -92,7 +99,7 @@ def evaluate(
     given = {
         "text": text, "data": data, "predictions": predictions, "sts": sts, "out": out, "pooler": pooler,
         "samples": samples, "length": length, "batch": batch, "split": split, "draws": draws, "weighted": weighted,
-        "weighted_sentences": weighted_sentences, "generated": generated, "seed": seed,
+        "weighted_sentences": weighted_sentences, "bridge": bridge, "generated": generated, "seed": seed,
         "word_similarity": word_similarity, "analogies": analogies,
     }  # fmt: skip
     from launcher.progress import progress_bar

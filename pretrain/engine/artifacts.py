@@ -43,12 +43,13 @@ def save_artifact(path: Path, name: str, result: Mapping[str, Any]) -> None:
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
     """Write measurements as JSON; a number that is not finite, which JSON cannot hold, as ``null``."""
-    write_json(path, _finite(result))
+    write_json(path, finite(result))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The measurements with None in the place of numbers that are not finite, which JSON cannot hold."""
     if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
+        return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

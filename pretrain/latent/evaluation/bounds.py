@@ -15,7 +15,7 @@ import math
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from pretrain.latent.models.normal import Normal, standard_log_prob
@@ -47,21 +47,29 @@ def dual_kl(f_q: Float[Tensor, "s n"], f_p: Float[Tensor, "t n"]) -> Float[Tenso
     return f_q.double().mean(0) - f_p.double().exp().mean(0) + 1
 
 
-def importance_weighted_nll(
+def log_weights(
     z: Float[Tensor, "k n d"], log_likelihood: Float[Tensor, "k n"], proposal: Proposal
-) -> Float[Tensor, " n"]:
-    r"""Estimate :math:`-\log \frac1k \sum_j p(x|z_j) p(z_j) / q(z_j)` of each sentence in float64.
-
-    It is above :math:`-\log p(x)` on average for any proposal q, and falls to it as k grows (Burda et al. 2016).
+) -> Float64[Tensor, "k n"]:
+    r"""Compute :math:`\log p(x|z_j) p(z_j) / r(z_j)` of each draw in float64.
 
     Args:
         z: draws of the proposal.
         log_likelihood: :math:`\log p(x|z)` of each draw.
-        proposal: the density that ``z`` was drawn from.
+        proposal: the density r that ``z`` was drawn from.
     """
     z = z.double()  # densities of 32 dimensions are large numbers, whose differences matter
-    log_weights = log_likelihood.double() + standard_log_prob(z) - proposal.log_prob(z)
-    return math.log(len(z)) - torch.logsumexp(log_weights, 0)
+    return log_likelihood.double() + standard_log_prob(z) - proposal.log_prob(z)
+
+
+def importance_weighted_nll(
+    z: Float[Tensor, "k n d"], log_likelihood: Float[Tensor, "k n"], proposal: Proposal
+) -> Float64[Tensor, " n"]:
+    r"""Estimate :math:`-\log \frac1k \sum_j p(x|z_j) p(z_j) / r(z_j)` of each sentence in float64.
+
+    It is above :math:`-\log p(x)` on average for any proposal r, and falls to it as k grows (Burda et al. 2016). The
+    arguments are those of :func:`log_weights`.
+    """
+    return math.log(len(z)) - torch.logsumexp(log_weights(z, log_likelihood, proposal), 0)
 
 
 def fitted_normal(z: Float[Tensor, "s n d"], inflate: float = 1.2) -> Normal:
@@ -74,8 +82,12 @@ def fitted_normal(z: Float[Tensor, "s n d"], inflate: float = 1.2) -> Normal:
 
 
 def perplexity(nll_per_sentence: float, scored_per_sentence: float) -> float:
-    """Compute ``exp`` of the nats per scored token (words and one ``</s>`` per sentence, as the tables count)."""
-    return math.exp(nll_per_sentence / scored_per_sentence)
+    """Compute ``exp`` of the nats per scored token (words and one ``</s>`` per sentence, as the tables count).
+
+    It is infinite where a float cannot hold it.
+    """
+    nats = nll_per_sentence / scored_per_sentence
+    return math.exp(nats) if nats < 709 else math.inf
 
 
 def aggregate_information(z: Float[Tensor, "n d"], posteriors: Normal) -> float:

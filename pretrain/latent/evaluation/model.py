@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from pretrain.latent.data.batches import Batch
 from pretrain.latent.data.noise import StepNoise
 from pretrain.latent.data.sampled_batch import sample_batch
 from pretrain.latent.models.build import TextModel
+from pretrain.latent.models.gradients import frozen
 from pretrain.latent.models.normal import Normal
 from pretrain.latent.models.text import TextDecoder
 from pretrain.latent.training.semi_amortized import refined_density
@@ -21,7 +23,8 @@ ROWS_PER_PASS = 512
 """The number of sequences, at most, in one pass of the decoder."""
 
 _TOKENS_PER_PASS = 1 << 15
-"""The number of tokens, at most, in one pass of the decoder: 135 MB of its state in Yahoo's size."""
+"""The number of tokens, at most, in one pass of the decoder: 135 MB of its states in Yahoo's size. Where gradients are
+taken it is an eighth of that, whose logits take 330 MB there."""
 
 
 class PosteriorSamples(NamedTuple):
@@ -60,11 +63,31 @@ def log_likelihoods(
     decoder: TextDecoder, z: Float[Tensor, "s n d"], tokens: Int[Tensor, "n length"]
 ) -> Float[Tensor, "s n"]:
     r"""Compute :math:`\log p(x_i | z_{si})`, many sentences and draws in one pass of the decoder."""
+    passes = _passes(z, tokens, _TOKENS_PER_PASS)
+    return torch.cat([decoder.log_likelihood(part, own) for part, own in passes]).view(z.shape[:2])
+
+
+def log_likelihood_gradients(
+    decoder: TextDecoder, z: Float[Tensor, "s n d"], tokens: Int[Tensor, "n length"]
+) -> Float[Tensor, "s n d"]:
+    r"""Compute :math:`\nabla_z \log p(x_i | z_{si})`, many sentences and draws in one pass of the decoder."""
+    training = decoder.training
+    decoder.train()  # cuDNN differentiates an LSTM in training mode only; no dropout is given
+    parts = []
+    for part, own in _passes(z, tokens, _TOKENS_PER_PASS // 8):
+        leaf = part.detach().clone().requires_grad_()
+        valid = torch.ones(len(own), dtype=torch.bool, device=own.device)
+        with torch.enable_grad():
+            nll = frozen(decoder, leaf, own, valid)
+        parts.append(-torch.autograd.grad(nll, leaf)[0])
+    decoder.train(training)
+    return torch.cat(parts).view(z.shape)
+
+
+def _passes(z: Tensor, tokens: Tensor, tokens_at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Cut all pairs of a draw and its sentence into passes of bounded size."""
     n, length = tokens.shape
-    at_once = max(1, min(ROWS_PER_PASS, _TOKENS_PER_PASS // length))
+    at_once = max(1, min(ROWS_PER_PASS, tokens_at_once // length))
     rows = torch.arange(z.shape[0] * n, device=tokens.device)
-    parts = [
-        decoder.log_likelihood(part, tokens[own % n])
-        for part, own in zip(z.flatten(0, 1).split(at_once), rows.split(at_once), strict=True)
-    ]
-    return torch.cat(parts).view(-1, n)
+    for part, own in zip(z.flatten(0, 1).split(at_once), rows.split(at_once), strict=True):
+        yield part, tokens[own % n]

@@ -15,9 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pretrain.latent.data.batches import Batch
-from pretrain.latent.evaluation.model import log_likelihoods
+from pretrain.latent.evaluation.model import log_likelihood_gradients, log_likelihoods
 from pretrain.latent.models.build import TextModel
-from pretrain.latent.models.gradients import frozen
 from pretrain.latent.models.normal import Normal
 
 STEPS = 30
@@ -62,10 +61,15 @@ def best_start(model: TextModel, batch: Batch, starts: Sequence[Normal], generat
 def refitted_proposal(
     model: TextModel, batch: Batch, starts: Sequence[Normal], generator: torch.Generator, *, steps: int = STEPS
 ) -> Normal:
-    """Ascend the ELBO of each sentence from the best of ``starts``, with Adam and a rate that falls to 0.
+    r"""Ascend the ELBO of each sentence from the best of ``starts``, with Adam and a rate that falls to 0.
 
-    The sentences of a batch are moved together, each by its own gradient alone: Adam works elementwise, and nothing is
-    averaged or clipped over the batch. Every step has one fresh draw a sentence.
+    With :math:`z = \mu + \sigma \epsilon`, a fresh :math:`\epsilon` in every step and :math:`g = \nabla_z \log p(x|z)`
+
+    .. math::
+        \nabla_\mu = \mu - g, \qquad \nabla_{\log \sigma^2} = \tfrac12 (\sigma^2 - 1 - g\, \sigma \epsilon)
+
+    are the gradients of -ELBO. The sentences of a batch are moved together, each by its own gradient alone: Adam works
+    elementwise, and nothing is averaged or clipped over the batch.
 
     Args:
         model: the model, whose parameters are not changed.
@@ -76,19 +80,14 @@ def refitted_proposal(
     """
     start = best_start(model, batch, starts, generator)
     assert start.log_variance is not None
-    mean, log_variance = (part.detach().clone().requires_grad_() for part in (start.mean, start.log_variance))
-    optimizer = torch.optim.Adam([mean, log_variance], lr=_LEARNING_RATE, betas=_BETAS)
-    valid = torch.ones(batch.total, dtype=torch.bool, device=mean.device)
-    training = model.decoder.training
-    model.decoder.train()  # cuDNN differentiates an LSTM in training mode only; no dropout is given
+    mean, log_variance = start.mean.detach().clone(), start.log_variance.detach().clone()
+    optimizer = torch.optim.Adam([mean, log_variance], betas=_BETAS)
     for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = _LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * step / steps))
-        with torch.enable_grad():
-            q = Normal(mean, log_variance=log_variance)
-            z = q.sample(1, generator)[0]
-            loss = frozen(model.decoder, z, batch.tokens, valid) + q.kl().sum()
-            mean.grad, log_variance.grad = torch.autograd.grad(loss, [mean, log_variance])
+        eps = torch.randn(mean.shape, generator=generator).to(mean)
+        deviation = (0.5 * log_variance).exp()
+        gradient = log_likelihood_gradients(model.decoder, (mean + deviation * eps)[None], batch.tokens)[0]
+        mean.grad = mean - gradient
+        log_variance.grad = 0.5 * (deviation.square() - 1 - gradient * deviation * eps)
+        optimizer.param_groups[0]["lr"] = _LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * step / steps))
         optimizer.step()
-    model.decoder.train(training)
-    return Normal(mean.detach(), log_variance=log_variance.detach())
+    return Normal(mean, log_variance=log_variance)

@@ -16,17 +16,13 @@ from pretrain.latent.evaluation.bounds import (
     active_units,
     aggregate_information,
     dual_kl,
-    fitted_normal,
-    importance_weighted_nll,
     perplexity,
 )
-from pretrain.latent.evaluation.model import PosteriorSamples, log_likelihoods, sample_posterior
+from pretrain.latent.evaluation.likelihood import LikelihoodBounds
+from pretrain.latent.evaluation.model import log_likelihoods, sample_posterior
 from pretrain.latent.models.build import TextModel
 from pretrain.latent.models.critics import Critics
 from pretrain.latent.models.normal import Normal
-
-_FIT_DRAWS = 32
-"""The draws, at least, of a posterior without a density that a Gaussian proposal is fitted to."""
 
 _CRITIC_DRAWS = 64
 """The draws of each posterior in one pass of the critics."""
@@ -38,12 +34,10 @@ class DrawCounts:
 
     Attributes:
         samples: draws of each posterior for the reconstruction and the dual.
-        weighted: draws for the importance-weighted likelihood; 0 leaves it out.
         aggregate: sentences whose mixture is the aggregate posterior, on one rank only; 0 leaves that information out.
     """
 
     samples: int
-    weighted: int = 0
     aggregate: int = 0
 
 
@@ -64,8 +58,9 @@ class _Totals:
 
 @torch.no_grad()
 def text_metrics(
-    job: LatentJob, model: TextModel, batches: Iterable[tuple[int, Batch]], counts: DrawCounts
-) -> dict[str, float]:
+    job: LatentJob, model: TextModel, batches: Iterable[tuple[int, Batch]], counts: DrawCounts,
+    bounds: LikelihoodBounds | None = None,
+) -> dict[str, float]:  # fmt: skip
     """Compute the metrics of the sentences in ``batches``, averaged over the sentences of all ranks.
 
     Args:
@@ -73,34 +68,37 @@ def text_metrics(
         model: the model in evaluation mode.
         batches: whole batches of this rank, with their numbers (which choose the draws).
         counts: how much is drawn.
+        bounds: collects the bounds of each of this rank's sentences as well.
     """
-    if job.model.posterior == "point":  # all draws are the same, and there is nothing to weight
-        counts = replace(counts, samples=1, weighted=0)
+    if job.model.posterior == "point":  # all draws are the same
+        counts = replace(counts, samples=1)
     totals = _Totals()
     for number, batch in batches:
         batch = batch.to(model.device)
         totals.add(sentences=batch.total, scored=batch.scored)
         if model.encoder is None:
             z = torch.zeros(batch.total, job.model.latent, device=model.device)
-            totals.add(rec=-model.decoder.log_likelihood(z, batch.tokens).double().sum())
+            log_p = model.decoder.log_likelihood(z, batch.tokens)
+            totals.add(rec=-log_p.double().sum())
+            if bounds is not None:
+                bounds.add_language_model(batch, log_p)
         else:
-            noise = StepNoise(0, ("measure", number), None, batch.total, model.device)
-            _add_batch(job, model, batch, noise, counts, totals)
-    metrics = _mean_metrics(distributed.gather_objects(totals.sums), counts.weighted)
+            _add_batch(job, model, number, batch, counts, totals, bounds)
+    metrics = _mean_metrics(distributed.gather_objects(totals.sums))
     if totals.draws:
         metrics["mi_aggregate"] = aggregate_information(*_joined(totals.draws))
     return metrics
 
 
 def _add_batch(
-    job: LatentJob, model: TextModel, batch: Batch, noise: StepNoise, counts: DrawCounts, totals: _Totals
-) -> None:
-    has_density = job.model.posterior != "mlp"
-    proposed = counts.weighted if has_density else min(counts.weighted, 1) * _FIT_DRAWS
+    job: LatentJob, model: TextModel, number: int, batch: Batch, counts: DrawCounts, totals: _Totals,
+    bounds: LikelihoodBounds | None,
+) -> None:  # fmt: skip
+    noise = StepNoise(0, ("measure", number), None, batch.total, model.device)
+    proposed = bounds.posterior_draws(number, job.model.posterior) if bounds is not None else 0
     posterior = sample_posterior(job, model, batch, noise, max(counts.samples, proposed))
     z, density = posterior.z[: counts.samples], posterior.density
-    decoded = posterior.z if density is not None else z
-    log_p = log_likelihoods(model.decoder, decoded, batch.tokens)
+    log_p = log_likelihoods(model.decoder, posterior.z if density is not None else z, batch.tokens)
     means = density.mean if density is not None else z.mean(0)
     totals.add(rec=-log_p[: counts.samples].double().mean(0).sum(), au=_moments(means), au_sampled=_moments(z.mean(0)))
     if density is not None:
@@ -110,8 +108,8 @@ def _add_batch(
             totals.draws.append((z[0], density))
     if model.critics is not None:
         _add_duals(model.critics, posterior.h, z, noise, totals)
-    if counts.weighted:
-        totals.add(nll_iw=_weighted_nll(model, batch, posterior, log_p, counts.weighted, noise).sum())
+    if bounds is not None:
+        bounds.add(number, model, batch, posterior, log_p, counts.samples, is_point=job.model.posterior == "point")
 
 
 def _moments(means: Tensor) -> Tensor:
@@ -134,18 +132,7 @@ def _add_duals(critics: Critics, h: Tensor, z: Tensor, noise: StepNoise, totals:
         totals.add(kl_aggregate_dual=dual_kl(values("g_q"), values("g_p")).sum())
 
 
-def _weighted_nll(
-    model: TextModel, batch: Batch, posterior: PosteriorSamples, log_p: Tensor, number: int, noise: StepNoise
-) -> Tensor:
-    """Compute the importance-weighted likelihood with the posterior, or a Gaussian fitted to its draws, as proposal."""
-    if posterior.density is not None:
-        return importance_weighted_nll(posterior.z[:number], log_p[:number], posterior.density)
-    proposal = fitted_normal(posterior.z)
-    z = proposal.sample(number, noise.generator)
-    return importance_weighted_nll(z, log_likelihoods(model.decoder, z, batch.tokens), proposal)
-
-
-def _mean_metrics(ranks: Sequence[Mapping[str, Tensor]], weighted: int) -> dict[str, float]:
+def _mean_metrics(ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """Turn the sums of all ranks into the metrics."""
     names = {name for sums in ranks for name in sums}
     total = {name: torch.stack([sums[name] for sums in ranks if name in sums]).sum(0) for name in names}
@@ -166,9 +153,6 @@ def _mean_metrics(ranks: Sequence[Mapping[str, Tensor]], weighted: int) -> dict[
     if "kl_aggregate_dual" in mean:
         kl_aggregate = mean["kl_aggregate_dual"]
         metrics |= {"kl_aggregate_dual": kl_aggregate, "mi_dual": mean["kl_dual"] - kl_aggregate}
-    if "nll_iw" in mean:
-        nll = mean["nll_iw"]
-        metrics |= {f"nll_iw{weighted}": nll, f"ppl_iw{weighted}": perplexity(nll, scored)}
     return metrics | {name: float(count) for name, count in units.items()}
 
 

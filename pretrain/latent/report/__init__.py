@@ -14,7 +14,14 @@ from pretrain.config.load import flatten, load_job
 from pretrain.latent.artifacts import EVALUATION
 from pretrain.latent.report.plots import bounds_figure, dropout_figure, scatter_figures, shown_steps, training_figure
 from pretrain.latent.report.rows import cluster_label, is_clusters, is_latent, text_rows
-from pretrain.latent.report.tables import BOUND_REMARK, CODE_REMARK, code_table, generated_table, likelihood_table
+from pretrain.latent.report.tables import (
+    BOUND_REMARK,
+    CODE_REMARK,
+    bounds_table,
+    code_table,
+    generated_table,
+    likelihood_table,
+)
 from pretrain.report.document import ReportSection, Table
 from pretrain.report.runs import RunRecord, read_run
 from pretrain.report.sweeps import Configuration, SweepRecord
@@ -28,9 +35,9 @@ def run_sections(runs: Sequence[RunRecord]) -> list[ReportSection]:
     runs = [_with_whole_config(run) for run in runs if is_latent(run)]
     rows = text_rows(runs)
     if rows:
-        tables = [likelihood_table(rows), code_table(rows)]
+        tables = [likelihood_table(rows), bounds_table(rows), code_table(rows)]
         figures = [*bounds_figure(rows), *training_figure(rows), *dropout_figure(rows)]
-        data = {str(row.run.folder): {**row.metrics, **row.generated} for row in rows}
+        data = {str(row.run.folder): {**row.metrics, **row.estimates, **row.generated} for row in rows}
         name = "Latent-variable models (Tables 1 to 3 and 7)"
         remarks = [BOUND_REMARK, CODE_REMARK]
         sections.append(ReportSection(name, tables=tables, remarks=remarks, figures=figures, data=data))

@@ -31,12 +31,17 @@ def _distance(a: int, b: int) -> int:
 
 
 _SOLID, _DASHED = (0, (1, 0)), (0, (4, 2))
-_PERPLEXITIES = (("ppl_dual", "dual: no bound", "x"), ("ppl_exact", "exact KL: upper bound, by the encoder", "o"))
+_PERPLEXITIES = (
+    ("ppl_dual", "dual: no bound", "x"),
+    ("ppl_exact", "exact KL: upper bound; measures the encoder", "o"),
+    ("ppl_best", "tightest bound of all proposals, with 2 standard errors", "D"),
+)
 
 
 def bounds_figure(rows: Sequence[ModelRow]) -> list[ReportFigure]:
-    """Plot each row's perplexity by the dual, by the exact KL and by importance weighting, on one logarithmic axis."""
-    shown = [row for row in rows if row.get("ppl_exact") or row.get("ppl_dual")]
+    """Plot each row's perplexity by the dual, by the exact KL and by the tightest bound, on one logarithmic axis."""
+    models = [row for row in rows if row.name != "LSTM language model"]
+    shown = [row for row in models if any(row.get(name) for name, _, _ in _PERPLEXITIES)]
     if not shown:
         return []
     return [_light_and_dark("latent-bounds", lambda theme: _paint_bounds(shown, rows, theme))]
@@ -45,8 +50,6 @@ def bounds_figure(rows: Sequence[ModelRow]) -> list[ReportFigure]:
 def _paint_bounds(rows: Sequence[ModelRow], all_rows: Sequence[ModelRow], theme: Theme) -> bytes:
     handles = [Line2D([], [], color=colour(i, theme), marker=mark, linestyle="", label=label)
                for i, (_, label, mark) in enumerate(_PERPLEXITIES)]  # fmt: skip
-    weighted = "weighted, encoder proposes: upper bound (hollow: of fewer sentences)"
-    handles.append(Line2D([], [], color=colour(2, theme), marker="D", linestyle="", label=weighted))
     language_model = [row for row in all_rows if row.name == "LSTM language model" and row.get("ppl_rec")]
     if language_model:
         handles.append(Line2D([], [], color=colour(3, theme), label="LSTM language model of the same size: exact"))
@@ -54,11 +57,8 @@ def _paint_bounds(rows: Sequence[ModelRow], all_rows: Sequence[ModelRow], theme:
     places = np.arange(len(rows))[::-1]
     for i, (name, _, mark) in enumerate(_PERPLEXITIES):
         values = [row.get(name) or np.nan for row in rows]
-        axis.plot(values, places, mark, color=colour(i, theme), linestyle="")
-    for row, place in zip(rows, places, strict=True):
-        if row.weighted is not None:
-            face = "none" if row.get("iw_sentences") else colour(2, theme)
-            axis.plot([row.weighted[0]], [place], "D", color=colour(2, theme), markerfacecolor=face, markersize=5)
+        errors = [2 * ((row.estimate(name) or {}).get("standard_error") or 0.0) for row in rows]
+        axis.errorbar(values, places, xerr=errors if name == "ppl_best" else None, fmt=mark, color=colour(i, theme))
     for row, style in zip(language_model, ("-", "--", ":") * len(language_model), strict=False):
         axis.axvline(float(row.get("ppl_rec") or 0), color=colour(3, theme), linewidth=1.2, linestyle=style)
     style_axis(axis, "Perplexity, by convention", "perplexity (logarithmic)", "", theme)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class ModelRow:
         metrics: those of ``capt evaluate`` on the test text, else those of the best validation.
         measured: where the metrics come from.
         generated: the perplexities of generated text, empty where they were not measured.
+        estimates: perplexities with their errors, draws and sentences, as ``capt evaluate`` wrote them.
     """
 
     name: str
@@ -37,6 +38,7 @@ class ModelRow:
     metrics: Mapping[str, float]
     measured: str
     generated: Mapping[str, float]
+    estimates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -57,11 +59,9 @@ class ModelRow:
         """Return a metric; None where it was not measured."""
         return self.metrics.get(name)
 
-    @property
-    def weighted(self) -> tuple[float, int] | None:
-        """Perplexity by importance weighting, and the number of draws."""
-        weighted = [name for name in self.metrics if name.startswith("ppl_iw")]
-        return (self.metrics[weighted[0]], int(weighted[0].removeprefix("ppl_iw"))) if weighted else None
+    def estimate(self, name: str) -> Mapping[str, Any] | None:
+        """Return a perplexity with its errors, draws and sentences; None where it was not measured."""
+        return self.estimates.get(name)
 
 
 def is_latent(run: RunRecord) -> bool:
@@ -138,16 +138,23 @@ def text_rows(runs: Sequence[RunRecord]) -> list[ModelRow]:
 
 def _model_row(run: RunRecord) -> ModelRow:
     evaluation = _read_object(run.folder / EVALUATION.format(split="test"))
+    estimates: dict[str, Mapping[str, Any]] = {}
     if evaluation is None:
         metrics, measured = _best_validation(run)
     else:
         metrics = {key: float(value) for key, value in evaluation.items() if _is_metric(value)}
+        for key, value in evaluation.items():
+            if isinstance(value, dict) and _is_metric(value.get("value")):
+                estimates[key] = value
+                metrics[key] = float(value["value"])
         draws = f", {evaluation.get('samples')} draws" if "kl_exact" in metrics or "kl_dual" in metrics else ""
         measured = f"test{draws}, {_step_of(str(evaluation.get('checkpoint')))}"
     generated = _read_object(run.folder / GENERATED_TEXT) or {}
     config = run.config
     measured = f"{measured}, seed {config.get('run.seed', '?')}"
-    return ModelRow(row_name(config), variant_of(config), dataset_of(config), run, metrics, measured, generated)
+    return ModelRow(
+        row_name(config), variant_of(config), dataset_of(config), run, metrics, measured, generated, estimates
+    )
 
 
 def _is_metric(value: Any) -> bool:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from launcher.cli import app as capt
@@ -21,6 +24,13 @@ from pretrain.latent.restore import load_model
 from pretrain.report import report
 from tests.latent import small_job, write_text
 from tests.support import run_ranks
+
+WEIGHTED = ("ppl_iw_q", "ppl_iw_prior", "ppl_iw_mixture", "ppl_iw_refitted")
+DRAWS = {"ppl_exact": 4, "ppl_iw_q": 6, "ppl_iw_prior": 6, "ppl_iw_mixture": 12, "ppl_iw_refitted": 12}
+
+
+def _shown(estimate: dict[str, float]) -> str:
+    return f"{estimate['value']:,.1f} ± {estimate['standard_error']:,.1f}"
 
 
 def _run(preset: str, folder: Path, run_dir: Path, *more: str) -> int:
@@ -46,14 +56,26 @@ def test_evaluation_reports_both_conventions(finished: Path, tmp_path: Path) -> 
         out=tmp_path / "e.json",
         progress=lambda done, of: seen.append((done, of)),
     )
-    assert {"nelbo_dual", "ppl_dual", "nelbo_exact", "ppl_exact", "nll_iw6", "ppl_iw6", "kl_dual", "kl_dual_clamped",
+    assert {"nelbo_dual", "ppl_dual", "nelbo_exact", "ppl_exact", *WEIGHTED, "ppl_best", "kl_dual", "kl_dual_clamped",
             "kl_exact", "mi_dual", "mi_batch", "mi_aggregate", "au", "au_sampled"} <= result.keys()  # fmt: skip
     assert result["sentences"] == 18
     assert json.loads((tmp_path / "e.json").read_text()) == result
     assert seen == [(done, len(seen) - 1) for done in range(len(seen))]
-    assert result["nelbo_exact"] > result["nll_iw6"]
+    assert result["nelbo_exact"] > result["ppl_iw_q"]["nats"]
     assert result["nelbo_dual"] < result["nelbo_exact"]
-    assert "bound on no side" in as_text(result)
+    for name in (*WEIGHTED, "ppl_exact", "ppl_best"):
+        assert result[name]["value"] > 1
+        assert result[name]["standard_error"] > 0
+        assert result[name]["standard_error_by"] == "delta method over sentences"
+        assert (result[name]["sentences"], result[name]["draws"]) == (18, DRAWS.get(name, ANY))
+    best = result[f"ppl_iw_{result['ppl_best']['proposal']}"]
+    assert (
+        result["ppl_best"]["value"] == best["value"] == min(result[name]["value"] for name in (*WEIGHTED, "ppl_exact"))
+    )
+    text = as_text(result)
+    assert "bound on no side" in text
+    line = next(line for line in text.splitlines() if line.strip().startswith("ppl_best"))
+    assert f"{best['value']:.4f} ± {best['standard_error']:.4f} (18 sentences, {best['draws']} draws, by " in line
     checkpoint = Path(result["checkpoint"])
     (finished / "evaluation-test.json").unlink()
     again = evaluate(load_model(checkpoint), samples=4, weighted=6)
@@ -62,16 +84,19 @@ def test_evaluation_reports_both_conventions(finished: Path, tmp_path: Path) -> 
 
 
 def test_the_report_shows_the_papers_column_and_the_bounds(finished: Path, tmp_path: Path) -> None:
-    result = evaluate(load_model(finished), samples=4, weighted=6, weighted_limit=9)
-    assert result["iw_sentences"] < result["sentences"]
+    result = evaluate(load_model(finished), samples=4, weighted=6, weighted_limit=9, bridged=2)
+    there = result["ppl_exact_there"]
+    assert result["ppl_best"]["sentences"] == there["sentences"] < result["ppl_exact"]["sentences"] == 18
     assert json.loads((finished / "evaluation-test.json").read_text()) == result
     page = report([finished], tmp_path)
     text = (tmp_path / "report.md").read_text()
-    row = next(line for line in text.splitlines() if line.startswith("| clVAE+_MI"))
-    assert "test, 4 draws, step " in row
-    assert f"| {result['ppl_iw6']:,.1f} | 6, {result['iw_sentences']:,.0f} | {result['ppl_exact_there']:,.1f} |" in row
-    for name in ("ppl_dual", "ppl_exact", "ppl_iw6"):
-        assert f"{result[name]:,.1f}" in row
+    first, second, *_ = (line for line in text.splitlines() if line.startswith("| clVAE+_MI"))
+    assert "test, 4 draws, step " in first
+    assert f"{result['ppl_dual']:,.1f}" in first
+    assert f"| {_shown(result['ppl_best'])} | " in first
+    for name in ("ppl_exact", "ppl_exact_there", *WEIGHTED):
+        assert f"| {_shown(result[name])} |" in second
+    assert f"| 6; 12 | {there['sentences']} | 2, {_shown(result['bridge'])} |" in second
     assert (tmp_path / "latent-bounds.png").stat().st_size > 5000
     assert "bounds -log p(x) on no side" in page.read_text()
     assert json.loads((tmp_path / "report.json").read_text())["Latent-variable models (Tables 1 to 3 and 7)"]
@@ -134,16 +159,18 @@ def test_commands_write_what_the_functions_return(finished: Path) -> None:
 
 
 def test_the_command_measures_generated_text_as_well_unless_told_otherwise(finished: Path) -> None:
-    def figures(*arguments: str) -> dict[str, float]:
+    def figures(*arguments: str) -> dict[str, Any]:
         command = ["evaluate", str(finished), "--draws", "2", "--weighted", "0", "--json", *arguments]
         result = CliRunner().invoke(capt, command, catch_exceptions=False)
         assert result.exit_code == 0, result.output
-        found: dict[str, float] = json.loads(result.stdout)
+        found: dict[str, Any] = json.loads(result.stdout)
         return found
 
     assert figures()["forward_ppl"] == generated_perplexities(load_model(finished))["forward_ppl"]
     assert "forward_ppl" not in figures("--generated", "none")
     assert "forward_ppl" not in figures("--split", "validation")
+    bridged = figures("--generated", "none", "--weighted", "4", "--bridge", "1", "-o", "refit_steps=2")["bridge"]
+    assert (bridged["sentences"], bridged["draws"]) == (1, 16)
     refused = CliRunner().invoke(capt, ["evaluate", str(finished), "--generated", "srilm"])
     assert "choose builtin, kenlm or none" in str(refused.exception)
 
@@ -161,8 +188,32 @@ def test_missing_kenlm_is_said_before_anything_is_measured(finished: Path, monke
 def test_what_is_no_latent_model_is_refused(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         load_model(tmp_path)
-    with pytest.raises(ConfigError, match="samples must be 1 or more"):
-        evaluate(load_model(finished), samples=0)
+    for wrong in ({"samples": 0}, {"refit_steps": -1}, {"weighted": -1}):
+        with pytest.raises(ConfigError, match="samples must be 1 or more"):
+            evaluate(load_model(finished), **wrong)
+    with pytest.raises(ConfigError, match="--weighted must be 1 or more"):
+        evaluate(load_model(finished), bridged=1, weighted=0)
+
+
+def test_what_is_not_finite_has_a_reason_and_stays_json(finished: Path, tmp_path: Path) -> None:
+    """An encoder that is far away: exp(nats a word) is more than a float holds, and the prior's bound is unharmed."""
+    model = load_model(finished)
+    with torch.no_grad():
+        model.text[0].encoder.head.linear.bias.fill_(1e3)  # type: ignore[union-attr]
+    result = evaluate(model, samples=2, weighted=4, out=tmp_path / "e.json")
+    assert result == json.loads((tmp_path / "e.json").read_text(), parse_constant=pytest.fail)
+    assert result["ppl_exact"]["value"] is None
+    assert "more than a float holds" in result["ppl_exact"]["reason"]
+    assert result["ppl_iw_prior"]["value"] < 100
+    assert result["ppl_best"]["value"] <= result["ppl_iw_prior"]["value"]
+    assert "none (more than a float holds)" in as_text(result)
+
+
+def test_without_weights_every_key_is_there(finished: Path) -> None:
+    result = evaluate(load_model(finished), samples=2, weighted=0)
+    for name in WEIGHTED:
+        assert result[name] == {"value": None, "reason": "no draws were asked for: --weighted 0"}
+    assert result["ppl_best"] == result["ppl_exact"] | {"proposal": "exact"}
 
 
 def test_another_vocabulary_is_refused_on_resuming(finished: Path, tmp_path: Path) -> None:

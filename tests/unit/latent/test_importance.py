@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,70 +11,27 @@ from torch import Tensor
 from pretrain.base.errors import ConfigError
 from pretrain.latent.data.batches import Batch
 from pretrain.latent.evaluation import model as evaluation_model
-from pretrain.latent.evaluation.importance import Mixture, log_likelihood_bound, prior
+from pretrain.latent.evaluation.importance import Mixture
 from pretrain.latent.evaluation.model import log_likelihoods
 from pretrain.latent.evaluation.refitted import diagonal, negative_elbo, refitted_proposal
-from pretrain.latent.models.build import TextModel, build
-from pretrain.latent.models.normal import Normal, standard_log_prob
-from tests.latent import small_job
-
-WORDS, N, LENGTH = 12, 5, 7
-CPU = torch.device("cpu")
-
-
-def _generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-class _Known:
-    """A decoder with random weights, sentences, log p(x) by quadrature, and an encoder's Gaussian that fits badly."""
-
-    def __init__(self, latent: int, folder: Path) -> None:
-        job = small_job("vae", folder, folder / "run", f"model.latent={latent}", f"model.noise={latent}")
-        torch.manual_seed(3)
-        modules = build(job, WORDS)
-        with torch.no_grad():
-            for weight in modules["decoder"].parameters():
-                weight.uniform_(-1.0, 1.0)  # a decoder that listens to z
-        self.model = TextModel.of({name: module.eval() for name, module in modules.items()})
-        tokens = torch.randint(4, WORDS, (N, LENGTH), generator=_generator(1))
-        self.batch = Batch(tokens, torch.arange(N), N, N)
-        self.bad = Normal(torch.full((N, latent), 1.2), log_variance=torch.full((N, latent), -0.6))
-        self.prior = prior(N, latent, CPU)
-        self.log_p = self._quadrature(latent)
-
-    def _quadrature(self, latent: int) -> Tensor:
-        r""":math:`\log \sum_g h^d\, p(x|z_g) N(z_g; 0, I)` on a grid of step h from -7 to 7, in float64."""
-        axis = torch.linspace(-7, 7, 1401 if latent == 1 else 141, dtype=torch.float64)
-        grid = torch.cartesian_prod(*[axis] * latent).view(-1, 1, latent)
-        log_p = log_likelihoods(self.model.decoder, grid.float().expand(-1, N, -1), self.batch.tokens).double()
-        return torch.logsumexp(log_p + standard_log_prob(grid), 0) + latent * math.log(float(axis[1] - axis[0]))
-
-    def refitted(self, seed: int = 0, steps: int = 60) -> Normal:
-        return refitted_proposal(self.model, self.batch, [self.bad], _generator(seed), steps=steps)
-
-    def proposals(self) -> dict[str, Normal | Mixture]:
-        return {"q": self.bad, "prior": self.prior, "mixture": Mixture([self.bad, self.prior]),
-                "refitted": self.refitted()}  # fmt: skip
-
-    def bound(self, proposal: Normal | Mixture, draws: int, seed: int = 0) -> Tensor:
-        return log_likelihood_bound(self.model, self.batch, proposal, draws, _generator(seed))
+from pretrain.latent.models.normal import Normal
+from tests.unit.latent.known import LENGTH, KnownDecoder, N, seeded
 
 
 @pytest.fixture(scope="module", params=[1, 2])
-def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> _Known:
-    return _Known(request.param, tmp_path_factory.mktemp("known"))
+def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> KnownDecoder:
+    return KnownDecoder(request.param, tmp_path_factory.mktemp("known"))
 
 
-def test_the_decoder_listens_to_z(known: _Known) -> None:
+def test_the_decoder_listens_to_z(known: KnownDecoder) -> None:
     """z matters, and the bad Gaussian is bad: else every proposal would pass."""
-    z = known.prior.sample(200, _generator())
+    z = known.prior.sample(200, seeded())
     assert float(log_likelihoods(known.model.decoder, z, known.batch.tokens).var(0).min()) > 0.1
     assert float((known.bound(known.bad, 1) - known.log_p).abs().max()) > 0.3
 
 
 @pytest.mark.parametrize("name", ["q", "prior", "mixture", "refitted"])
-def test_every_proposal_bounds_the_likelihood_and_comes_to_it(name: str, known: _Known) -> None:
+def test_every_proposal_bounds_the_likelihood_and_comes_to_it(name: str, known: KnownDecoder) -> None:
     proposal = known.proposals()[name]
     few = torch.stack([known.bound(proposal, 4, seed) for seed in range(400)])
     error = few.std(0) / math.sqrt(len(few))
@@ -86,7 +42,7 @@ def test_every_proposal_bounds_the_likelihood_and_comes_to_it(name: str, known: 
     assert (known.log_p - many < 0.5 * (known.log_p - few.mean(0)) + 3 * error).all(), "more draws are tighter"
 
 
-def test_the_estimate_of_p_is_unbiased(known: _Known) -> None:
+def test_the_estimate_of_p_is_unbiased(known: KnownDecoder) -> None:
     for name, proposal in known.proposals().items():
         if name == "q":  # its weights vary too much for a test of their mean
             continue
@@ -96,10 +52,10 @@ def test_the_estimate_of_p_is_unbiased(known: _Known) -> None:
 
 
 @pytest.mark.parametrize("name", ["q", "prior", "mixture", "refitted"])
-def test_batched_is_the_literal_loop(name: str, known: _Known, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batched_is_the_literal_loop(name: str, known: KnownDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
     proposal, draws = known.proposals()[name], 6
     batched = known.bound(proposal, draws, seed=5)
-    z = proposal.sample(draws, _generator(5))
+    z = proposal.sample(draws, seeded(5))
     for i in range(N):
         total = 0.0
         for j in range(draws):
@@ -122,16 +78,16 @@ def _density(normal: Normal, z: Tensor, row: int) -> float:
     return float(torch.distributions.Normal(normal.mean[row].double(), scale).log_prob(z.double()).sum().exp())
 
 
-def test_half_of_a_mixtures_draws_come_from_each_part(known: _Known) -> None:
+def test_half_of_a_mixtures_draws_come_from_each_part(known: KnownDecoder) -> None:
     far = Normal(known.bad.mean + 100, log_variance=known.bad.log_variance)
-    z = Mixture([far, known.prior]).sample(10, _generator())
+    z = Mixture([far, known.prior]).sample(10, seeded())
     assert (z[:5] > 50).all()
     assert (z[5:] < 50).all()
     with pytest.raises(ConfigError, match="multiple"):
-        Mixture([far, known.prior]).sample(9, _generator())
+        Mixture([far, known.prior]).sample(9, seeded())
 
 
-def test_a_mixture_saves_a_proposal_that_never_meets_the_posterior(known: _Known) -> None:
+def test_a_mixture_saves_a_proposal_that_never_meets_the_posterior(known: KnownDecoder) -> None:
     far = Normal(known.bad.mean + 20, log_variance=known.bad.log_variance)
     draws = 2_000
     assert (known.bound(far, draws) < known.log_p - 50).all()
@@ -139,10 +95,10 @@ def test_a_mixture_saves_a_proposal_that_never_meets_the_posterior(known: _Known
     torch.testing.assert_close(mixed, known.log_p, rtol=0, atol=0.2)
 
 
-def test_refitting_a_bad_gaussian_tightens_elbo_and_bound(known: _Known) -> None:
+def test_refitting_a_bad_gaussian_tightens_elbo_and_bound(known: KnownDecoder) -> None:
     fitted = known.refitted()
     draws = 2_000
-    before, after = (negative_elbo(known.model, known.batch, q, draws, _generator(1)) for q in (known.bad, fitted))
+    before, after = (negative_elbo(known.model, known.batch, q, draws, seeded(1)) for q in (known.bad, fitted))
     assert (after < before).all()
     assert (after > -known.log_p - 0.05).all()
     gaps = [
@@ -152,25 +108,25 @@ def test_refitting_a_bad_gaussian_tightens_elbo_and_bound(known: _Known) -> None
     assert float(gaps[1].mean()) < 0.3 * float(gaps[0].mean())
 
 
-def test_refitting_starts_where_the_elbo_is_highest(known: _Known) -> None:
+def test_refitting_starts_where_the_elbo_is_highest(known: KnownDecoder) -> None:
     far = Normal(known.bad.mean + 20, log_variance=known.bad.log_variance)
-    started = refitted_proposal(known.model, known.batch, [far, known.prior], _generator(), steps=0)
+    started = refitted_proposal(known.model, known.batch, [far, known.prior], seeded(), steps=0)
     torch.testing.assert_close(started.mean, known.prior.mean)
-    assert (refitted_proposal(known.model, known.batch, [far], _generator(), steps=0).mean > 15).all()
+    assert (refitted_proposal(known.model, known.batch, [far], seeded(), steps=0).mean > 15).all()
 
 
-def test_refitting_one_sentence_does_not_depend_on_the_others(known: _Known) -> None:
+def test_refitting_one_sentence_does_not_depend_on_the_others(known: KnownDecoder) -> None:
     tokens = known.batch.tokens.clone()
     tokens[1:] = tokens[1:].flip(0)
     others = Batch(tokens, torch.arange(N), N, N)
-    one = refitted_proposal(known.model, known.batch, [known.bad], _generator(2), steps=10)
-    same = refitted_proposal(known.model, others, [known.bad], _generator(2), steps=10)
+    one = refitted_proposal(known.model, known.batch, [known.bad], seeded(2), steps=10)
+    same = refitted_proposal(known.model, others, [known.bad], seeded(2), steps=10)
     torch.testing.assert_close(one.mean[0], same.mean[0], rtol=1e-5, atol=1e-6)
     assert not torch.allclose(one.mean[1], same.mean[1], rtol=1e-3)
 
 
 def test_the_diagonal_of_a_full_gaussian_has_its_variances() -> None:
-    factor = torch.randn(3, 5, generator=_generator())
+    factor = torch.randn(3, 5, generator=seeded())
     fitted = diagonal(Normal(torch.ones(2, 3), factor=factor))
     assert fitted.log_variance is not None
     torch.testing.assert_close(fitted.log_variance.exp()[1], (factor @ factor.t()).diagonal())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from pretrain.latent.data.batches import Batch, Batches
 from pretrain.latent.data.corpus import Sentences, build_vocabulary, load_sentences
 from pretrain.latent.data.noise import StepNoise
 from pretrain.latent.evaluation import model as evaluation_model
+from pretrain.latent.evaluation.likelihood import LikelihoodBounds
 from pretrain.latent.evaluation.text import DrawCounts, text_metrics
 from pretrain.latent.models.build import TextModel, build
 from pretrain.latent.models.normal import standard_log_prob
@@ -34,8 +36,17 @@ def _setup(preset: str, folder: Path, *more: str) -> tuple[LatentJob, TextModel,
     return job, TextModel.of(modules), Batches(sentences, 5, 0, "equal"), sentences
 
 
-def _measured(job: LatentJob, modules: TextModel, batches: Batches, weighted: int = K) -> dict[str, float]:
-    return text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(S, weighted, 1000))
+def _measured(job: LatentJob, modules: TextModel, batches: Batches) -> dict[str, float]:
+    return text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(S, 1000))
+
+
+def _bounded(
+    job: LatentJob, modules: TextModel, batches: Batches, weighted: int = K, samples: int = S
+) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
+    """The figures, and the perplexities with their errors."""
+    bounds = LikelihoodBounds(weighted, refit_steps=5)
+    figures = text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(samples), bounds)
+    return figures, bounds.metrics()
 
 
 @torch.no_grad()
@@ -50,9 +61,10 @@ def test_the_configuration_knows_what_validation_reports(preset: str, tmp_path: 
 @pytest.mark.parametrize("preset", ["vae", "ivae_mi"])
 def test_figures_are_those_of_a_loop_over_draws(preset: str, tmp_path: Path) -> None:
     job, modules, batches, sentences = _setup(preset, tmp_path)
-    figures = _measured(job, modules, batches)
+    figures, bounds = _bounded(job, modules, batches)
     assert modules.encoder is not None
-    rec = kl = f_q = exp_f_p = nll = 0.0
+    rec = kl = f_q = exp_f_p = 0.0
+    nlls, nelbos, words_of = [], [], []
     means = []
     for number, batch in batches.evaluation(1000, 0, 1):
         noise = StepNoise(0, ("measure", number), None, batch.total, CPU)
@@ -60,7 +72,7 @@ def test_figures_are_those_of_a_loop_over_draws(preset: str, tmp_path: Path) -> 
         prior = noise.normal(S, 4).view(S, batch.total, 4)
         for i in range(batch.total):
             row = batch.tokens[i : i + 1]
-            weights = []
+            weights, recs = [], []
             for s in range(max(S, K)):
                 encoded = modules.encoder(row, eps[s, i : i + 1], None)
                 log_p = float(modules.decoder.log_likelihood(encoded.z, row))
@@ -69,12 +81,15 @@ def test_figures_are_those_of_a_loop_over_draws(preset: str, tmp_path: Path) -> 
                     weights.append(log_p + float(standard_log_prob(encoded.z)) - log_q)
                 if s < S:
                     rec -= log_p / S
+                    recs.append(-log_p)
                     if modules.critics is not None:
                         values = modules.critics(encoded.z, encoded.h, prior[s, i : i + 1])
                         f_q += float(values.f_q) / S
                         exp_f_p += math.exp(float(values.f_p)) / S
             kl += float(encoded.density.kl())
-            nll -= float(torch.logsumexp(torch.tensor(weights, dtype=torch.float64), 0)) - math.log(K)
+            nlls.append(math.log(K) - float(torch.logsumexp(torch.tensor(weights, dtype=torch.float64), 0)))
+            nelbos.append(sum(recs) / S + float(encoded.density.kl()))
+            words_of.append(row.shape[1] - 1)
             means.append(encoded.density.mean[0])
     n = len(sentences)
     words = sentences.scored / n
@@ -83,9 +98,17 @@ def test_figures_are_those_of_a_loop_over_draws(preset: str, tmp_path: Path) -> 
     assert figures["kl_exact"] == pytest.approx(kl / n, rel=1e-5)
     assert figures["nelbo_exact"] == pytest.approx((rec + kl) / n, rel=1e-5)
     assert figures["ppl_exact"] == pytest.approx(math.exp((rec + kl) / n / words), rel=1e-5)
-    assert figures[f"nll_iw{K}"] == pytest.approx(nll / n, rel=1e-5)
+    for name, bound in (("ppl_iw_q", nlls), ("ppl_exact", nelbos)):
+        value = math.exp(sum(bound) / sum(words_of))
+        residuals = [b - sum(bound) / sum(words_of) * w for b, w in zip(bound, words_of, strict=True)]
+        error = value * math.sqrt(n / (n - 1) * sum(r * r for r in residuals)) / sum(words_of)
+        assert bounds[name]["value"] == pytest.approx(value, rel=1e-5)
+        assert bounds[name]["nats"] == pytest.approx(sum(bound) / n, rel=1e-5)
+        assert bounds[name]["standard_error"] == pytest.approx(error, rel=1e-4)
+        assert (bounds[name]["sentences"], bounds[name]["draws"]) == (n, K if name == "ppl_iw_q" else S)
+    assert bounds["ppl_exact"]["value"] == pytest.approx(figures["ppl_exact"], rel=1e-9)
     assert figures["au"] == int((torch.stack(means).var(0, correction=0) > 0.01).sum())
-    assert figures["nelbo_exact"] > figures[f"nll_iw{K}"]
+    assert figures["nelbo_exact"] > bounds["ppl_iw_q"]["nats"]
     if modules.critics is not None:
         dual = (f_q - exp_f_p) / n + 1
         assert figures["kl_dual"] == pytest.approx(dual, rel=1e-4, abs=1e-5)
@@ -97,26 +120,44 @@ def test_figures_are_those_of_a_loop_over_draws(preset: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("at_once", [1, 7])
 def test_passes_of_the_decoder_do_not_matter(at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, modules, batches, _ = _setup("vae", tmp_path)
-    whole = _measured(job, modules, batches)
+    whole, bounds = _bounded(job, modules, batches)
     monkeypatch.setattr(evaluation_model, "ROWS_PER_PASS", at_once)
-    assert _measured(job, modules, batches) == pytest.approx(whole, rel=1e-6)
+    again, other_bounds = _bounded(job, modules, batches)
+    assert again == pytest.approx(whole, rel=1e-6)
+    for name, found in bounds.items():
+        assert other_bounds[name]["value"] == pytest.approx(found["value"], rel=1e-4)
 
 
 def test_a_posterior_without_a_density_has_a_valid_bound_of_its_own(tmp_path: Path) -> None:
     job, modules, batches, _ = _setup("clvae_plus_paper", tmp_path)
-    figures = _measured(job, modules, batches, weighted=40)
+    figures, bounds = _bounded(job, modules, batches, weighted=40)
     assert "nelbo_exact" not in figures
     assert "mi_aggregate" not in figures
-    assert figures["nll_iw40"] > 0
-    one_draw = text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(1, 40))
-    assert one_draw["nll_iw40"] == pytest.approx(figures["nll_iw40"], rel=0.05)
-    assert figures["ppl_iw40"] == pytest.approx(math.exp(figures["nll_iw40"] / figures["scored_a_sentence"]))
+    assert bounds["ppl_exact"] == {"value": None, "reason": "the posterior has no density"}
+    _, one_draw = _bounded(job, modules, batches, weighted=40, samples=1)
+    assert one_draw["ppl_iw_q"]["value"] == pytest.approx(bounds["ppl_iw_q"]["value"], rel=0.05)
+    for name in ("q", "prior", "mixture", "refitted"):
+        assert bounds["ppl_best"]["value"] <= bounds[f"ppl_iw_{name}"]["value"] < 100
+
+
+def test_an_autoencoders_decoder_is_a_model_too(tmp_path: Path) -> None:
+    job, modules, batches, _ = _setup("ae", tmp_path)
+    _, bounds = _bounded(job, modules, batches, weighted=20)
+    assert bounds["ppl_exact"]["value"] is None
+    assert "infinite" in bounds["ppl_exact"]["reason"]
+    assert bounds["ppl_iw_q"]["value"] is None
+    assert bounds["ppl_best"]["proposal"] in ("prior", "refitted")
+    assert bounds["ppl_best"]["value"] > 1
 
 
 def test_a_language_model_has_one_figure(tmp_path: Path) -> None:
-    job, modules, batches, _ = _setup("lstm_lm", tmp_path)
-    figures = _measured(job, modules, batches)
+    job, modules, batches, sentences = _setup("lstm_lm", tmp_path)
+    figures, bounds = _bounded(job, modules, batches)
     assert set(figures) == {"sentences", "scored_a_sentence", "rec", "ppl_rec"}
+    assert bounds["ppl_best"] == bounds["ppl_exact"] | {"proposal": "exact"}
+    assert bounds["ppl_best"]["value"] == pytest.approx(figures["ppl_rec"], rel=1e-6)
+    assert (bounds["ppl_best"]["sentences"], bounds["ppl_best"]["draw_error"]) == (len(sentences), 0.0)
+    assert bounds["ppl_iw_prior"]["value"] is None
 
 
 def test_refined_posteriors_are_better(tmp_path: Path) -> None:

@@ -1,0 +1,203 @@
+"""The perplexity of a text by every valid bound: exact KL, and importance weighting by four proposals."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pretrain.base.randomness import derive
+from pretrain.latent.data.batches import Batch
+from pretrain.latent.data.padding import predicted
+from pretrain.latent.evaluation.bounds import Proposal, fitted_normal, log_weights
+from pretrain.latent.evaluation.estimates import Bounds, estimate, missing, weighted_bounds
+from pretrain.latent.evaluation.importance import Mixture, prior
+from pretrain.latent.evaluation.model import PosteriorSamples, log_likelihoods
+from pretrain.latent.evaluation.refitted import STEPS, refitted_proposal
+from pretrain.latent.models.build import TextModel
+from pretrain.latent.models.normal import Normal
+
+PROPOSALS = ("q", "prior", "mixture", "refitted")
+"""The proposals of the importance weighting."""
+
+_FIT_DRAWS = 32
+"""The draws, at least, of a posterior without a density that a Gaussian proposal is fitted to."""
+
+_POINT_LOG_VARIANCE = -2.0
+"""Of the Gaussian around the point of an autoencoder from which a proposal is refitted."""
+
+
+class _Drawn(NamedTuple):
+    """Draws of a proposal for n sentences, and what the decoder makes of them."""
+
+    z: Tensor
+    log_p: Tensor
+
+
+@dataclass
+class LikelihoodBounds:
+    """Collects bounds of :math:`-\\log p(x)`, sentence by sentence, while a text is measured batch by batch.
+
+    The mixture has the draws of q and of the prior, and the refitted proposal, mixed with the prior, those of both.
+
+    Attributes:
+        draws: draws of q, of the prior and of the refitted Gaussian; 0 leaves importance weighting out.
+        weighted: the numbers of the batches that are weighted; None for all.
+        refit_steps: steps of the ascent of the refitted Gaussian.
+    """
+
+    draws: int
+    weighted: Collection[int] | None = None
+    refit_steps: int = STEPS
+    batches: list[tuple[Batch, Normal]] = field(default_factory=list)
+    """The weighted batches with their refitted proposals, for the bridge."""
+    _found: dict[str, list[Bounds]] = field(default_factory=dict)
+    _draws: dict[str, int] = field(default_factory=dict)
+    _words: list[Tensor] = field(default_factory=list)
+    _is_weighted: list[Tensor] = field(default_factory=list)
+    _reasons: dict[str, str] = field(default_factory=dict)
+
+    def posterior_draws(self, number: int, posterior: str) -> int:
+        """The draws of a posterior of this kind (``model.posterior``) that a batch needs."""
+        if not self._weighs(number) or posterior == "point":
+            return 0
+        return _FIT_DRAWS if posterior == "mlp" else self.draws
+
+    def _weighs(self, number: int) -> bool:
+        return self.draws > 0 and (self.weighted is None or number in self.weighted)
+
+    def add_language_model(self, batch: Batch, log_p: Tensor) -> None:
+        """Add sentences whose likelihood is known: there is no latent variable."""
+        self._start(batch, weighted=True)
+        self._add("exact", Bounds(-log_p.double().cpu(), torch.zeros(batch.total, dtype=torch.float64)), 0)
+        self._reasons |= dict.fromkeys(PROPOSALS, "a language model has no z to draw: ppl_exact is its perplexity")
+
+    def add(
+        self, number: int, model: TextModel, batch: Batch, posterior: PosteriorSamples, log_p: Tensor, samples: int,
+        *, is_point: bool,
+    ) -> None:  # fmt: skip
+        """Add the sentences of a batch.
+
+        Args:
+            number: the number of the batch, which chooses its draws.
+            model: the model in evaluation mode.
+            batch: the sentences.
+            posterior: the posteriors, their density and draws.
+            log_p: log p(x | z) of these draws, of the first ``samples`` at least.
+            samples: how many of them the exact bound takes.
+            is_point: the posterior is the single point of an autoencoder.
+        """
+        weighted = self._weighs(number)
+        self._start(batch, weighted=weighted)
+        if posterior.density is not None:
+            rec = -log_p[:samples].double()
+            variance = rec.var(0) / samples if samples > 1 else torch.full_like(rec[0], torch.nan)
+            self._add("exact", Bounds((rec.mean(0) + posterior.density.kl()).cpu(), variance.cpu()), samples)
+        else:
+            self._reasons["exact"] = (
+                "the posterior is a point: its KL is infinite" if is_point else "the posterior has no density"
+            )
+        if weighted:
+            generator = torch.Generator().manual_seed(derive(0, "latent/bounds", number))
+            self._weight(model, batch, posterior, log_p, generator, is_point=is_point)
+
+    def _weight(
+        self, model: TextModel, batch: Batch, posterior: PosteriorSamples, log_p: Tensor, generator: torch.Generator,
+        *, is_point: bool,
+    ) -> None:  # fmt: skip
+        def draw(proposal: Proposal) -> _Drawn:
+            z = proposal.sample(self.draws, generator)
+            return _Drawn(z, log_likelihoods(model.decoder, z, batch.tokens))
+
+        p = prior(batch.total, posterior.z.shape[2], posterior.z.device)
+        from_prior = draw(p)
+        self._add_weighted("prior", p, from_prior)
+        if is_point:
+            point = posterior.z[0]
+            start = Normal(point, log_variance=torch.full_like(point, _POINT_LOG_VARIANCE))
+            self._reasons |= dict.fromkeys(("q", "mixture"), "the posterior is a point and proposes nothing")
+        else:
+            if posterior.density is not None:
+                start, from_q = posterior.density, _Drawn(posterior.z[: self.draws], log_p[: self.draws])
+            else:
+                start = fitted_normal(posterior.z)
+                from_q = draw(start)
+            self._add_weighted("q", start, from_q)
+            self._add_weighted("mixture", Mixture([start, p]), from_q, from_prior)
+        refitted = refitted_proposal(model, batch, [start, p], generator, steps=self.refit_steps)
+        self._add_weighted("refitted", Mixture([refitted, p]), draw(refitted), from_prior)
+        self.batches.append((batch, refitted))
+
+    def _add_weighted(self, name: str, proposal: Proposal, *parts: _Drawn) -> None:
+        z, log_p = (torch.cat(each) for each in zip(*parts, strict=True))
+        found = weighted_bounds(log_weights(z, log_p, proposal))
+        self._add(name, Bounds(found.nats.cpu(), found.variance.cpu()), len(z))
+
+    def _start(self, batch: Batch, *, weighted: bool) -> None:
+        self._words.append(predicted(batch.tokens).sum(1).double().cpu())
+        self._is_weighted.append(torch.full((batch.total,), weighted))
+
+    def _add(self, name: str, bounds: Bounds, draws: int) -> None:
+        self._found.setdefault(name, []).append(bounds)
+        self._draws[name] = draws
+
+    def bounds(self, name: str) -> Bounds | None:
+        """Every sentence's bound by ``exact`` or one of `PROPOSALS`; of weighted sentences alone for the latter."""
+        parts = self._found.get(name)
+        if not parts:
+            return None
+        return Bounds(torch.cat([part.nats for part in parts]), torch.cat([part.variance for part in parts]))
+
+    @property
+    def best(self) -> tuple[str, Bounds] | None:
+        """The tightest bound of the weighted sentences as a whole, and which it is; of all where none is weighted."""
+        rows = self._compared()
+        exact = self.bounds("exact")
+        found = {name: bounds for name in PROPOSALS if (bounds := self.bounds(name)) is not None}
+        if exact is not None:
+            found["exact"] = exact[rows]
+        finite = {name: bounds for name, bounds in found.items() if bool(bounds.nats.isfinite().all())}
+        if not finite:
+            return None
+        name = min(finite, key=lambda name: float(finite[name].nats.sum()))
+        return name, finite[name]
+
+    def _compared(self) -> Tensor:
+        weighted = torch.cat(self._is_weighted)
+        return weighted if bool(weighted.any()) else torch.ones_like(weighted)
+
+    @property
+    def words(self) -> Tensor:
+        """The scored tokens of the sentences that :attr:`best` is of."""
+        return torch.cat(self._words)[self._compared()]
+
+    def metrics(self) -> dict[str, Any]:
+        """Write ``ppl_exact``, ``ppl_iw_*`` and ``ppl_best`` as JSON objects (:func:`estimate`).
+
+        ``ppl_best`` also has ``proposal``, the bound that is the lowest for the text as a whole. Where fewer sentences
+        were weighted than measured, ``ppl_exact_there`` is the exact bound of these.
+        """
+        result: dict[str, Any] = {}
+        exact, rows = self.bounds("exact"), self._compared()
+        if exact is None:
+            result["ppl_exact"] = missing(self._reasons["exact"])
+        else:
+            result["ppl_exact"] = estimate(exact, torch.cat(self._words), self._draws["exact"])
+            if not bool(rows.all()):
+                result["ppl_exact_there"] = estimate(exact[rows], self.words, self._draws["exact"])
+        for name in PROPOSALS:
+            bounds = self.bounds(name)
+            if bounds is None:
+                result[f"ppl_iw_{name}"] = missing(self._reasons.get(name, "no draws were asked for: --weighted 0"))
+            else:
+                result[f"ppl_iw_{name}"] = estimate(bounds, self.words, self._draws[name])
+        best = self.best
+        if best is None:
+            result["ppl_best"] = missing("no bound is finite")
+        else:
+            name, bounds = best
+            result["ppl_best"] = estimate(bounds, self.words, self._draws[name]) | {"proposal": name}
+        return result
