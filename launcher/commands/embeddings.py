@@ -47,11 +47,13 @@ def neighbors(
             ]
         )
         return
+    labels = [f"{wanted.start}-{wanted.stop - 1}" for wanted in ranks]
+    width = max(8, 2 + max(map(len, labels)))
     for word, of_word in zip(words, found, strict=True):
         typer.echo(word)
-        for wanted, each in zip(ranks, of_word, strict=True):
+        for label, each in zip(labels, of_word, strict=True):
             shown = "  ".join(f"{n.word} {n.cosine:.3f}" for n in each) or f"only {len(vectors):,} words"
-            typer.echo(f"  {f'{wanted.start}-{wanted.stop - 1}':<8}{shown}")
+            typer.echo(f"  {label:<{width}}{shown}")
 
 
 @app.command(epilog="\b\nExample: capt embeddings negatives runs/ace sword")

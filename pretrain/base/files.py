@@ -135,6 +135,8 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[tuple[IO[bytes],
     the block ends well, and is removed otherwise. A link at ``path`` is replaced. ``private`` as in `write_bytes`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir() and not path.is_symlink():  # the rename would say so as well, of the file of random name
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w+b") as file:

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from pretrain.base.errors import DataError
+from pretrain.base.errors import DataError, shown
 from pretrain.base.progress import ProgressCallback
 from pretrain.base.text_lines import read_lines
 from pretrain.embeddings.vectors.word_vectors import WordVectors
+
+TOTAL = "total"
+"""The name of the sums over all sections."""
 
 MOST_QUESTIONS = 10_000_000
 _NUMBERS_AT_ONCE = 1 << 25
@@ -33,7 +36,8 @@ def read_sections(path: Path, vectors: WordVectors) -> list[Section]:
     """Read ``: section`` lines and lines of four words; the words are looked up as `WordVectors.find` does.
 
     Raises:
-        DataError: the file cannot be read, holds no question, or a line is not four words; file and line are named.
+        DataError: the file cannot be read, holds no question, two sections have one name, or a line is not four words;
+            file and line are named.
     """
     sections: list[Section] = []
     for number, line in enumerate(read_lines([path]), start=1):
@@ -41,7 +45,11 @@ def read_sections(path: Path, vectors: WordVectors) -> list[Section]:
         if not words:
             continue
         if words[0].startswith(":"):
-            sections.append(Section(" ".join(words).lstrip(":").strip()))
+            name = " ".join(words).lstrip(":").strip()
+            if name == TOTAL or name in (section.name for section in sections):
+                taken = "that of the sums" if name == TOTAL else "that of a section above"
+                raise DataError(f"{path}, line {number}: the name {shown(name)} is {taken}; give the section another")
+            sections.append(Section(name))
             continue
         if len(words) != 4:
             raise DataError(
@@ -76,8 +84,8 @@ def score_analogies(
     if not covered:
         asked = sum(section.questions for section in sections)
         raise DataError(f"{path}: none of the {asked:,} questions has vectors for all four words")
-    lengths = np.where(vectors.norms > 0, vectors.norms, np.float32(1))
-    unit = vectors.matrix / lengths[:, None]
+    lengths = np.where(vectors.norms > 0, vectors.norms, 1)
+    unit = np.divide(vectors.matrix, lengths[:, None], out=np.empty_like(vectors.matrix), casting="same_kind")
     results: dict[str, dict[str, Any]] = {}
     done = 0
     for section in sections:
@@ -89,7 +97,7 @@ def score_analogies(
                 progress(done, covered)
         results[section.name] = _row(section.questions, len(section.rows), right)
     totals = [sum(row[key] for row in results.values()) for key in ("questions", "covered", "right")]
-    return {**results, "total": _row(*totals)}
+    return {**results, TOTAL: _row(*totals)}
 
 
 def _blocks(section: Section, words: int) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:

@@ -49,8 +49,7 @@ def neighbors(vectors: WordVectors, word: str, ranks: Sequence[range]) -> list[l
         DataError: the word has no vector.
     """
     row = find_row(vectors, word)
-    lengths = vectors.norms * vectors.norms[row]
-    cosines = np.divide(vectors.matrix @ vectors.matrix[row], lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    cosines = vectors.cosines_to(row)
     cosines[row] = -np.inf
     last = min(max(wanted.stop - 1 for wanted in ranks), len(vectors) - 1)
     order = np.argsort(-cosines, kind="stable")[:last]

@@ -11,6 +11,7 @@ from jaxtyping import Float64
 
 from pretrain.base.errors import DataError, shown
 from pretrain.base.text_lines import read_lines
+from pretrain.embeddings.vectors.layout import is_number
 
 MOST_PAIRS = 1_000_000
 """Pairs of a set, at most."""
@@ -77,13 +78,12 @@ def _read_pair(line: str, where: str) -> tuple[str, str, float]:
         raise DataError(f"{where}: a word is empty; expected word, word and score")
     scores = []
     for cell in columns[2:]:
-        try:
-            scores.append(float(cell))
-        except ValueError:
+        if not is_number(cell.encode()):
             raise DataError(
                 f"{where}: {shown(cell)} is not a score; expected word, word, score and nothing but scores after that "
                 "(no header)"
-            ) from None
+            )
+        scores.append(float(cell))
     if not math.isfinite(scores[0]):
         raise DataError(f"{where}: score {columns[2]} is not finite")
     return columns[0], columns[1], scores[0]

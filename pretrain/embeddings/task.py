@@ -12,11 +12,11 @@ import numpy as np
 from pydantic import Field
 from torch import nn
 
-from pretrain.base.errors import CheckpointError, ConfigError
+from pretrain.base.errors import CheckpointError, ConfigError, DataError
 from pretrain.base.records import Record, parse_record
 from pretrain.config.schema import Job
 from pretrain.embeddings.config import SEGMENT, EmbeddingJob
-from pretrain.embeddings.data.corpus import open_corpus
+from pretrain.embeddings.data.corpus import EncodedCorpus, open_corpus
 from pretrain.embeddings.data.positives import SegmentReader, Segments
 from pretrain.embeddings.data.vocabulary import VOCABULARY, Vocabulary, other_vocabulary
 from pretrain.embeddings.initial import InitialVectors, build_tables, with_initial_width
@@ -50,12 +50,8 @@ class EmbeddingTask:
         self._folder = run_dir
         self.corpus = open_corpus(job.data, ranks=all_ranks())
         self.vocabulary: Vocabulary = self.corpus.vocabulary
+        _check_text(self.corpus, job)
         self.segments = SegmentReader(self.corpus, job)
-        if len(self.vocabulary) <= job.negatives.number:
-            raise ConfigError(
-                f"negatives.number {job.negatives.number} is not less than the vocabulary of {len(self.vocabulary)} "
-                "words: lower it, or lower data.min_count"
-            )
         self.job = job.completed(len(self.segments))
         self._rule = _rule_of(self.job, self.vocabulary, self.segments)
         self._raw_per_word = self.corpus.raw_words / len(self.corpus)
@@ -155,6 +151,26 @@ class EmbeddingTask:
         path = self._folder / VOCABULARY
         self.vocabulary.save(path)
         return {VOCABULARY: path}
+
+
+def _check_text(corpus: EncodedCorpus, job: EmbeddingJob) -> None:
+    """Raise where nothing could be learned from the text: too few words, or no two of them beside each other."""
+    words, number = len(corpus.vocabulary), job.negatives.number
+    if words <= number:
+        raise ConfigError(
+            f"negatives.number {number} is not less than the vocabulary of {words} words: lower it, lower "
+            "data.min_count, raise data.max_vocabulary, or give more text"
+        )
+    if corpus.sentences == len(corpus):
+        raise DataError(
+            "data.files: no line has two words that are kept, so that no word has a neighbour; give a sentence a line, "
+            "or lower data.min_count"
+        )
+    kept = float(corpus.vocabulary.counts @ corpus.vocabulary.keep_probability(job.data.subsample))
+    if kept < 2:
+        raise ConfigError(
+            f"data.subsample {job.data.subsample} thins {len(corpus):,} words out to {kept:.2g}: raise it, or 0 = off"
+        )
 
 
 def _rule_of(job: EmbeddingJob, vocabulary: Vocabulary, segments: SegmentReader) -> UpdateRule:

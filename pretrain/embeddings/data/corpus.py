@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 LONGEST_SENTENCE = 10_000
 """Words after which a sentence is cut, as gensim does it."""
 _WORDS, _RECORD = "words.i32", "corpus.json"
-_FORMAT = 1
+_FORMAT = 2
 _TASK = 1 << 20
 """Characters that a worker gets at once."""
 _SMALL = 8 << 20
@@ -148,8 +148,11 @@ def _encode(source: FileCorpus, data: DataSection, folder: Path, progress: Progr
 def _tasks(source: FileCorpus) -> Iterator[str]:
     """The text in parts that end where a line ends; within a line of more than a megabyte, where a word ends."""
     parts: list[str] = []
-    size = 0
-    for piece, _ in source.pieces():
+    size, ended = 0, True
+    for piece, begins_document in source.pieces():
+        if begins_document and not ended:  # the file before ends without a line end
+            parts.append("\n")
+        ended = piece.endswith("\n")
         parts.append(piece)
         size += len(piece)
         if size >= _TASK:

@@ -42,7 +42,9 @@ def _checked_rows(path: Path, layout: Layout) -> Iterator[Row]:
                 if not word:
                     raise DataError(f"{where}: the word is empty")
                 if seen.setdefault(word, number) != number:
-                    raise DataError(f"{where}: the word {shown(word)} stands at {place(seen[word])} already")
+                    raise DataError(
+                        f"{where}: the word {shown(word)} stands at {place(seen[word])} already; remove one"
+                    )
                 if layout.words is not None and number == layout.words:
                     raise DataError(f"{where}: more words than the {layout.words:,} that the header in line 1 says")
                 if number == MOST_WORDS or (number + 1) * layout.width > MOST_NUMBERS:
@@ -53,7 +55,8 @@ def _checked_rows(path: Path, layout: Layout) -> Iterator[Row]:
             raise DataError(f"{path}, {before}: damaged gzip file ({error})") from error
     if not layout.binary and layout.words is not None and len(seen) < layout.words:
         raise DataError(
-            f"{path}, line 1: the header says {layout.words:,} words, but the file ends after {len(seen):,}"
+            f"{path}, line 1: the header says {layout.words:,} words, but the file ends after {len(seen):,}; "
+            "get the whole file, or correct the header"
         )
 
 

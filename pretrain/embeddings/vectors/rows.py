@@ -39,10 +39,17 @@ def text_rows(file: BufferedIOBase, path: Path, layout: Layout) -> Iterator[Row]
         fields = (line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line).rsplit(None, layout.width)
         if len(fields) <= layout.width:
             found = max(len(fields) - 1, 0)
-            raise DataError(f"{where}: a word and {found} numbers; the vectors of this file have {layout.width}")
+            raise DataError(
+                f"{where}: a word and {found} numbers; the vectors of this file have {layout.width}: "
+                "mend or remove the line"
+            )
         parts = fields[0].split()
         if len(parts) > 1 and is_number(parts[-1]):
-            raise DataError(f"{where}: more than {layout.width} numbers, which the vectors of this file have")
+            raise DataError(
+                f"{where}: more than {layout.width} numbers, which the vectors of this file have: mend or remove it"
+            )
+        if b"\r" in fields[0]:
+            raise DataError(f"{where}: a carriage return within the line; end lines with a line feed (tr '\\r' '\\n')")
         yield _decoded(fields[0].strip(), where), _parsed(fields[1:], where)
 
 
@@ -53,10 +60,12 @@ def _parsed(fields: list[bytes], where: str) -> Float32[np.ndarray, " d"]:
             raise ValueError
     except ValueError:
         bad = next(field for field in fields if b"_" in field or not is_number(field))
-        raise DataError(f"{where}: {shown(bad.decode('utf-8', 'replace'))} is not a number") from None
+        raise DataError(
+            f"{where}: {shown(bad.decode('utf-8', 'replace'))} is not a number: mend or remove the line"
+        ) from None
     if not np.abs(row).max() <= np.finfo(np.float32).max:
         bad = next(field for field, value in zip(fields, row, strict=True) if not abs(value) < 3.4028236e38)
-        raise DataError(f"{where}: {shown(bad.decode())} is not a finite 32-bit number")
+        raise DataError(f"{where}: {shown(bad.decode())} is not a finite 32-bit number: mend or remove the line")
     return row.astype(np.float32)
 
 
@@ -66,7 +75,9 @@ def _decoded(word: bytes, where: str) -> str:
     try:
         return word.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{where}: the word is not UTF-8 (byte 0x{word[error.start]:02x})") from None
+        raise DataError(
+            f"{where}: the word is not UTF-8 (byte 0x{word[error.start]:02x}); convert it with iconv, or remove it"
+        ) from None
 
 
 def binary_rows(file: BufferedIOBase, path: Path, layout: Layout) -> Iterator[Row]:

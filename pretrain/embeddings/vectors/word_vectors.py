@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Float64
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,22 @@ class WordVectors:
         return {word: row for row, word in enumerate(self.words)}
 
     @cached_property
-    def norms(self) -> Float32[np.ndarray, " V"]:
-        """The length of each vector."""
-        norms: Float32[np.ndarray, " V"] = np.sqrt(np.einsum("vd,vd->v", self.matrix, self.matrix))
+    def norms(self) -> Float64[np.ndarray, " V"]:
+        """The length of each vector; in float64, where the squares of all float32 numbers have room."""
+        norms: Float64[np.ndarray, " V"] = np.sqrt(np.einsum("vd,vd->v", self.matrix, self.matrix, dtype=np.float64))
         return norms
 
     def find(self, word: str) -> int | None:
         """Return the row of a word as it is written, else of its lower-case form; None where neither is there."""
         row = self.index.get(word)
         return self.index.get(word.lower()) if row is None else row
+
+    def cosines_to(self, row: int) -> Float64[np.ndarray, " V"]:
+        """Return the cosine of every vector to that of ``row``; 0 where one of both is zero."""
+        products = np.einsum("vd,d->v", self.matrix, self.matrix[row], dtype=np.float64)
+        lengths = self.norms * self.norms[row]
+        cosines: Float64[np.ndarray, " V"] = np.divide(products, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+        return cosines
 
     def cosines(self, first: Sequence[int], second: Sequence[int]) -> Float[np.ndarray, " n"]:
         """Return the cosine of each pair of rows in float64; 0 where a vector is zero."""

@@ -80,9 +80,12 @@ class LikelihoodBounds:
     def _weighs(self, number: int) -> bool:
         return self.draws > 0 and (self.weighted is None or number in self.weighted)
 
-    def add_language_model(self, batch: Batch, found: Likelihoods) -> None:
-        """Add sentences whose likelihood is known: there is no latent variable, and ``found`` is of one draw."""
-        self._start(batch, weighted=True)
+    def add_language_model(self, number: int, batch: Batch, found: Likelihoods) -> None:
+        """Add sentences whose likelihood is known: there is no latent variable, and ``found`` is of one draw.
+
+        ``ppl_best`` is still of the weighted batches, so that other models are compared on the same sentences.
+        """
+        self._start(batch, weighted=self._weighs(number))
         no_variance = torch.zeros(batch.total, dtype=torch.float64)
         pair = (Bounds(-log_p[0].double().cpu(), no_variance) for log_p in (found.words, found.known))
         self._add("exact", WordBounds(*pair), 0)
@@ -191,6 +194,22 @@ class LikelihoodBounds:
     def words(self) -> Tensor:
         """The scored tokens of the sentences that :attr:`best` is of."""
         return torch.cat(self._words)[self._compared()]
+
+    def sentences(self) -> str:
+        """Write the bounds of each weighted sentence in nats as CSV, with its scored tokens, shortest sentences first.
+
+        Of one text and one section ``batch`` the order is the same for every model, so models can be compared in pairs.
+        """
+        rows = self._compared()
+        found = {"words": self.words}
+        for name in ("exact", *PROPOSALS):
+            bounds = self.bounds(name)
+            if bounds is not None:
+                found[name] = bounds.nats[rows] if name == "exact" else bounds.nats
+        table = torch.stack(list(found.values()), 1).tolist()
+        return "".join(
+            ",".join(map(str, row)) + "\n" for row in [list(found), *([f"{x:.6g}" for x in row] for row in table)]
+        )
 
     def metrics(self) -> dict[str, Any]:
         """Write ``ppl_exact``, ``ppl_iw_*`` and ``ppl_best`` as JSON objects (:func:`estimate`).

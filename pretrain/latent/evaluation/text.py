@@ -91,7 +91,7 @@ def text_metrics(
             if counts.mixture:
                 totals.add(nelbo_iw=words, nelbo_known=-found.known.double().sum())
             if bounds is not None:
-                bounds.add_language_model(batch, found)
+                bounds.add_language_model(number, batch, found)
         else:
             _add_batch(job, model, number, batch, counts, unknown, totals, bounds)
     metrics = _mean_metrics(distributed.gather_objects(totals.sums))

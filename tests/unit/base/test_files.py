@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.commands.options import echo_json
 from pretrain.base import files as safe_files
 from pretrain.base.atomic import new_file
 from pretrain.base.errors import CheckpointError, DataError, user_text
@@ -84,6 +85,14 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
 def test_a_number_that_json_cannot_hold_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         safe_files.write_json(tmp_path / "x", {"a": float("nan")})
+
+
+def test_printed_json_has_null_for_what_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    """``capt ... --json`` of a model whose figures are not finite, at any depth."""
+    echo_json({"a": float("nan"), "b": [float("inf"), 1.5, {"c": -float("inf")}], "d": "NaN", "e": Path("x")})
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == {"a": None, "b": [None, 1.5, {"c": None}], "d": "NaN", "e": "x"}
+    assert "Infinity" not in printed
 
 
 def test_errors_of_the_system_have_one_text() -> None:

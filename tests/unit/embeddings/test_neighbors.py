@@ -37,6 +37,20 @@ def test_ranks_beyond_the_last_word_are_left_out() -> None:
     assert [n.cosine for n in neighbors(zero, "a", [range(1, 3)])[0]] == [0, 0]
 
 
+@pytest.mark.parametrize("size", [1e30, 1e-30])
+def test_the_length_of_the_vectors_does_not_matter(size: float, tmp_path: Path) -> None:
+    """Float32 has no room for the squares of such numbers."""
+    scaled = WordVectors(VECTORS.words, (VECTORS.matrix * np.float32(size)).astype(np.float32))
+    for found, expected in zip(
+        neighbors(scaled, "w4", [range(1, 60)])[0], neighbors(VECTORS, "w4", [range(1, 60)])[0], strict=True
+    ):
+        assert (found.rank, found.word) == (expected.rank, expected.word)
+        assert found.cosine == pytest.approx(expected.cosine, abs=1e-6)
+    path = tmp_path / "questions.txt"
+    path.write_text("".join(f"w{a} w{a + 1} w{a + 2} w{literal_answer(a, a + 1, a + 2)}\n" for a in range(20)))
+    assert score_analogies(scaled, path)["total"]["right"] == 20
+
+
 def test_unknown_words_and_ranks_are_refused() -> None:
     with pytest.raises(DataError, match=r"no vector for 'w600' among 60 words; did you mean 'w"):
         neighbors(VECTORS, "w600", [range(1, 3)])
@@ -78,6 +92,8 @@ def test_analogies_against_the_literal_search(tmp_path: Path) -> None:
     [
         (": s\nw1 w2 w3\n", "line 2: 3 words; a question has four"),
         (": s\n", "holds no question"),
+        (": s\nw1 w2 w3 w4\n:  s\n", "line 3: the name 's' is that of a section above"),
+        (": total\nw1 w2 w3 w4\n", "line 1: the name 'total' is that of the sums"),
         ("a b c d\n", "none of the 1 questions has vectors for all four words"),
     ],
 )

@@ -101,6 +101,7 @@ def test_files_of_every_kind(tmp_path: Path) -> None:
         (b"a\tb\t1\n\tb\t2\n", "line 2: a word is empty"),
         (b"word1\tword2\tscore\na\tb\t1\n", "line 1: 'score' is not a score"),
         (b"take\tremove\tV\t6.81\tSYNONYMS\n", "line 1: 'V' is not a score"),
+        (b"a b 1_0\na c 2\n", "line 1: '1_0' is not a score"),
         (b"a\tb\tnan\na\tc\t1\n", "line 1: score nan is not finite"),
         (b"a\tb\t1\ncaf\xe9\tb\t1\n", "line 2: not UTF-8"),
         (b"a\tb\t1\n", "1 scored pairs; a correlation needs at least two"),

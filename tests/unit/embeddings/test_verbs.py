@@ -220,10 +220,14 @@ def test_the_command_line(run: Path, pairs: Path, tmp_path: Path, capsys: pytest
     assert lines[0] == "queen"
     assert lines[2].startswith("  5-6     ")
     assert len(lines) == 6
+    code, out, _ = capt(capsys, "embeddings", "neighbors", run, "queen", "--also", "10000-10001")
+    assert "  10000-10001  only 8 words" in out.splitlines()
     code, out, _ = capt(capsys, "embeddings", "negatives", run, "sword", "-n", "2", "--json")
     assert len(json.loads(out)[0]["hard"]) == 2
     code, _, err = capt(capsys, "embeddings", "neighbors", run, "queens")
     assert code == 2
     assert err.startswith("error: no vector for 'queens' among 8 words; did you mean 'queen'?")
+    code, _, err = capt(capsys, "evaluate", run, "--word-similarity", pairs, "--out", tmp_path)
+    assert (code, err) == (2, f"error: {tmp_path}: Is a directory\n")
     code, _, err = capt(capsys, "evaluate", run, "--sts", pairs)
     assert (code, "--sts has no meaning for a checkpoint of task ace" in err) == (2, True)

@@ -102,5 +102,5 @@ def test_the_variance_over_draws_is_that_of_repetitions(known: KnownDecoder) -> 
 
 def test_nothing_to_check_is_said(known: KnownDecoder, tmp_path: Path) -> None:
     collected = LikelihoodBounds(2, UNK)
-    collected.add_language_model(known.batch, Likelihoods(known.log_p[None], known.log_p[None]))
+    collected.add_language_model(0, known.batch, Likelihoods(known.log_p[None], known.log_p[None]))
     assert bridge_check(known.model, collected, 3)["value"] is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -55,6 +56,23 @@ def test_a_run_without_an_evaluation_shows_the_validation_that_chose_its_checkpo
     assert row.measured == "validation, 1 draw, step 20, seed 1"
     assert row.published is None, "not a text of PTB's size"
     assert (row.get("ppl_dual"), row.get("ppl_exact")) == (100.0, 400.0)
+
+
+def test_a_figure_that_is_not_finite_is_null_in_the_reports_json(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    job = load_job(PTB / "ivae.yaml")
+    (run / "config.yaml").write_text(json.dumps(job.model_dump(mode="json", by_alias=True)))
+    row = {"step": 10, "split": "validation", "nelbo_iw": 120.0, "ppl_dual": None, "ppl_exact": 150.0}
+    (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    report([run], tmp_path / "report")
+
+    def refuse(constant: str) -> NoReturn:
+        raise AssertionError(f"{constant} is no JSON")
+
+    text = (tmp_path / "report" / "report.json").read_text()
+    (found,) = json.loads(text, parse_constant=refuse)["Latent-variable models (Tables 1 to 3 and 7)"].values()
+    assert (found["ppl_dual"], found["ppl_exact"]) == (None, 150.0)
 
 
 def test_the_papers_variants_have_titles_of_their_own() -> None:

@@ -51,6 +51,15 @@ def test_lines_are_sentences_without_rare_words(tmp_path: Path) -> None:
     assert open_corpus(_data(tmp_path, tmp_path / "t.txt", max_vocabulary=1)).vocabulary.words == ("the",)
 
 
+def test_a_file_without_a_last_line_end_ends_its_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the cat sees\nthe dog")
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"cat and dog"))
+    (tmp_path / "c.jsonl").write_text('{"text": "and the"}')
+    files = [tmp_path / name for name in ("a.txt", "b.txt.gz", "c.jsonl")]
+    corpus = open_corpus(_data(tmp_path, *files, min_count=1))
+    assert _sentences(corpus) == [["the", "cat", "sees"], ["the", "dog"], ["cat", "and", "dog"], ["and", "the"]]
+
+
 def test_any_number_of_workers_and_any_packing_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = write_text(tmp_path / "a.txt", 4000).read_text()
     half = text.index("\n", len(text) // 2) + 1

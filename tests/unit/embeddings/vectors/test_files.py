@@ -114,6 +114,7 @@ BAD_TEXT = {
     "too few": ("a 1 2\nb 1\nc 1 2\n", "line 2: a word and 1 numbers; the vectors of this file have 2"),
     "too few in line 1": ("a 1\nb 1 2\nc 1 2\n", "line 1: a word and 1 numbers"),
     "too many": ("a 1 2\nb 1 2 3\nc 1 2\n", "line 2: more than 2 numbers"),
+    "carriage returns alone": ("a 1 2\rb 1 2\rc 1 2\r", "line 1: a carriage return within the line; end lines with"),
     "blank": ("a 1 2\n\nb 1 2\n", "line 2: a word and 0 numbers"),
     "no word": ("a 1 2\n 1 2\n", "line 2: a word and 1 numbers"),
     "not a number": ("a 1 2\nb 1 x\nc 1 2\n", "line 2: 'x' is not a number"),
@@ -139,7 +140,7 @@ BAD_TEXT = {
 def test_bad_text_is_named_by_file_and_line(name: str, tmp_path: Path) -> None:
     content, message = BAD_TEXT[name]
     path = tmp_path / "vectors.txt"
-    path.write_text(content)
+    path.write_bytes(content.encode())
     with pytest.raises(DataError) as error:
         read_vectors(path)
     assert str(path) in str(error.value)
