@@ -63,6 +63,12 @@ def mean_and_sd(scores: Sequence[float]) -> tuple[float, float | None]:
     return statistics.fmean(scores), statistics.stdev(scores) if len(scores) > 1 else None
 
 
+def spread(scores: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:
+    """Mean ± standard deviation, both times ``scale``, as a cell of a table."""
+    mean, deviation = mean_and_sd(scores)
+    return f"{scale * mean:.{digits}f}" + ("" if deviation is None else f" ± {scale * deviation:.{digits}f}")
+
+
 def clustered_error(correct: Mapping[str, Sequence[float]]) -> float:
     """Standard error of the mean over all rows, where the rows of a group (one sentence) are not independent.
 

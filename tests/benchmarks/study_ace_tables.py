@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import rankdata
 
 from pretrain.embeddings.restore import load_embeddings
 from pretrain.embeddings.similarity import Cosines, cosines_of
 from pretrain.embeddings.similarity_sets import find_sets
-from tests.benchmarks.seeds import mean_and_sd, paired
+from tests.benchmarks.resampling import Interval, over_examples, spearman
+from tests.benchmarks.seeds import paired, spread
 
 PAIRS = (
     ("noise+ace", "noise", "equal words"),
@@ -41,14 +41,6 @@ class Trial(NamedTuple):
     zero: float | None
     words: int
     words_per_second: float
-
-
-class Interval(NamedTuple):
-    """A difference with its 95% bootstrap interval over word pairs."""
-
-    difference: float
-    low: float
-    high: float
 
 
 def write_tables(trials: Sequence[Trial], run: Callable[[str, str, int], Path], sets: Path, out: Path) -> None:
@@ -87,7 +79,7 @@ def similarity_table(trials: Sequence[Trial], rule: str) -> str:
             values = [
                 getattr(t, rule) for t in trials if (t.arm, t.name) == (arm, name) and getattr(t, rule) is not None
             ]
-            cells.append(_spread(values) if values else "")
+            cells.append(spread(values, digits=2) if values else "")
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -149,28 +141,4 @@ def bootstrap(
     kept = arms[0][0].covered if rule == "drop" else np.ones(len(arms[0][0].pairs), dtype=bool)
     values = [np.array([cosines.values[kept] for cosines in arm]) for arm in arms]  # [seeds, pairs] each
     gold = arms[0][0].pairs.gold[kept]
-    whole = _difference(values, gold)
-    generator = np.random.default_rng(0)
-    draws = []
-    for _ in range(resamples):
-        chosen = generator.integers(0, len(gold), len(gold))
-        draws.append(_difference([each[:, chosen] for each in values], gold[chosen]))
-    low, high = np.percentile(draws, [2.5, 97.5])
-    return Interval(whole, float(low), float(high))
-
-
-def _difference(values: Sequence[np.ndarray], gold: np.ndarray) -> float:
-    """Mean over the seeds of rho x 100 of the first arm, minus that of the second."""
-    ranks = rankdata(gold)
-    means = []
-    for arm in values:
-        own = rankdata(arm, axis=1)
-        own, other = own - own.mean(axis=1, keepdims=True), ranks - ranks.mean()
-        rho = (own @ other) / np.sqrt((own**2).sum(axis=1) * (other**2).sum())
-        means.append(100 * rho.mean())
-    return float(means[0] - means[1])
-
-
-def _spread(values: Sequence[float]) -> str:
-    mean, deviation = mean_and_sd(values)
-    return f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
+    return over_examples(*values, gold, lambda cosines, labels: 100 * spearman(cosines, labels), resamples)

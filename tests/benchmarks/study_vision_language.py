@@ -26,7 +26,16 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.seeds import clustered_error
-from tests.benchmarks.studies import capt, finish, rows_of, together, usual, write_trials
+from tests.benchmarks.studies import (
+    capt,
+    finish,
+    newest_checkpoint,
+    rows_of,
+    steps_of_equal_compute,
+    together,
+    usual,
+    write_trials,
+)  # fmt: skip
 from tests.benchmarks.study_vision_language_tables import Trial, write_tables
 
 ARMS = ("none", "lxmert", "lxmert-equal-compute", "capt")
@@ -124,16 +133,6 @@ def pretrain(study: Study, world: str, arm: str, seed: int, steps: int) -> None:
     )  # fmt: skip
 
 
-def steps_of_equal_compute(study: Study, world: str, seed: int) -> int:
-    """Steps of LXMERT's objectives that take as long as CAPT's, by the two runs of ``seed``, which ran side by side."""
-    note = study.out / world / "compute.json"
-    if not note.exists():
-        both = {arm: usual(study.run(world, arm, seed), "seconds_per_step") for arm in ("capt", "lxmert")}
-        steps = round(study.steps[world] * both["capt"] / both["lxmert"])
-        note.write_text(json.dumps({"seconds_per_step": both, "steps": steps}, indent=1) + "\n")
-    return int(json.loads(note.read_text())["steps"])
-
-
 def fine_tune(study: Study, world: str, arm: str, seed: int, task: str) -> None:
     """Fine-tune an arm on a task and measure its best checkpoint on held-out data."""
     folder = study.run(world, arm, seed, task)
@@ -160,11 +159,6 @@ def fine_tune(study: Study, world: str, arm: str, seed: int, task: str) -> None:
         predictions = folder / f"predictions.{'json' if task == 'vqa' else 'csv'}"
         capt("evaluate", folder, *data, "--predictions", predictions, "--out", folder / "test.json.part")
         (folder / "test.json.part").rename(folder / "test.json")
-
-
-def newest_checkpoint(run: Path) -> Path:
-    """The last checkpoint of a finished run."""
-    return sorted((run / "checkpoints").glob("step-*"))[-1]
 
 
 def trial(study: Study, world: str, arm: str, seed: int, task: str) -> Trial:
@@ -236,7 +230,10 @@ def main() -> int:
             (pretraining(world, arm, seed, study.steps[world]) for seed in seeds for arm in ("capt", "lxmert")),
             options.parallel,
         )
-        steps = steps_of_equal_compute(study, world, options.first_seed)
+        steps = steps_of_equal_compute(
+            study.out / world / "compute.json", study.steps[world],
+            {arm: study.run(world, arm, options.first_seed) for arm in ("capt", "lxmert")},
+        )  # fmt: skip
         together((pretraining(world, "lxmert-equal-compute", seed, steps) for seed in seeds), options.parallel)
         together(
             (fine_tuning(world, arm, seed, task) for task in TASKS[world] for seed in seeds for arm in ARMS),

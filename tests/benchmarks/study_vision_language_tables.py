@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.benchmarks.seeds import mean_and_sd, paired
+from tests.benchmarks.seeds import paired, spread
 
 PAIRS = (
     ("capt", "lxmert", "equal steps"),
@@ -73,10 +73,10 @@ def arms_table(trials: Sequence[Trial]) -> str:
         errors = [trial.error for trial in own if trial.error is not None]
         lines.append(
             f"| {_name(own[0])} | {arm} | {own[0].pretraining_steps} | {seconds:.0f} | "
-            f"{_spread([trial.test for trial in own])} | {each} | "
+            f"{spread([trial.test for trial in own], 100)} | {each} | "
             f"{f'{100 * sum(errors) / len(errors):.1f}' if errors else ''} | {100 * own[0].baseline:.1f} | "
-            f"{_spread([trial.validation for trial in own])} | "
-            f"{_spread(consistent) if consistent else ''} |"
+            f"{spread([trial.validation for trial in own], 100)} | "
+            f"{spread(consistent, 100) if consistent else ''} |"
         )
     return "\n".join(lines)
 
@@ -104,11 +104,6 @@ def differences_table(trials: Sequence[Trial]) -> str:
 
 def _name(trial: Trial) -> str:
     return trial.task + (" (synthetic)" if trial.world == "microworld" else "")
-
-
-def _spread(scores: Sequence[float]) -> str:
-    mean, deviation = mean_and_sd(scores)
-    return f"{100 * mean:.1f}" + ("" if deviation is None else f" ± {100 * deviation:.1f}")
 
 
 def _optional(text: str) -> float | None:

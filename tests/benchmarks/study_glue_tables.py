@@ -1,0 +1,206 @@
+"""The tables of docs/results/glue.md: arms over their pretraining seeds, and paired differences with two intervals."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tests.benchmarks.resampling import SCORES, Interval, over_examples, over_runs_and_examples
+from tests.benchmarks.seeds import Paired, paired, spread
+from tests.benchmarks.study_glue_trials import Predictions, Pretraining, Trial, quoted_examples
+
+PAIRS = (
+    ("capt", "mlm", "equal tokens"),
+    ("capt", "mlm-equal-compute", "equal compute"),
+    ("capt", "none", ""),
+    ("mlm", "none", ""),
+    ("mlm-equal-compute", "mlm", "more steps"),
+    ("capt-cls", "mlm", "equal tokens"),
+    ("capt-cls", "mlm-equal-compute", "equal compute"),
+    ("capt-cls", "capt", "the contrast's pooler"),
+)
+STS = tuple(f"sts_{split}_{pooler}" for split in ("dev", "test") for pooler in ("cls", "mean", "head"))
+
+
+class Difference(NamedTuple):
+    """``first - second`` on a task, in points.
+
+    ``seeds`` pairs the means over the fine-tuning seeds by pretraining seed. ``whole`` resamples pretraining runs,
+    fine-tuning seeds and examples, ``examples`` the examples alone; both are None for the mean of the tasks.
+    """
+
+    task: str
+    first: str
+    second: str
+    what: str
+    seeds: Paired
+    whole: Interval | None
+    examples: Interval | None
+
+
+def write_tables(
+    before: Sequence[Pretraining], trials: Sequence[Trial], predictions: Predictions, glue: Path, out: Path
+) -> list[Difference]:
+    """Write ``tables.md``, and return the differences that stand in it."""
+    differences = differences_of(trials, predictions, glue)
+    parts = [
+        "## Fine-tuned", scores_table(trials), seeds_table(trials), differences_table(differences),
+        "## Before fine-tuning", pretraining_table(before), sts_differences_table(before),
+    ]  # fmt: skip
+    (out / "tables.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    return differences
+
+
+def by_seed(trials: Sequence[Trial], task: str, arm: str) -> dict[int, float]:
+    """Pretraining seed -> the mean over the fine-tuning seeds, in points; ``mean`` is the mean of the tasks."""
+    tasks = list(dict.fromkeys(t.task for t in trials)) if task == "mean" else [task]
+    found: dict[int, float] = {}
+    for seed in dict.fromkeys(t.seed for t in trials if t.arm == arm):
+        means = [
+            statistics.fmean(t.score for t in trials if (t.task, t.arm, t.seed) == (each, arm, seed)) for each in tasks
+        ]
+        found[seed] = 100 * statistics.fmean(means)
+    return found
+
+
+def scores_table(trials: Sequence[Trial]) -> str:
+    """Mean ± deviation over the pretraining seeds; the number of constant predictions stands behind it."""
+    tasks = list(dict.fromkeys(trial.task for trial in trials))
+    first = {task: next(trial for trial in trials if trial.task == task) for task in tasks}
+    heads = [f"{task} ({first[task].metric}, {first[task].split}, {first[task].rows:,})" for task in tasks]
+    lines = ["| arm | " + " | ".join(heads) + " | mean of the tasks |", "|---" * (len(tasks) + 2) + "|"]
+    lines.append(
+        "| constant prediction | " + " | ".join(f"{100 * first[task].constant:.1f}" for task in tasks) + " | |"
+    )
+    for arm in dict.fromkeys(trial.arm for trial in trials):
+        cells = []
+        for task in tasks:
+            constant = sum(trial.degenerate for trial in trials if (trial.task, trial.arm) == (task, arm))
+            cells.append(
+                spread(list(by_seed(trials, task, arm).values())) + (f" ({constant} constant)" if constant else "")
+            )
+        cells.append(spread(list(by_seed(trials, "mean", arm).values())))
+        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def seeds_table(trials: Sequence[Trial]) -> str:
+    """Every pretraining seed, the deviation over fine-tuning seeds, and what selection on dev would have added."""
+    lines = [
+        "| task | arm | each pretraining seed | sd over fine-tuning seeds | best epoch on dev | last epoch on dev |",
+        "|---|---|---|---|---|---|",
+    ]
+    for task, arm in dict.fromkeys((trial.task, trial.arm) for trial in trials):
+        own = [trial for trial in trials if (trial.task, trial.arm) == (task, arm)]
+        runs = [[trial.score for trial in own if trial.seed == seed] for seed in dict.fromkeys(t.seed for t in own)]
+        within = [statistics.variance(run) for run in runs if len(run) > 1]
+        lines.append(
+            f"| {task} | {arm} | {', '.join(f'{value:.1f}' for value in by_seed(trials, task, arm).values())} | "
+            f"{f'{100 * statistics.fmean(within) ** 0.5:.1f}' if within else ''} | "
+            f"{100 * statistics.fmean(trial.dev_best for trial in own):.1f} | "
+            f"{100 * statistics.fmean(trial.dev_last for trial in own):.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def differences_of(trials: Sequence[Trial], predictions: Predictions, glue: Path) -> list[Difference]:
+    """The differences of `PAIRS` on every task, and of the mean of the tasks."""
+    found: list[Difference] = []
+    for task in dict.fromkeys(trial.task for trial in trials):
+        labels = quoted_examples(task, glue).labels
+        assert labels is not None, "quoted_examples reads labelled sets"
+        metric = next(trial.metric for trial in trials if trial.task == task)
+        for first, second, what in PAIRS:
+            seeds = paired(by_seed(trials, task, first), by_seed(trials, task, second))
+            if seeds is not None:
+                arms = [predictions[f"{arm}/{task}"] for arm in (first, second)]
+                found.append(Difference(task, first, second, what, seeds, *intervals(*arms, labels, metric)))
+    for first, second, what in PAIRS:
+        seeds = paired(by_seed(trials, "mean", first), by_seed(trials, "mean", second))
+        if seeds is not None:
+            found.append(Difference("mean", first, second, what, seeds, None, None))
+    return found
+
+
+def intervals(first: np.ndarray, second: np.ndarray, labels: np.ndarray, metric: str) -> tuple[Interval, Interval]:
+    """Over runs, seeds and examples, and over the examples alone, in points."""
+
+    def points(rows: np.ndarray, gold: np.ndarray) -> np.ndarray:
+        return 100 * SCORES[metric](rows, gold)
+
+    return over_runs_and_examples(first, second, labels, points), over_examples(first, second, labels, points)
+
+
+def differences_table(differences: Sequence[Difference]) -> str:
+    """Paired differences in points."""
+    lines = [
+        "| task | difference | points | 95%: runs, seeds, examples | 95%: examples alone | "
+        "pretraining seeds in which it is above 0 | p, sign flips |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each in differences:
+        lines.append(
+            f"| {each.task} | {_named(each.first, each.second, each.what)} | {each.seeds.mean:+.1f} | "
+            f"{_range(each.whole)} | {_range(each.examples)} | {each.seeds.wins} of {each.seeds.seeds} | "
+            f"{each.seeds.p:.3f} |"
+        )
+    return "\n".join(lines)
+
+
+def pretraining_table(before: Sequence[Pretraining]) -> str:
+    """Steps, tokens, seconds and MLM loss of every arm, and Spearman's rho on STS-B by every pooler."""
+    lines = [
+        "| arm | steps | million tokens | seconds | MLM loss | " + " | ".join(map(_sts_name, STS)) + " |",
+        "|---" * (5 + len(STS)) + "|",
+    ]
+    for arm in dict.fromkeys(run.arm for run in before):
+        own = [run for run in before if run.arm == arm]
+        cells = [
+            spread(values) if (values := [v for run in own if (v := getattr(run, key)) is not None]) else ""
+            for key in STS
+        ]
+        lines.append(
+            f"| {arm} | {own[0].steps:,} | {own[0].million_tokens:.1f} | "
+            f"{statistics.fmean(run.seconds for run in own):.0f} | "
+            f"{spread([run.loss_mlm for run in own], digits=3)} | " + " | ".join(cells) + " |"
+        )
+    return "\n".join(lines)
+
+
+def sts_differences_table(before: Sequence[Pretraining]) -> str:
+    """Paired differences of rho x 100 on STS-B without fine-tuning, by pooler."""
+    lines = [
+        "| STS-B, pooler | difference | points | 95% bootstrap over seeds | seeds in which it is above 0 | "
+        "p, sign flips |",
+        "|---|---|---|---|---|---|",
+    ]
+    for key in STS:
+        arms: Mapping[str, dict[int, float]] = {
+            arm: {run.seed: value for run in before if run.arm == arm and (value := getattr(run, key)) is not None}
+            for arm in dict.fromkeys(run.arm for run in before)
+        }
+        for first, second, what in PAIRS:
+            result = paired(arms.get(first, {}), arms.get(second, {}))
+            if result is not None:
+                lines.append(
+                    f"| {_sts_name(key)} | {_named(first, second, what)} | {result.mean:+.1f} | "
+                    f"{result.low:+.1f} to {result.high:+.1f} | {result.wins} of {result.seeds} | {result.p:.3f} |"
+                )
+    return "\n".join(lines)
+
+
+def _sts_name(key: str) -> str:
+    _, split, pooler = key.split("_")
+    return f"{split} {'`<s>`' if pooler == 'cls' else pooler}"
+
+
+def _named(first: str, second: str, what: str) -> str:
+    return f"{first} - {second}" + (f" ({what})" if what else "")
+
+
+def _range(interval: Interval | None) -> str:
+    return f"{interval.low:+.1f} to {interval.high:+.1f}" if interval else ""
