@@ -33,6 +33,11 @@ class ContrastSection(Section):
         0, description="first step whose loss uses the queue; a new encoder changes fast and needs some steps without"
     )
     queue_dtype: Literal["fp32", "bf16"] = Field("fp32", description="type in which the queue is stored")
+    cached: bool | Literal["auto"] = Field(
+        "auto",
+        description="one contrast over the whole step, whatever the micro-batches: each is then encoded twice; auto: "
+        "where a step has several",
+    )
     in_batch: Literal["global", "local", "none"] = Field(
         "global", description="negatives within the batch: rows of all ranks, of this rank, or none"
     )
@@ -54,3 +59,7 @@ class ContrastSection(Section):
         if self.weight > 0 and self.queue_start > 0 and self.in_batch == "none":
             raise ValueError("contrast.in_batch none leaves no negatives before queue_start; set queue_start=0")
         return self
+
+    def is_cached(self, micro_batches: int) -> bool:
+        """Whether a step of so many micro-batches has one contrast over all of them."""
+        return micro_batches > 1 if self.cached == "auto" else self.cached

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from pretrain.base.records import Count, Record, parse_record
 from pretrain.contrast.kernels.products import check_precision
 from pretrain.contrast.stats import ContrastStats
 from pretrain.contrast.term import ContrastTerm, diagnostics
+from pretrain.contrast.views import CachedContrast, Views
 from pretrain.data.sampler import micro_batches
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
@@ -89,9 +91,13 @@ class ContrastTask(ABC, Generic[BatchT]):
 
     @abstractmethod
     def losses(
-        self, engine: Engine, batch: BatchT, scales: Scales, step: int, stats: ContrastStats | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of a micro-batch and its metrics; pushes both views into the queue, and fills ``stats`` if given."""
+        self, engine: Engine, batch: BatchT, scales: Scales, step: int
+    ) -> tuple[Views | None, Tensor, dict[str, Tensor]]:
+        """What is contrasted of a micro-batch (None without contrast), the sum of its other losses, and its metrics."""
+
+    @abstractmethod
+    def represent(self, engine: Engine, batch: BatchT, step: int) -> Views:
+        """What is contrasted of a micro-batch alone, drawn with the same random numbers as in `losses`."""
 
     @property
     @abstractmethod
@@ -135,17 +141,35 @@ class ContrastTask(ABC, Generic[BatchT]):
     def step(self, engines: Mapping[str, Engine], batch: list[BatchT], progress: Progress) -> StepMetrics:
         """One optimizer step over the micro-batches of ``batch``.
 
-        A task's own losses are means over the whole step (all ranks, all micro-batches); CAPT is the mean over
-        micro-batches of Eq. 4's mean form, each micro-batch being one batch over all ranks.
+        A task's own losses are means over the whole step (all ranks, all micro-batches), and so is CAPT with
+        ``contrast.cached``: Eq. 4's mean form over one batch, whatever the micro-batches are. Otherwise CAPT is the
+        mean over micro-batches of that form, each micro-batch being one batch over all ranks.
         """
         engine = engines["model"]
         assert self._module is not None
         tau = self._module.temperature(progress.step)
         stats = ContrastStats() if self.contrasts and is_logged(self.job, progress.step + 1) else None
         scales = self.scales(batch, engine.device)
+
+        def contrast(views: Views) -> Tensor:
+            assert self.contrast is not None
+            return self.contrast.loss(views, step=progress.step, stats=stats)
+
+        cached = None
+        if self.contrasts and self.job.contrast.is_cached(len(batch)):
+            represent = [functools.partial(self.represent, engine, part, progress.step) for part in batch]
+            cached = CachedContrast(represent, contrast)
         totals: dict[str, Tensor] = {}
-        for micro_batch in batch:
-            loss, metrics = self.losses(engine, micro_batch, scales, progress.step, stats)
+        for number, micro_batch in enumerate(batch):
+            if cached is not None:
+                cached.rewind(number)
+            views, loss, metrics = self.losses(engine, micro_batch, scales, progress.step)
+            metrics["loss"] = loss
+            if views is not None:
+                metrics["loss/capt"] = contrast(views) if cached is None else cached.loss
+                metrics["loss"] = loss + self.job.contrast.weight * metrics["loss/capt"]
+                surrogate = metrics["loss/capt"] if cached is None else cached.surrogate(number, views)
+                loss = loss + self.job.contrast.weight * surrogate
             engine.backward(loss)
             engine.step()
             for name, value in metrics.items():

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from pretrain.contrast.capt import capt_loss
 from pretrain.contrast.queue import ShardedQueue
 from pretrain.contrast.stats import ContrastStats
+from pretrain.contrast.views import Views
 from pretrain.engine import distributed
 
 if TYPE_CHECKING:
@@ -38,35 +39,21 @@ class ContrastTerm:
             self.queue = ShardedQueue(section.queue, width, dtype=dtype, device=distributed.device())
             self.queue.warn_if_smaller_than(2 * batch)
 
-    def loss(
-        self,
-        s: Float[Tensor, "n d"],
-        s_hat: Float[Tensor, "n d"],
-        *,
-        temperature: float | Float[Tensor, ""],
-        ids: Int[Tensor, " n"],
-        step: int,
-        stats: ContrastStats | None = None,
-        only: Int[Tensor, " k"] | None = None,
-    ) -> Float[Tensor, ""]:
-        """The loss of a micro-batch (`capt_loss`, without its weight); both views then enter the queue.
+    def loss(self, views: Views, *, step: int, stats: ContrastStats | None = None) -> Float[Tensor, ""]:
+        """The loss of some samples of every rank (`capt_loss`, without its weight); both views then enter the queue.
 
         Args:
-            s: unit rows of the originals.
-            s_hat: unit rows of their corruptions.
-            temperature: of this step.
-            ids: instance of each sample; not read where ``contrast.mask_duplicates`` is off.
+            views: of the samples; ``ids`` are not read where ``contrast.mask_duplicates`` is off. All ranks give as
+                many samples, of which ``only`` may choose different numbers.
             step: optimizer updates done; the queue counts from ``contrast.queue_start`` on.
             stats: filled with diagnostics.
-            only: the samples that are anchors and negatives, the others being neither (None = all of them). All ranks
-                give as many samples, of which ``only`` may choose different numbers.
         """
-        section = self.section
-        known = ids if section.mask_duplicates else None
+        section, only = self.section, views.only
+        known = views.ids if section.mask_duplicates else None
         rows = slice(None) if only is None else only
         contrast = functools.partial(
-            capt_loss, s[rows], s_hat[rows], self.queue if step >= section.queue_start else None,
-            temperature=temperature, in_batch=section.in_batch, reduction=section.reduction,
+            capt_loss, views.s[rows], views.s_hat[rows], self.queue if step >= section.queue_start else None,
+            temperature=views.temperature, in_batch=section.in_batch, reduction=section.reduction,
             ids=None if known is None else known[rows], impl=section.impl, precision=section.precision,
             equal_rows=only is None,
         )  # fmt: skip
@@ -75,7 +62,7 @@ class ContrastTerm:
             with torch.no_grad():
                 contrast(stats=stats)
         if self.queue is not None:
-            self.queue.enqueue(s.detach(), s_hat.detach(), ids=known, only=only)
+            self.queue.enqueue(views.s.detach(), views.s_hat.detach(), ids=known, only=only)
         return loss
 
     def save(self, folder: Path) -> None:

@@ -34,7 +34,7 @@ class LanguageModule(nn.Module):
         tokens: Int[Tensor, "n L"],
         corrupted: Int[Tensor, "n L"],
         positions: Int[Tensor, "n m"],
-        labels: Int[Tensor, "n m"],
+        labels: Int[Tensor, "n m"] | None,
         documents: Int[Tensor, "n L"] | None = None,
         *,
         padded: bool,

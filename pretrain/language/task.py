@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from pretrain.base.errors import ConfigError
 from pretrain.config.schema import Job
-from pretrain.contrast import ContrastStats
 from pretrain.contrast.task import ContrastState, ContrastTask, Scales
+from pretrain.contrast.views import Views
 from pretrain.data.corruption import IGNORE
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
@@ -23,7 +23,7 @@ from pretrain.engine.task import Progress, StepMetrics
 from pretrain.engine.verification import all_ranks
 from pretrain.language.batches import Assembler, LanguageBatch
 from pretrain.language.config import LanguageJob
-from pretrain.language.module import LanguageModule
+from pretrain.language.module import LanguageModule, LanguageOutput
 from pretrain.language.prepare import Prepared, prepare
 from pretrain.language.validation import validate
 from pretrain.models.flops import flops_per_token
@@ -113,26 +113,27 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         return {"mlm": distributed.world_size() * len(batch) / masked.clamp_min(1)}
 
     def losses(
-        self, engine: Engine, batch: LanguageBatch, scales: Scales, step: int, stats: ContrastStats | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of a micro-batch and its metrics; pushes both views into the queue, and fills ``stats`` if given."""
+        self, engine: Engine, batch: LanguageBatch, scales: Scales, step: int
+    ) -> tuple[Views | None, Tensor, dict[str, Tensor]]:
+        """What is contrasted of a micro-batch, its MLM loss, and its metrics."""
         batch = batch.to(engine.device)
-        output = engine(
-            batch.tokens, batch.corrupted, batch.positions, batch.labels, batch.documents,
-            padded=batch.padded, runs=batch.runs, step=step,
-        )  # fmt: skip
+        output = self._forward(engine, batch, step)
         out = output.capt
         mlm = out.mlm_loss_sum * scales["mlm"].to(out.mlm_loss_sum.dtype)
         metrics = {"loss/mlm": mlm, "accuracy/mlm": out.mlm_correct * scales["mlm"]}
-        loss = mlm
-        if self.contrast is not None:
-            capt = self.contrast.loss(
-                out.s, out.s_hat, temperature=output.temperature, ids=batch.ids, step=step, stats=stats
-            )
-            loss = mlm + self.job.contrast.weight * capt
-            metrics["loss/capt"] = capt
-        metrics["loss"] = loss
-        return loss, metrics
+        return (_views(output, batch) if self.contrasts else None), mlm, metrics
+
+    def represent(self, engine: Engine, batch: LanguageBatch, step: int) -> Views:
+        """Both views of a micro-batch, without the language model's head."""
+        batch = batch.to(engine.device)
+        return _views(self._forward(engine, batch, step, mlm=False), batch)
+
+    def _forward(self, engine: Engine, batch: LanguageBatch, step: int, *, mlm: bool = True) -> LanguageOutput:
+        output: LanguageOutput = engine(
+            batch.tokens, batch.corrupted, batch.positions, batch.labels if mlm else None, batch.documents,
+            padded=batch.padded, runs=batch.runs, step=step,
+        )  # fmt: skip
+        return output
 
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
         """MLM loss and accuracy, retrieval, alignment, uniformity and noise invariance on held-out text."""
@@ -161,6 +162,12 @@ class LanguageTask(ContrastTask[LanguageBatch]):
     def export_files(self) -> Mapping[str, Path]:
         """Every checkpoint holds a copy of the tokenizer."""
         return {"tokenizer": self.prepared.tokenizer_folder}
+
+
+def _views(output: LanguageOutput, batch: LanguageBatch) -> Views:
+    assert output.capt.s is not None
+    assert output.capt.s_hat is not None
+    return Views(output.capt.s, output.capt.s_hat, batch.ids, output.temperature)
 
 
 TASK = LanguageTask

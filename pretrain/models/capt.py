@@ -67,7 +67,7 @@ class CaptModel(nn.Module):
         tokens: Int[Tensor, "n L"],
         corrupted: Int[Tensor, "n L"],
         positions: Int[Tensor, "n m"],
-        labels: Int[Tensor, "n m"],
+        labels: Int[Tensor, "n m"] | None,
         documents: Int[Tensor, "n L"] | None = None,
         padded: bool = False,
         runs: int | None = None,
@@ -78,12 +78,14 @@ class CaptModel(nn.Module):
             tokens: the original sequences x (not read without contrast).
             corrupted: the corrupted sequences x^.
             positions: the masked positions of ``corrupted``; any valid index where the label is -100.
-            labels: the original ids at ``positions``, -100 = unused.
+            labels: the original ids at ``positions``, -100 = unused; None leaves out the language-model head, whose
+                sums are then 0, and nothing else.
             documents: document number of each token, to keep attention inside documents (None = whole sequence).
             padded: whether any token of either view is padding.
             runs: the number of runs of equal numbers in ``documents``, where the caller knows it on the host.
         """
         if self.aggregation is None:
+            assert labels is not None
             hidden = self.encoder(corrupted, padded=padded, documents=documents, runs=runs, rows=positions)
             return CaptOutput(None, None, *self.mlm(hidden, labels))
         n = len(tokens)
@@ -101,6 +103,8 @@ class CaptModel(nn.Module):
             pooled = hidden[:, 0]
             masked = hidden[n:, 1:]
         s, s_hat = self.aggregation(pooled).split(n)
+        if labels is None:
+            return CaptOutput(s, s_hat, *s.new_zeros(3))
         return CaptOutput(s, s_hat, *self.mlm(masked, labels))
 
     def encode(self, tokens: Int[Tensor, "n L"], padded: bool) -> Float[Tensor, "n L h"]:

@@ -28,12 +28,12 @@ class VisionLanguageModule(nn.Module):
         self.lxmert = LxmertModel(config, contrast=job.contrast.weight > 0)
         self.temperature: Schedule = build_schedule(job.contrast.temperature, job.schedule.max_steps)
 
-    def forward(self, batch: PairBatch, *, step: int) -> VisionLanguageOutput:
+    def forward(self, batch: PairBatch, *, step: int, heads: bool = True) -> VisionLanguageOutput:
         """Both views of ``batch`` through the model (see `LxmertModel.forward`)."""
         dtype = self.lxmert.matching.weight.dtype  # stores keep features in half precision
         output = self.lxmert(
             batch.tokens, batch.corrupted, batch.masked, batch.labels, batch.features.to(dtype),
             batch.corrupted_features().to(dtype), batch.boxes, batch.present if batch.missing else None,
-            batch.masked_regions, padded=batch.padded,
+            batch.masked_regions, padded=batch.padded, heads=heads,
         )  # fmt: skip
         return VisionLanguageOutput(output, self.temperature(step))

@@ -11,19 +11,18 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pretrain.config.schema import Job
-from pretrain.contrast import ContrastStats
 from pretrain.contrast.task import ContrastState, ContrastTask, Scales
+from pretrain.contrast.views import Views
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.task import Progress, StepMetrics
 from pretrain.engine.verification import all_ranks
 from pretrain.models.lxmert.flops import step_flops
-from pretrain.models.lxmert.model import LxmertOutput
 from pretrain.vision_language.batch import PairBatch
 from pretrain.vision_language.batches import Assembler
 from pretrain.vision_language.config import VisionLanguageJob
 from pretrain.vision_language.features import REGIONS, FeatureKind, read_features, require_features
-from pretrain.vision_language.module import VisionLanguageModule
+from pretrain.vision_language.module import VisionLanguageModule, VisionLanguageOutput
 from pretrain.vision_language.objectives import Counts, divisors, loss_sums
 from pretrain.vision_language.prepare import Prepared, prepare
 from pretrain.vision_language.restore import ANSWERS, read_answers, require_same_answers
@@ -116,42 +115,36 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
         return {name: distributed.world_size() * len(batch) / count for name, count in by.items()}
 
     def losses(
-        self, engine: Engine, batch: PairBatch, scales: Scales, step: int, stats: ContrastStats | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of a micro-batch and its metrics; pushes both views into the queue, and fills ``stats`` if given."""
-        rows = self._contrasted(batch, engine.device)
+        self, engine: Engine, batch: PairBatch, scales: Scales, step: int
+    ) -> tuple[Views | None, Tensor, dict[str, Tensor]]:
+        """What is contrasted of a micro-batch, the sum of LXMERT's losses, and its metrics."""
+        only = self._contrasted(batch, engine.device)
         batch = batch.to(engine.device)
-        out, temperature = engine(batch, step=step)
+        output: VisionLanguageOutput = engine(batch, step=step)
         metrics: dict[str, Tensor] = {}
         loss: Tensor | float = 0.0
         weights = self.job.objectives.weights()
-        for name, (loss_sum, correct) in loss_sums(out, batch, self.job.objectives).items():
+        for name, (loss_sum, correct) in loss_sums(output.lxmert, batch, self.job.objectives).items():
             mean = loss_sum * scales[name].to(loss_sum.dtype)
             loss = loss + weights[name] * mean  # a weight of 0 as well: every parameter has a gradient
             if weights[name]:
                 metrics[f"loss/{name}"] = mean
                 if correct is not None:
                     metrics[f"accuracy/{name}"] = correct * scales[name]
-        if self.contrast is not None:
-            metrics["loss/capt"] = self._contrast_loss(out, batch.ids, rows, temperature, step, stats)
-            loss = loss + self.job.contrast.weight * metrics["loss/capt"]
         assert isinstance(loss, Tensor)
-        return loss, {**metrics, "loss": loss}
+        return (_views(output, batch, only) if self.contrasts else None), loss, metrics
+
+    def represent(self, engine: Engine, batch: PairBatch, step: int) -> Views:
+        """Both views of a micro-batch, without LXMERT's heads."""
+        only = self._contrasted(batch, engine.device)
+        batch = batch.to(engine.device)
+        return _views(engine(batch, step=step, heads=False), batch, only)
 
     def _contrasted(self, batch: PairBatch, device: torch.device) -> Tensor | None:
         """The rows that the contrast sees; None for all of them."""
         if not self.contrasts or self.job.contrast.mismatched:
             return None
         return batch.matched.nonzero().flatten().to(device)
-
-    def _contrast_loss(
-        self, out: LxmertOutput, ids: Tensor, rows: Tensor | None, temperature: float | Tensor, step: int,
-        stats: ContrastStats | None,
-    ) -> Tensor:  # fmt: skip
-        assert self.contrast is not None
-        assert out.s is not None
-        assert out.s_hat is not None
-        return self.contrast.loss(out.s, out.s_hat, temperature=temperature, ids=ids, step=step, stats=stats, only=rows)
 
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
         """Losses and accuracies of all objectives, and the metrics of the contrast, on held-out pairs."""
@@ -186,6 +179,12 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
             files[ANSWERS] = folder / ANSWERS
             prepared.answers.save(files[ANSWERS])
         return files
+
+
+def _views(output: VisionLanguageOutput, batch: PairBatch, only: Tensor | None) -> Views:
+    assert output.lxmert.s is not None
+    assert output.lxmert.s_hat is not None
+    return Views(output.lxmert.s, output.lxmert.s_hat, batch.ids, output.temperature, only)
 
 
 def _counts(batch: Sequence[PairBatch], device: torch.device) -> Tensor:

@@ -1,7 +1,8 @@
-"""Parameter gradients of MLM + CAPT under DeepSpeed equal those of one process given the same global micro-batches.
+"""Parameter gradients of MLM + CAPT are those of one process with one micro-batch, for any micro-batch, ranks and ZeRO.
 
 This is the test that the classic 1/world-size error of gathered contrastive losses cannot pass: the two losses would
-then be mixed in another ratio on every world size.
+then be mixed in another ratio on every world size. Nor can a contrast of each micro-batch alone. Dropout is on, with
+masks that are drawn for each sample, so that they do not depend on where it is encoded.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from pretrain.base.randomness import derive
 from pretrain.config.load import job_from_mapping
 from tests.language import language_mapping
 from tests.support import run_ranks
@@ -29,6 +32,7 @@ def _gradients(mapping: dict[str, Any]) -> dict[str, Any]:
     from pretrain.language.task import LanguageTask
 
     quiet_libraries(debug=False)
+    _draw_dropout_by_sample()
     job = job_from_mapping(mapping, "test")
     task = LanguageTask(job, Path(mapping["run"]["dir"]))
     engines = build_engines(task.build_modules(), job, task.optimizers())
@@ -51,20 +55,52 @@ def _gradients(mapping: dict[str, Any]) -> dict[str, Any]:
     return {"gradients": taken, "losses": losses}
 
 
-def _mapping(folder: Path, world: int, stage: int, precision: str, accumulation: int) -> dict[str, Any]:
-    rows = 4  # of a global micro-batch
+def _draw_dropout_by_sample() -> None:
+    """Masks of a sample's views by its number and by how often dropout was drawn before in this forward pass."""
+    import pretrain.models.layers
+    import pretrain.models.roberta
+    from pretrain.language.module import LanguageModule
+
+    state: dict[str, Any] = {}
+    forward = LanguageModule.forward
+
+    def numbered(self: Any, tokens: torch.Tensor, *more: Any, **named: Any) -> Any:
+        state.update(samples=[hash(tuple(row)) for row in tokens.tolist()], drawn=0)
+        return forward(self, tokens, *more, **named)
+
+    def dropout(x: torch.Tensor, p: float, training: bool) -> torch.Tensor:
+        if not training or p == 0:
+            return x
+        state["drawn"] += 1
+        n = len(state["samples"])
+        assert len(x) == 2 * n
+        masks = []
+        for row in range(2 * n):
+            seed = derive(state["samples"][row % n] % 2**31, "dropout", row // n, state["drawn"])
+            masks.append(torch.rand(x.shape[1:], generator=torch.Generator().manual_seed(seed)) >= p)
+        return x * torch.stack(masks) / (1 - p)
+
+    LanguageModule.forward = numbered  # type: ignore[method-assign]
+    for module in (pretrain.models.layers, pretrain.models.roberta):
+        module.dropout = dropout  # type: ignore[attr-defined]
+
+
+def _mapping(folder: Path, world: int, stage: int, precision: str, micro: int, **contrast: Any) -> dict[str, Any]:
+    """``micro`` samples on all ranks together are a micro-batch."""
     return language_mapping(
         folder,
-        batch={"global": rows * accumulation, "micro": rows // world},
+        batch={"global": _GLOBAL, "micro": max(1, micro // world)},
         engine={"zero_stage": stage, "precision": precision},
         optimizer={"lr": 1e-9},  # the weights stay, so that every step compares gradients at the same point
         # BERT's 0.02 makes all first representations nearly equal, and differences of equal rows are all rounding.
-        model={"initializer_range": 0.2},
+        model={"initializer_range": 0.2, "dropout": 0.1},
+        contrast={"queue": 41, **contrast},
     )
 
 
-_FP32 = [("fp32", stage, accumulation) for stage in (0, 1, 2, 3) for accumulation in (1, 4)]
-_BF16 = [("bf16", 1, 4), ("bf16", 2, 1), ("bf16", 3, 4)]
+_GLOBAL = 16
+_FP32 = [("fp32", stage, micro) for stage in (0, 1, 2, 3) for micro in (1, 4, 16)]
+_BF16 = [("bf16", 1, 4), ("bf16", 2, 16), ("bf16", 3, 4)]
 
 
 def _all_gradients(mappings: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -78,14 +114,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def references(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """One process, ZeRO 0."""
-    keys = [(precision, accumulation) for precision in ("fp32", "bf16") for accumulation in (1, 4)]
-    mappings = [_mapping(folder, 1, 0, *key) for key in keys]
-    return dict(zip(keys, run_ranks(_all_gradients, 1, mappings)[0], strict=True))
+def references(folder: Path) -> dict[str, dict[str, Any]]:
+    """One process, ZeRO 0, one micro-batch, its contrast with its graph."""
+    precisions = ("fp32", "bf16")
+    mappings = [_mapping(folder, 1, 0, precision, _GLOBAL, cached=False) for precision in precisions]
+    return dict(zip(precisions, run_ranks(_all_gradients, 1, mappings)[0], strict=True))
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[1, 2, 4])
 def results(request: pytest.FixtureRequest, folder: Path, references: Any) -> dict[Any, list[dict[str, Any]]]:
     """Per (precision, stage, accumulation): what each of the ranks saw."""
     mappings = [_mapping(folder, request.param, stage, precision, n) for precision, stage, n in _FP32 + _BF16]
@@ -100,7 +136,7 @@ def _relative(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
 
 @pytest.mark.parametrize("key", _FP32, ids=str)
 def test_fp32(references: Any, results: Any, key: tuple[str, int, int]) -> None:
-    reference, ranks = references["fp32", key[2]], results[key]
+    reference, ranks = references["fp32"], results[key]
     for step in range(_STEPS):
         assert _relative(ranks[0]["gradients"][step], reference["gradients"][step]) < 1e-6
         for name in ("loss", "loss/mlm", "loss/capt", "accuracy/mlm"):
@@ -110,21 +146,29 @@ def test_fp32(references: Any, results: Any, key: tuple[str, int, int]) -> None:
 
 @pytest.mark.parametrize("key", _BF16, ids=str)
 def test_bf16(references: Any, results: Any, key: tuple[str, int, int]) -> None:
-    reference, ranks = references["bf16", key[2]], results[key]
+    reference, ranks = references["bf16"], results[key]
     for step in range(_STEPS):
         assert _relative(ranks[0]["gradients"][step], reference["gradients"][step]) < 1e-2
 
 
 def test_the_bound_notices_a_contrastive_gradient_of_the_wrong_scale(folder: Path, references: Any) -> None:
     """Halving the contrastive weight (the 1/W error at W = 2) changes gradients by far more than the bound."""
-    mapping = _mapping(folder, 1, 0, "fp32", 1)
-    halved = run_ranks(_gradients, 1, {**mapping, "contrast": {**mapping["contrast"], "weight": 0.5}})[0]
-    assert _relative(halved["gradients"][0], references["fp32", 1]["gradients"][0]) > 1e-2
+    halved = run_ranks(_gradients, 1, _mapping(folder, 1, 0, "fp32", _GLOBAL, weight=0.5))[0]
+    assert _relative(halved["gradients"][0], references["fp32"]["gradients"][0]) > 1e-2
+
+
+def test_without_the_cache_each_micro_batch_is_a_batch_of_its_own(folder: Path, references: Any) -> None:
+    """The bound notices it; on two ranks it is the same as on one."""
+    mappings = [_mapping(folder, world, 1, "fp32", 4, cached=False) for world in (1, 2)]
+    one, two = (run_ranks(_gradients, world, mapping)[0] for world, mapping in zip((1, 2), mappings, strict=True))
+    assert _relative(one["gradients"][0], references["fp32"]["gradients"][0]) > 1e-2
+    assert _relative(two["gradients"][0], one["gradients"][0]) < 1e-6
 
 
 def test_without_a_contrast_the_accumulation_is_nothing_to_the_gradient(folder: Path) -> None:
     """Micro-batches with unlike numbers of masked tokens: the mean is over those of the whole step."""
     mapping = _mapping(folder, 1, 0, "fp32", 4)
+    mapping["model"]["dropout"] = 0.0
     plain = {**mapping, "contrast": {**mapping["contrast"], "weight": 0.0, "queue": 0}}
     cut = [{**plain, "batch": {**plain["batch"], "micro": micro}} for micro in (16, 4, 1)]
     whole, *others = run_ranks(_all_gradients, 1, cut)[0]

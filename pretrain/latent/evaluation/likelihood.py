@@ -69,9 +69,12 @@ class LikelihoodBounds:
     def _weighs(self, number: int) -> bool:
         return self.draws > 0 and (self.weighted is None or number in self.weighted)
 
-    def add_language_model(self, batch: Batch, log_p: Tensor) -> None:
-        """Add sentences whose likelihood is known: there is no latent variable."""
-        self._start(batch, weighted=True)
+    def add_language_model(self, number: int, batch: Batch, log_p: Tensor) -> None:
+        """Add sentences whose likelihood is known: there is no latent variable.
+
+        ``ppl_best`` is still of the weighted batches, so that other models are compared on the same sentences.
+        """
+        self._start(batch, weighted=self._weighs(number))
         self._add("exact", Bounds(-log_p.double().cpu(), torch.zeros(batch.total, dtype=torch.float64)), 0)
         self._reasons |= dict.fromkeys(PROPOSALS, "a language model has no z to draw: ppl_exact is its perplexity")
 
@@ -173,6 +176,22 @@ class LikelihoodBounds:
     def words(self) -> Tensor:
         """The scored tokens of the sentences that :attr:`best` is of."""
         return torch.cat(self._words)[self._compared()]
+
+    def sentences(self) -> str:
+        """Write the bounds of each weighted sentence in nats as CSV, with its scored tokens, shortest sentences first.
+
+        Of one text and one ``batch.global`` the order is the same for every model, so models can be compared in pairs.
+        """
+        rows = self._compared()
+        found = {"words": self.words}
+        for name in ("exact", *PROPOSALS):
+            bounds = self.bounds(name)
+            if bounds is not None:
+                found[name] = bounds.nats[rows] if name == "exact" else bounds.nats
+        table = torch.stack(list(found.values()), 1).tolist()
+        return "".join(
+            ",".join(map(str, row)) + "\n" for row in [list(found), *([f"{x:.6g}" for x in row] for row in table)]
+        )
 
     def metrics(self) -> dict[str, Any]:
         """Write ``ppl_exact``, ``ppl_iw_*`` and ``ppl_best`` as JSON objects (:func:`estimate`).

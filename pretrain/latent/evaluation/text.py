@@ -81,7 +81,7 @@ def text_metrics(
             log_p = model.decoder.log_likelihood(z, batch.tokens)
             totals.add(rec=-log_p.double().sum())
             if bounds is not None:
-                bounds.add_language_model(batch, log_p)
+                bounds.add_language_model(number, batch, log_p)
         else:
             _add_batch(job, model, number, batch, counts, totals, bounds)
     metrics = _mean_metrics(distributed.gather_objects(totals.sums))

@@ -78,6 +78,7 @@ class LxmertModel(nn.Module):
         regressed: Int[Tensor, " m"] | None = None,
         *,
         padded: bool = False,
+        heads: bool = True,
     ) -> LxmertOutput:
         """Representations of both views (Eq. 1) and predictions from the corrupted one.
 
@@ -92,6 +93,7 @@ class LxmertModel(nn.Module):
             present: True where there is a region; None = everywhere.
             regressed: flat positions of the regions whose features are predicted; None = all of them.
             padded: whether any token of either view is padding.
+            heads: False leaves out the predictions, which are then empty, and changes nothing else.
         """
         n, length = corrupted.shape
         if self.aggregation is not None:
@@ -106,6 +108,9 @@ class LxmertModel(nn.Module):
         )
         cls, words = hidden.words.split([len(first), len(masked)])
         s, s_hat, pooled = self._represent(cls, n)
+        if not heads:
+            nothing = pooled.new_zeros(0)
+            return LxmertOutput(s, s_hat, MLMOutput(*pooled.new_zeros(3)), nothing, None, None, nothing, None)
         objects, attributes, regions = self.region_heads(hidden.regions, regressed)
         return LxmertOutput(
             s=s,

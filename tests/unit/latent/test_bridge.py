@@ -99,5 +99,5 @@ def test_the_variance_over_draws_is_that_of_repetitions(known: KnownDecoder) -> 
 
 def test_nothing_to_check_is_said(known: KnownDecoder, tmp_path: Path) -> None:
     collected = LikelihoodBounds(draws=2)
-    collected.add_language_model(known.batch, known.log_p)
+    collected.add_language_model(0, known.batch, known.log_p)
     assert bridge_check(known.model, collected, 3)["value"] is None

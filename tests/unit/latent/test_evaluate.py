@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -54,6 +55,7 @@ def test_evaluation_reports_both_conventions(finished: Path, tmp_path: Path) -> 
         samples=4,
         weighted=6,
         out=tmp_path / "e.json",
+        sentences_out=tmp_path / "s.csv",
         progress=lambda done, of: seen.append((done, of)),
     )
     assert {"nelbo_dual", "ppl_dual", "nelbo_exact", "ppl_exact", *WEIGHTED, "ppl_best", "kl_dual", "kl_dual_clamped",
@@ -72,6 +74,11 @@ def test_evaluation_reports_both_conventions(finished: Path, tmp_path: Path) -> 
     assert (
         result["ppl_best"]["value"] == best["value"] == min(result[name]["value"] for name in (*WEIGHTED, "ppl_exact"))
     )
+    rows = list(csv.DictReader((tmp_path / "s.csv").read_text().splitlines()))
+    assert list(rows[0]) == ["words", "exact", "q", "prior", "mixture", "refitted"]
+    for column, name in (("exact", "ppl_exact"), ("prior", "ppl_iw_prior"), ("refitted", "ppl_iw_refitted")):
+        nats, words = (sum(float(row[key]) for row in rows) for key in (column, "words"))
+        assert math.exp(nats / words) == pytest.approx(result[name]["value"], rel=1e-4)
     text = as_text(result)
     assert "bound on no side" in text
     line = next(line for line in text.splitlines() if line.strip().startswith("ppl_best"))

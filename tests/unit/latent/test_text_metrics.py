@@ -158,6 +158,11 @@ def test_a_language_model_has_one_figure(tmp_path: Path) -> None:
     assert bounds["ppl_best"]["value"] == pytest.approx(figures["ppl_rec"], rel=1e-6)
     assert (bounds["ppl_best"]["sentences"], bounds["ppl_best"]["draw_error"]) == (len(sentences), 0.0)
     assert bounds["ppl_iw_prior"]["value"] is None
+    fewer = LikelihoodBounds(K, weighted={0})
+    text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(S), fewer)
+    found = fewer.metrics()
+    assert found["ppl_best"] == found["ppl_exact_there"] | {"proposal": "exact"}, "the sentences that other rows have"
+    assert found["ppl_best"]["sentences"] == batches.take(0, 0, 1).total < found["ppl_exact"]["sentences"]
 
 
 def test_refined_posteriors_are_better(tmp_path: Path) -> None:

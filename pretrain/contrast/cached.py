@@ -1,0 +1,103 @@
+r"""The gradient of a contrast over many micro-batches, in the memory of one.
+
+GradCache (Gao et al. 2021, arXiv:2101.06983). A contrast :math:`L(v_1, \dots, v_A)` over the representations
+:math:`v_a = f(x_a; \theta)` of ``A`` micro-batches is no sum over micro-batches: each row is a negative of all others.
+Its gradient is, by the chain rule,
+
+.. math::
+    \frac{\partial L}{\partial \theta} = \sum_a \Big(\frac{\partial v_a}{\partial \theta}\Big)^\top g_a,
+    \qquad g_a = \frac{\partial L}{\partial v_a},
+
+and :math:`g_a` needs no graph of :math:`f`. So every micro-batch is encoded twice: first all of them without a graph,
+which gives :math:`L` and all :math:`g_a`; then one after the other with its graph, of which the gradient of
+:math:`\langle v_a, g_a \rangle` (:math:`g_a` held fixed) is the term above. The second pass draws the random numbers of
+the first, so that dropout is the same in both, and the result is that of one large batch to rounding.
+
+In a training loop of one's own::
+
+    loss = cached_backward(encode, micro_batches, lambda s, s_hat: capt_loss(s, s_hat, queue, temperature=0.05))
+    optimizer.step()
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from pretrain.base.errors import ConfigError
+
+BatchT = TypeVar("BatchT")
+Encode = Callable[[BatchT], Sequence[Tensor]]
+"""The representations of a micro-batch: one tensor a view, rows first; the same number of views each time."""
+
+
+class RepresentationCache:
+    """Representations of micro-batches without their graphs, and the random numbers that each was drawn with."""
+
+    def __init__(self) -> None:
+        self._leaves: list[tuple[Tensor, ...]] = []
+        self._random: list[tuple[Tensor, Tensor | None]] = []
+
+    @torch.no_grad()
+    def record(self, encode: Callable[[], Sequence[Tensor]]) -> None:
+        """Encode the next micro-batch without a graph; its representations become leaves that collect gradients."""
+        self._random.append((torch.get_rng_state(), torch.cuda.get_rng_state() if _on_gpu() else None))
+        self._leaves.append(tuple(view.detach().requires_grad_() for view in encode()))
+
+    def views(self) -> tuple[Tensor, ...]:
+        """Each view of all micro-batches, one behind the other: what the contrast is computed from."""
+        return tuple(torch.cat(parts) for parts in zip(*self._leaves, strict=True))
+
+    def rewind(self, number: int) -> None:
+        """Draw from here on the random numbers that micro-batch ``number`` was recorded with."""
+        cpu, gpu = self._random[number]
+        torch.set_rng_state(cpu)
+        if gpu is not None:
+            torch.cuda.set_rng_state(gpu)
+
+    def surrogate(self, number: int, views: Sequence[Tensor]) -> Tensor:
+        r""":math:`\sum \langle v_a, g_a \rangle` over the views of micro-batch ``number``, encoded with a graph.
+
+        Its gradient is the micro-batch's part of that of the contrast; its value means nothing.
+        """
+        total = views[0].new_zeros(())
+        for view, leaf in zip(views, self._leaves[number], strict=True):
+            if leaf.grad is not None:
+                total = total + (view * leaf.grad).sum()
+        return total
+
+
+def cached_backward(encode: Encode[BatchT], micro_batches: Sequence[BatchT], contrast: Callable[..., Tensor]) -> Tensor:
+    """Add the gradient of one contrast over all ``micro_batches`` to the parameters, in the memory of one of them.
+
+    Args:
+        encode: a micro-batch -> its representations, one tensor a view.
+        micro_batches: what one optimizer step sees on this rank.
+        contrast: the views, each ``(n, d)`` over all micro-batches -> the loss. Called once. Under several ranks it is
+            the sharded loss, and ``encode`` may be a module of DDP within ``no_sync`` but for the last micro-batch.
+
+    Returns:
+        The loss, without a graph.
+
+    Raises:
+        ConfigError: there is no micro-batch.
+    """
+    if not micro_batches:
+        raise ConfigError("cached_backward needs one micro-batch or more")
+    cache = RepresentationCache()
+    for batch in micro_batches:
+        cache.record(functools.partial(encode, batch))
+    loss = contrast(*cache.views())
+    loss.backward()
+    for number, batch in enumerate(micro_batches):
+        cache.rewind(number)
+        cache.surrogate(number, encode(batch)).backward()
+    return loss.detach()
+
+
+def _on_gpu() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_initialized()

@@ -1,0 +1,83 @@
+"""What the contrast sees of a micro-batch, and the contrast of a whole step from what it sees of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pretrain.contrast.cached import RepresentationCache
+
+
+@dataclass(frozen=True)
+class Views:
+    """Both views of some samples.
+
+    Attributes:
+        s: unit rows of the originals.
+        s_hat: unit rows of their corruptions.
+        ids: instance of each sample.
+        temperature: of this step; a tensor where it is learned.
+        only: the samples that are anchors and negatives; None = all of them.
+    """
+
+    s: Float[Tensor, "n d"]
+    s_hat: Float[Tensor, "n d"]
+    ids: Int[Tensor, " n"]
+    temperature: float | Float[Tensor, ""]
+    only: Int[Tensor, " k"] | None = None
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What gradients flow to: ``s``, ``s_hat`` and a learned temperature, as a row."""
+        learned = (self.temperature.reshape(1),) if isinstance(self.temperature, Tensor) else ()
+        return self.s, self.s_hat, *learned
+
+
+class CachedContrast:
+    """The loss of all micro-batches of a step as one batch, and each one's part of its gradient.
+
+    Args:
+        represent: one for each micro-batch, which encodes it. Called here, without a graph.
+        contrast: the loss of the views of all samples of the step on this rank. Called once.
+    """
+
+    def __init__(self, represent: Sequence[Callable[[], Views]], contrast: Callable[[Views], Tensor]) -> None:
+        self._cache = RepresentationCache()
+        seen: list[Views] = []
+
+        def encode(one: Callable[[], Views]) -> tuple[Tensor, ...]:
+            seen.append(one())
+            return seen[-1].tensors()
+
+        for one in represent:
+            self._cache.record(lambda one=one: encode(one))  # type: ignore[misc]
+        loss = contrast(_joined(seen, *self._cache.views()))
+        if loss.requires_grad:  # not without any anchor
+            loss.backward()
+        self.loss = loss.detach()
+        """Of the step."""
+        self._micro_batches = len(seen)
+
+    def rewind(self, number: int) -> None:
+        """Before micro-batch ``number`` is encoded with a graph: draw the random numbers that it was encoded with."""
+        self._cache.rewind(number)
+
+    def surrogate(self, number: int, views: Views) -> Tensor:
+        """What to add to the loss of micro-batch ``number`` in place of its contrast, where an engine takes means."""
+        return self._micro_batches * self._cache.surrogate(number, views.tensors())
+
+
+def _joined(views: Sequence[Views], s: Tensor, s_hat: Tensor, *temperature: Tensor) -> Views:
+    """The views of all samples; the temperature is that of the first micro-batch, for all have the same."""
+    only = None
+    if any(each.only is not None for each in views):
+        starts = torch.tensor([0, *(len(each.ids) for each in views)]).cumsum(0).tolist()
+        only = torch.cat([
+            (torch.arange(len(each.ids), device=s.device) if each.only is None else each.only) + start
+            for each, start in zip(views, starts, strict=False)
+        ])  # fmt: skip
+    learned = temperature[0][0] if temperature else views[0].temperature
+    return Views(s, s_hat, torch.cat([each.ids for each in views]), learned, only)

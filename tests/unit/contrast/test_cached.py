@@ -1,0 +1,116 @@
+"""One contrast over many micro-batches in the memory of one, against the graph of all of them at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pretrain.base.errors import ConfigError
+from pretrain.contrast import capt_loss
+from pretrain.contrast.cached import cached_backward
+from pretrain.contrast.queue import ShardedQueue
+from pretrain.contrast.views import CachedContrast, Views
+
+ROWS, WIDTH = 3, 5
+
+
+class Encoder(nn.Module):
+    """Two views of a batch, with dropout, so that the second pass must draw what the first drew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.Linear(WIDTH, 16), nn.Dropout(0.3), nn.Tanh(), nn.Linear(16, 4)).double()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        both = nn.functional.normalize(self.net(torch.cat([x, x + 0.1])), dim=1)
+        first, second = both.split(len(x))
+        return first, second
+
+
+def _queue() -> ShardedQueue:
+    queue = ShardedQueue(7, 4, dtype=torch.float64)
+    rows = torch.randn(7, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    queue.enqueue(nn.functional.normalize(rows, dim=1))
+    return queue
+
+
+def _batches(count: int) -> list[Tensor]:
+    x = torch.randn(count * ROWS, WIDTH, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return list(x.split(ROWS))
+
+
+def _reference(encoder: Encoder, batches: list[Tensor], temperature: Tensor | float) -> Tensor:
+    """All graphs at once, dropout drawn in the same order."""
+    torch.manual_seed(0)
+    views = [encoder(batch) for batch in batches]
+    s, s_hat = (torch.cat(parts) for parts in zip(*views, strict=True))
+    loss = capt_loss(s, s_hat, _queue(), temperature=temperature)
+    loss.backward()
+    return loss.detach()
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_gradient_is_that_of_one_large_batch(count: int) -> None:
+    whole, cached, batches = Encoder(), Encoder(), _batches(count)
+    expected = _reference(whole, batches, 0.1)
+    torch.manual_seed(0)
+    loss = cached_backward(cached, batches, lambda s, s_hat: capt_loss(s, s_hat, _queue(), temperature=0.1))
+    torch.testing.assert_close(loss, expected)
+    assert not loss.requires_grad
+    for a, b in zip(cached.parameters(), whole.parameters(), strict=True):
+        assert a.grad is not None
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-13)
+
+
+def test_it_is_not_the_mean_over_micro_batches() -> None:
+    """What the cache is for: a contrast of each micro-batch alone has another gradient altogether."""
+    whole, apart, batches = Encoder(), Encoder(), _batches(4)
+    _reference(whole, batches, 0.1)
+    torch.manual_seed(0)
+    for batch in batches:
+        (capt_loss(*apart(batch), _queue(), temperature=0.1) / len(batches)).backward()
+    difference = sum(
+        float((a.grad - b.grad).norm()) for a, b in zip(apart.parameters(), whole.parameters(), strict=True)
+    )  # type: ignore[operator]
+    assert difference > 0.1 * sum(float(b.grad.norm()) for b in whole.parameters())  # type: ignore[union-attr]
+
+
+def test_no_micro_batch_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one micro-batch or more"):
+        cached_backward(lambda x: (x,), [], lambda s: s.sum())
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_a_learned_temperature_and_left_out_samples(chosen: bool) -> None:
+    """Where an engine takes the mean over micro-batches, the surrogates have the gradient of the whole step."""
+    whole, cached, batches = Encoder(), Encoder(), _batches(3)
+    tau, tau_cached = (torch.tensor(0.2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    only = [torch.tensor([0, 2]), torch.tensor([], dtype=torch.int64), torch.tensor([1])] if chosen else [None] * 3
+    rows = torch.cat([each + 3 * n for n, each in enumerate(only) if each is not None]) if chosen else torch.arange(9)
+    torch.manual_seed(0)
+    s, s_hat = (torch.cat(parts) for parts in zip(*[whole(batch) for batch in batches], strict=True))
+    expected = capt_loss(s[rows], s_hat[rows], _queue(), temperature=tau)
+    expected.backward()
+
+    def views(number: int) -> Views:
+        s, s_hat = cached(batches[number])
+        return Views(s, s_hat, torch.arange(3) + 3 * number, tau_cached * 1.0, only[number])
+
+    def contrast(all_views: Views) -> Tensor:
+        assert torch.equal(all_views.ids, torch.arange(9))
+        assert (all_views.only is None) == (not chosen)
+        kept = torch.arange(9) if all_views.only is None else all_views.only
+        assert torch.equal(kept, rows)
+        return capt_loss(all_views.s[kept], all_views.s_hat[kept], _queue(), temperature=all_views.temperature)
+
+    torch.manual_seed(0)
+    step = CachedContrast([lambda n=n: views(n) for n in range(3)], contrast)  # type: ignore[misc]
+    torch.testing.assert_close(step.loss, expected.detach())
+    for number in range(3):
+        step.rewind(number)
+        (step.surrogate(number, views(number)) / 3).backward()
+    for a, b in zip([*cached.parameters(), tau_cached], [*whole.parameters(), tau], strict=True):
+        assert a.grad is not None
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-13)

@@ -1,0 +1,65 @@
+"""The paired differences of docs/results/latent.md, and what its tables read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.benchmarks.study_latent_tables import Sentences, Trial, best_of, paired_difference, trial_of, write_tables
+
+RNG = np.random.default_rng(0)
+WORDS = RNG.integers(3, 40, 500).astype(float)
+HARD = 5 * WORDS + 20 * RNG.standard_normal(500)
+"""How hard the sentences are: far more than what models differ by."""
+
+
+def _model(shift: float, noise: float) -> Sentences:
+    return Sentences(HARD + shift * WORDS + noise * RNG.standard_normal(500), WORDS)
+
+
+def test_pairs_see_what_the_difficulty_of_sentences_hides() -> None:
+    found = paired_difference([(_model(0.05, 0.5), _model(0.0, 0.5)) for _ in range(3)])
+    assert found.nats == pytest.approx(0.05 * WORDS.mean(), abs=4 * found.error)
+    assert found.error < 0.1 < HARD.std() / 500**0.5, "unpaired, the error would hide the difference"
+    assert found.ratio == pytest.approx(np.exp(0.05), rel=0.01)
+    assert found.deviation is not None
+    assert paired_difference([(_model(0, 0), _model(0, 0))]) == (0, 0, None, 1)
+
+
+def test_other_sentences_are_refused() -> None:
+    other = Sentences(HARD, WORDS[::-1])
+    with pytest.raises(SystemExit, match="other sentences"):
+        paired_difference([(_model(0, 0), other)])
+
+
+def _result(best: float, proposal: str, **more: object) -> dict[str, object]:
+    known = {"value": best, "nats": 1.0, "standard_error": 2.0, "draw_error": 0.1, "draws": 9, "sentences": 2}
+    bounds = {f"ppl_iw_{name}": known for name in ("q", "prior", "mixture", "refitted")}
+    return {"checkpoint": "a/step-7", "rec": 3.0, "ppl_exact": {"value": None, "reason": "-"}, **bounds,
+            "ppl_best": known | {"proposal": proposal}, **more}  # fmt: skip
+
+
+def test_tables_take_each_rows_own_tightest_bound(tmp_path: Path) -> None:
+    trials: list[Trial] = []
+    for row, proposal, nats in (("LM", "exact", (10.0, 20.0)), ("iVAE", "refitted", (11.0, 22.0))):
+        for seed in (1, 2):
+            trials.append(trial_of("ptb", row, seed, 3, _result(99.0 + seed, proposal)))
+            lines = [f"{words},{value},0" for words, value in zip((2, 4), nats, strict=True)]
+            (tmp_path / f"{row}{seed}.csv").write_text("\n".join([f"words,{proposal},q", *lines]) + "\n")
+    bridge = {"sentences": 2, "tightest_minus_bridge": 0.25, "tightest_minus_bridge_standard_error": 0.05}
+    trials.append(trial_of("ptb", "AE", 1, 3, _result(300.0, "prior", bridge=bridge)))
+    (tmp_path / "AE1.csv").write_text("words,prior\n2,30\n4,30\n")
+
+    def path(data: str, row: str, seed: int) -> Path:
+        assert data == "ptb"
+        return tmp_path / f"{row}{seed}.csv"
+
+    assert best_of(trials[2], path("ptb", "iVAE", 1)).nats.tolist() == [11.0, 22.0]
+    write_tables(trials, path, tmp_path / "tables.md")
+    text = (tmp_path / "tables.md").read_text()
+    assert "| iVAE | 100.5 | 2.0 | 0.7 | refitted |  |" in text
+    assert f"| iVAE | LM | +1.50 | 0.50 | 0.00 | {np.exp(3 / 6):.3f} |" in text
+    assert "| AE | LM | +15.00 | 5.00 |  |" in text
+    assert "| AE | 1 | 2 | +0.25 ± 0.05 |" in text
