@@ -135,9 +135,11 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[tuple[IO[bytes],
     the block ends well, and is removed otherwise. A link at ``path`` is replaced. ``private`` as in `write_bytes`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir() and not path.is_symlink():  # the rename would say so as well, of the file of random name
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent)
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent)
+    except OSError as error:
+        error.filename = str(path)
+        raise
     try:
         with os.fdopen(descriptor, "w+b") as file:
             yield file, Path(name)
@@ -146,9 +148,11 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[tuple[IO[bytes],
                 os.fchmod(file.fileno(), public_mode())
             os.fsync(file.fileno())
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             os.unlink(name)
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, name):
+            error.filename = str(path)  # a write does not say of which file, and the random name says nothing
         raise
 
 

@@ -1,84 +1,119 @@
-"""The study behind docs/results/language.md: CAPT against MLM alone at equal tokens, three seeds each.
+"""The study behind docs/results/language.md: CAPT against MLM alone at equal tokens and equal compute, five seeds each.
 
-``CAPT_DATA=... python -m tests.benchmarks.study_language --out runs/study`` trains every variant on the books corpus,
-as many at a time as there are cores, resumes what was interrupted, and writes one report over all runs. ``--evaluate``
-adds WikiText-2 and STS-B for the last checkpoint of each run.
+``CAPT_DATA=... python -m tests.benchmarks.study_language --out runs/language-study`` trains every variant on books,
+measures held-out books, WikiText-2 and STS-B, and writes ``trials.csv``, ``tables.md`` and a report. Finished runs stay
+as they are, so the same command goes on after an interruption; more seeds may be asked for later.
+
+``mlm-equal-compute`` takes as long as ``capt-queue``: its steps are multiplied by the ratio of the seconds a step,
+measured where both ran side by side. ``none`` has random weights: its run takes one step at a rate of 1e-12, which
+moves no weight by more than that.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import dataclasses
 import os
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
-CONSTANT = "contrast.temperature={type: constant, value: 0.1}"
-QUEUE = ["contrast.queue=256", "contrast.queue_start=100"]
-VARIANTS: dict[str, list[str]] = {
-    "mlm": ["contrast.weight=0", "contrast.queue=0"],
-    "capt-no-queue": ["contrast.queue=0"],
-    "capt-no-queue-constant": ["contrast.queue=0", CONSTANT],
-    "capt-queue": QUEUE,
-    "capt-queue-constant": [*QUEUE, CONSTANT],
-    "capt-queue-at-once": ["contrast.queue=256", "contrast.queue_start=0"],
-    "capt-queue-at-once-constant": ["contrast.queue=256", "contrast.queue_start=0", CONSTANT],
-}
+from tests.benchmarks.studies import capt, finish, same_settings, steps_of_equal_compute, together, write_trials
+from tests.benchmarks.study_language_tables import trial_of, write_tables
+
+MLM = ["contrast.weight=0", "contrast.queue=0"]
+REFERENCE = "capt-queue"
+STEPS = 250
 
 
-def command(data: Path, out: Path, variant: str, seed: int, extra: list[str]) -> list[str]:
-    """The command line of one run: one process on one core, so that as many run at a time as there are cores."""
-    corpus = data / "corpus"
-    return [
-        "pretrain", "capt_tiny", "--nproc", "1", "run.threads=1",
-        f"run.dir={out / f'{variant}-seed{seed}'}", f"run.seed={seed}", "run.log_every=10", "run.tensorboard=false",
-        f"data.files=[{','.join(str(path) for path in sorted(corpus.glob('books.train.*')))}]",
+def variants(steps: int) -> dict[str, list[str]]:
+    """The overrides of every variant. A queue that starts late serves after two fifths of the steps."""
+    none, late = ["contrast.queue=0"], ["contrast.queue=256", f"contrast.queue_start={2 * steps // 5}"]
+    at_once = ["contrast.queue=256", "contrast.queue_start=0"]
+    constant = "contrast.temperature={type: constant, value: 0.1}"
+    return {
+        REFERENCE: late,
+        "mlm": MLM,  # beside the reference: the runs of the first seed measure the compute
+        "capt-no-queue": none,
+        "capt-no-queue-constant": [*none, constant],
+        "capt-queue-constant": [*late, constant],
+        "capt-queue-at-once": at_once,
+        "capt-queue-at-once-constant": [*at_once, constant],
+        "none": [*MLM, "optimizer.lr=1e-12"],
+        "mlm-equal-compute": MLM,
+    }
+
+
+VARIANTS = tuple(variants(STEPS))
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """Where everything is, and what is run. ``overrides`` are of every run."""
+
+    out: Path
+    data: Path
+    steps: int
+    overrides: list[str]
+
+    def run(self, variant: str, seed: int) -> Path:
+        """The folder of a run."""
+        return self.out / f"{variant}-seed{seed}"
+
+
+def train_and_measure(study: Study, variant: str, seed: int, steps: int) -> None:
+    """Train a variant with a seed, and measure it on WikiText-2 and STS-B."""
+    folder, corpus = study.run(variant, seed), study.data / "corpus"
+    warmup = 0 if variant == "none" else round(0.12 * steps)
+    finish(
+        folder, "pretrain", "capt_tiny", "run.threads=1", "run.log_every=10", "run.tensorboard=false",
+        f"run.seed={seed}", f"data.files=[{','.join(map(str, sorted(corpus.glob('books.train.*'))))}]",
         f"data.validation_files=[{corpus / 'books.valid.txt.gz'}]",
         "data.sequence_length=64", "tokenizer.vocab_size=4096", "engine.precision=bf16", "model.pooling=mean",
-        "batch.global=64", "batch.micro=64", "schedule.max_steps=250", "schedule.warmup_steps=30",
+        "batch.global=64", "batch.micro=64", f"schedule.max_steps={steps}", f"schedule.warmup_steps={warmup}",
         "optimizer.lr=1e-3", "optimizer.clip=0", "contrast.weight=1",
         "validate.every=50", "validate.samples=512", "checkpoint.every=0", "checkpoint.keep=1",
-        *VARIANTS[variant], *extra,
-    ]  # fmt: skip
-
-
-def one(capt: list[str], data: Path, options: argparse.Namespace, variant: str, seed: int) -> None:
-    """Train a run, or resume it, or leave it as it is when it is done; then evaluate it if asked to."""
-    folder = options.out / f"{variant}-seed{seed}"
-    status = folder / "status.json"
-    state = json.loads(status.read_text())["state"] if status.exists() else "new"
-    if state == "new":
-        subprocess.run([*capt, *command(data, options.out, variant, seed, options.overrides)], check=True)
-    elif state != "done":
-        subprocess.run([*capt, "resume", str(folder)], check=True)
-    if options.evaluate and not (folder / "evaluation.json").exists():
-        text, sts = data / "lm/wikitext-2/wiki.valid.tokens", data / "glue/STS-B"
-        arguments = ["--text", str(text), "--sts", str(sts), "--out", str(folder / "evaluation.json")]
-        subprocess.run([*capt, "evaluate", str(folder), *arguments], check=True)
+        *variants(study.steps)[variant], *study.overrides,
+    )  # fmt: skip
+    if not (folder / "evaluation.json").exists():
+        text, part = study.data / "lm/wikitext-2/wiki.valid.tokens", folder / "evaluation.json.part"
+        capt("evaluate", folder, "--text", text, "--sts", study.data / "glue/STS-B", "--out", part)
+        part.rename(folder / "evaluation.json")
 
 
 def main() -> int:
-    """Train, evaluate, report."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Train, measure, and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--variants", nargs="*", default=list(VARIANTS))
-    parser.add_argument("--parallel", type=int, default=os.cpu_count() or 1, help="runs at a time")
-    parser.add_argument("--evaluate", action="store_true", help="evaluate finished runs on WikiText-2 and STS-B")
+    parser.add_argument("--seeds", type=int, default=5, help="the last seed")
+    parser.add_argument("--first-seed", type=int, default=1, help="share the seeds out over machines or evenings")
+    parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS)
+    parser.add_argument("--parallel", type=int, default=2, help="runs at a time, each with one thread")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of every variant of equal tokens")
     parser.add_argument("overrides", nargs="*", default=[], help="a.b=c for every run")
     options = parser.parse_intermixed_args()
     if "CAPT_DATA" not in os.environ:
-        parser.error("CAPT_DATA must name the folder with corpus/, lm/ and glue/")
-    data = Path(os.environ["CAPT_DATA"])
-    capt = [sys.executable, "-m", "launcher.cli"]
-    runs = [(variant, seed) for seed in range(1, options.seeds + 1) for variant in options.variants]
-    with ThreadPoolExecutor(options.parallel) as pool:
-        for done in [pool.submit(one, capt, data, options, *run) for run in runs]:
-            done.result()
-    folders = [str(options.out / f"{variant}-seed{seed}") for variant, seed in runs]
-    subprocess.run([*capt, "report", *folders, "--out", str(options.out / "report")], check=True)
+        parser.error("CAPT_DATA must name the folder with corpus, lm and glue")
+    chosen = [variant for variant in VARIANTS if variant in options.variants]
+    if "mlm-equal-compute" in chosen and not {REFERENCE, "mlm"} <= set(chosen):
+        parser.error(f"--variants: mlm-equal-compute is measured by {REFERENCE} and mlm; name them too")
+    study = Study(options.out.resolve(), Path(os.environ["CAPT_DATA"]), options.steps, options.overrides)
+    same_settings(study.out, {"steps": study.steps, "overrides": study.overrides})
+    seeds = range(options.first_seed, options.seeds + 1)
+
+    def job(variant: str, seed: int, steps: int) -> Callable[[], None]:
+        return lambda: train_and_measure(study, variant, seed, steps)
+
+    steps = {variant: 1 if variant == "none" else study.steps for variant in chosen if variant != "mlm-equal-compute"}
+    together((job(variant, seed, steps[variant]) for seed in seeds for variant in steps), options.parallel)
+    if "mlm-equal-compute" in chosen:
+        beside = {variant: study.run(variant, options.first_seed) for variant in (REFERENCE, "mlm")}
+        longer = steps_of_equal_compute(study.out / "compute.json", study.steps, beside)
+        together((job("mlm-equal-compute", seed, longer) for seed in seeds), options.parallel)
+    trials = [trial_of(study.run(variant, seed), variant, seed) for variant in chosen for seed in seeds]
+    write_trials(trials, study.out / "trials.csv")
+    write_tables(trials, study.out / "tables.md")
+    capt("report", *(study.run(v, seed) for v in chosen for seed in seeds), "--out", study.out / "report")
     return 0
 
 

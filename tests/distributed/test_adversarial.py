@@ -61,7 +61,7 @@ def _rows(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def _assert_same(one: Path, other: Path, tolerance: float) -> None:
+def _assert_same(one: Path, other: Path, tolerance: float, steps: int = 11) -> None:
     """Every figure of every step and every number of both modules, relative to the scale of its kind.
 
     The scale of ``generator_loss`` is that of the logarithms that it is a mean of, that of a table its largest number.
@@ -71,7 +71,7 @@ def _assert_same(one: Path, other: Path, tolerance: float) -> None:
         "distinct_rate": 0.0,
     }  # fmt: skip
     rows, others = _rows(one), _rows(other)
-    assert len(rows) == len(others) == 11
+    assert len(rows) == len(others) == steps
     for name, scale in scales.items():
         figures = ([row[name] for row in part] for part in (rows, others))
         np.testing.assert_allclose(*figures, rtol=tolerance, atol=tolerance * scale, err_msg=name)
@@ -95,6 +95,20 @@ def test_two_and_four_ranks_learn_what_one_learns(tmp_path: Path) -> None:
             _assert_same(tmp_path / f"{name}1", tmp_path / f"{name}{world}", 1e-6)
         first, last = _rows(tmp_path / f"{name}1")[0], _rows(tmp_path / f"{name}1")[-1]
         assert last["loss"] < first["loss"], "there was something to learn"
+
+
+def test_a_rank_without_text_in_the_last_update_takes_part(tmp_path: Path) -> None:
+    """Half an epoch is 9 segments, 4 in an update: of the last update one rank of two has nothing."""
+    _write_text(tmp_path / "text.txt")
+    short = ("schedule.max_steps=100", "schedule.epochs=0.5")
+    for world in (1, 2):
+        runs = [
+            (f"{name}{world}", False, (*more, *short))
+            for name, more in (("sgns", ()), ("nce", NCE), ("margin", MARGIN))
+        ]
+        assert run_ranks(_runs, world, tmp_path, runs, timeout=240) == [[0, 0, 0]] * world
+    for name in ("sgns", "nce", "margin"):
+        _assert_same(tmp_path / f"{name}1", tmp_path / f"{name}2", 1e-6, steps=3)
 
 
 def test_a_run_that_is_resumed_within_a_window_does_what_an_uninterrupted_one_does(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ class Adversarial:
         positive, negative = noise[..., :width], noise[..., width:].expand(-1, band.centres.shape[1], -1)
         if log_generator is None or draws is None:
             return Scores(positive, negative)
-        drawn = self._log_noise[draws.words].view(*band.centres.shape, -1)
+        drawn = self._log_noise[draws.words].unflatten(0, band.centres.shape)
         return Scores(
             mixture_log_density(positive, log_generator.positive, self._share),
             mixture_log_density(torch.cat([negative, drawn], dim=2), log_generator.negative, self._share),

@@ -157,11 +157,11 @@ def _descend(
     assert isinstance(tables, EmbeddingTables)
     band, (n, m) = played.band, gradient.shape
     x = tables.rows("input", band.centres.flatten())
-    y = tables.rows("context", played.draws.words.flatten()).view(n, m, -1)
+    y = tables.rows("context", played.draws.words.flatten()).unflatten(0, (n, m))
     scores, slopes = [(y @ x[..., None])[..., 0]], [gradient.to(x.dtype)]
     if of_noise is not None:
         noise: Int64[Tensor, "b k"] = band.columns[:, band.neighbour.shape[2] :]
-        rows = tables.rows("context", noise.flatten()).view(*noise.shape, -1)
+        rows = tables.rows("context", noise.flatten()).unflatten(0, noise.shape)
         scores.append((x.unflatten(0, band.centres.shape) @ rows.mT).flatten(0, 1))
         slopes.append(of_noise.to(x.dtype))
     torch.autograd.backward(scores, slopes)

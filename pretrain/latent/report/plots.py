@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from pretrain.latent.artifacts import CODES
 from pretrain.latent.report.rows import ModelRow, cluster_label
@@ -60,10 +61,15 @@ def _paint_bounds(rows: Sequence[ModelRow], all_rows: Sequence[ModelRow], theme:
         errors = [2 * ((row.estimate(name) or {}).get("standard_error") or 0.0) for row in rows]
         axis.errorbar(values, places, xerr=errors if name == "ppl_best" else None, fmt=mark, color=colour(i, theme))
     for row, style in zip(language_model, ("-", "--", ":") * len(language_model), strict=False):
-        axis.axvline(float(row.get("ppl_rec") or 0), color=colour(3, theme), linewidth=1.2, linestyle=style)
+        value = row.get("ppl_best") or row.get("ppl_rec") or 0.0  # of the sentences that the diamonds are of
+        axis.axvline(value, color=colour(3, theme), linewidth=1.2, linestyle=style)
     style_axis(axis, "Perplexity, by convention", "perplexity (logarithmic)", "", theme)
     axis.set_xscale("log")
     axis.margins(x=0.1, y=0.1)
+    low, high = axis.get_xlim()
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12) if high > 10 * low else MaxNLocator(6))
+    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_yticks(places, [row.label for row in rows])
     return to_png(figure, handles, theme)
 

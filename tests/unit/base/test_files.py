@@ -76,10 +76,28 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="No space") as error:
         safe_files.write_text(tmp_path / "x", "new")
+    assert user_text(error.value) == f"{tmp_path / 'x'}: No space left on device; free some space, or use another disk"
     assert (tmp_path / "x").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_file_that_cannot_be_written_is_named_and_not_its_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError) as in_place:
+        safe_files.write_text(tmp_path / "folder", "new")
+    assert user_text(in_place.value) == f"{tmp_path / 'folder'}: Is a directory"
+
+    def read_only(path: str, *_: object) -> int:
+        raise OSError(30, "Read-only file system", path)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(OSError, match="Read-only") as nowhere:
+        safe_files.write_text(tmp_path / "x", "new")
+    assert user_text(nowhere.value) == f"{tmp_path / 'x'}: Read-only file system"
 
 
 def test_a_number_that_json_cannot_hold_is_not_written(tmp_path: Path) -> None:

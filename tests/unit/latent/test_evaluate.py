@@ -100,7 +100,8 @@ def test_the_report_shows_the_papers_column_and_the_bounds(finished: Path, tmp_p
     first, second, *_ = (line for line in text.splitlines() if line.startswith("| clVAE+_MI"))
     assert "test, 4 draws, step " in first
     assert f"{result['ppl_dual']:,.1f}" in first
-    assert f"| {_shown(result['ppl_best'])} | " in first
+    by = {"q": "q", "prior": "prior", "mixture": "q and prior", "refitted": "refitted"}[result["ppl_best"]["proposal"]]
+    assert f"| {_shown(result['ppl_best'])} | {by}, {there['sentences']} |" in first
     for name in ("ppl_exact", "ppl_exact_there", *WEIGHTED):
         assert f"| {_shown(result[name])} |" in second
     assert f"| 6; 12 | {there['sentences']} | 2, {_shown(result['bridge'])} |" in second
