@@ -102,7 +102,8 @@ def test_a_driver_that_is_killed_and_one_that_is_asked_to_stop(folder: Folder) -
     assert len(continued) >= 2
     assert all(start["resume"][:1] == ["--resume"] for start in continued)
     kept = [run for run in lines if list((folder.out / run / "checkpoints").glob("step-*"))]
-    assert [lines[run]["score"] for run in kept] == [max(scores.values())], "only the best keeps its checkpoints"
+    median = min(scores[0.1, seed] for seed in (1, 2))  # of two seeds the worse stands for the setting
+    assert [lines[run]["score"] for run in kept] == [median], "only the median of the best setting keeps its checkpoints"
     assert yaml.safe_load((folder.out / "sweep.yaml").read_text())["overrides"] == {"pace": 0.4}
 
 
