@@ -16,6 +16,7 @@ from launcher.watch import StatusWatch
 from pretrain.base.errors import ConfigError, counted
 from pretrain.config.base import NO_TEXT
 from pretrain.config.load import job_from_mapping, load_job, load_mapping, parse_mapping
+from pretrain.config.schema import Job
 from pretrain.config.writer import to_yaml
 from pretrain.engine.engines.deepspeed_config import deepspeed_config
 from pretrain.engine.run_folder import CONFIG, DONE, FAILED, STOPPED, check_is_free, holds_run
@@ -87,11 +88,21 @@ def resume(
     if job.run.dir.resolve() != run.resolve():  # the folder was moved, or is reached by another path
         overrides = [*overrides, f"run.dir={run}"]
         job = load_job(config, overrides, resolved=True)
+    if _has_other_epochs(job, overrides):
+        overrides = [*overrides, f"schedule.max_steps={type(job.schedule).model_fields['max_steps'].default}"]
+        job = load_job(config, overrides, resolved=True)
     if options == Options():
         options = Options.read(run / "launch.json")
     chosen = ["--checkpoint", checkpoint] if checkpoint else []
     arguments = (str(config), *overrides, "--resume", *chosen, *["--debug"] * debug)
     return _carry_out(Launch(module, arguments, job, options, inputs=tuple(job.check_inputs())), show)
+
+
+def _has_other_epochs(job: Job, overrides: Sequence[str]) -> bool:
+    """Whether epochs are asked for, and not steps: those of the run's configuration were made of its epochs so far."""
+    keys = {override.partition("=")[0] for override in overrides}
+    by_epochs = getattr(job.schedule, "epochs", None) is not None
+    return by_epochs and "schedule.epochs" in keys and "schedule.max_steps" not in keys
 
 
 def _carry_out(launch: Launch, show: Callable[[str], None] | None) -> int:

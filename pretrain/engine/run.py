@@ -69,7 +69,8 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None, wa
                 status.write_config(job)
         status.progress = run.progress
         if run.finished:
-            logger.info("%s is done: all %d steps; raise schedule.max_steps to go on", run.dir, run.progress.step)
+            key = "max_steps" if getattr(job.schedule, "epochs", None) is None else "epochs"
+            logger.info("%s is done: all %d steps; raise schedule.%s to go on", run.dir, run.progress.step, key)
             status.finish("done", DONE)
             return DONE
         return _train(run, status, callbacks)

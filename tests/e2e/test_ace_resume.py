@@ -1,0 +1,33 @@
+"""A finished run goes on for more epochs: its steps were made of its epochs, and are made anew."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from tests.embeddings import write_text
+from tests.support import run_capt
+
+
+def test_a_run_that_is_done_goes_on_with_more_epochs(tmp_path: Path) -> None:
+    write_text(tmp_path / "text.txt", 3000)
+    env = dict(os.environ)
+    settings = ["data.files=text.txt", "data.min_count=2", "model.dim=4", "batch.global=1024", "data.workers=1"]
+    settings += ["run.dir=run", "run.log_every=1", "run.threads=1", "run.tensorboard=false", "data.cache=cache"]
+
+    def capt(*arguments: str) -> str:
+        done = run_capt(*arguments, cwd=tmp_path, env=env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    def steps() -> list[int]:
+        return [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+
+    capt("pretrain", "ace/skipgram", *settings, "schedule.epochs=1")
+    assert steps() == [1, 2, 3]
+    assert "run is done: all 3 steps; raise schedule.epochs to go on" in capt("resume", "run")
+    capt("resume", "run", "schedule.epochs=2")
+    assert steps() == [1, 2, 3, 4, 5, 6]
+    capt("resume", "run", "schedule.epochs=3", "schedule.max_steps=7")  # both are given: the smaller holds
+    assert steps() == [1, 2, 3, 4, 5, 6, 7]
