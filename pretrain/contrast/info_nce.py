@@ -61,7 +61,8 @@ def info_nce(
         anchors: unit rows. In float64 everything is computed in float64, else in float32, whatever their type.
         positives: unit rows; row ``i`` is the positive of anchor ``i``.
         temperature: a number, or a positive scalar tensor whose exact gradient is wanted.
-        queue: more negatives, over all ranks. Enqueue *after* the loss.
+        queue: more negatives, over all ranks. Enqueue *after* the loss; with a ``drift``, those views that are keys
+            here, whose statistics the queued rows take on.
         negatives: more live negatives for every anchor that sees this rank's batch, unit rows, any number.
         in_batch: whose live rows are negatives: those of all ranks, of this rank, or none.
         symmetric: positives are anchors as well (the mean is then over both directions).
@@ -100,12 +101,16 @@ def info_nce(
     instances = torch.arange(len(anchors), device=anchors.device) if ids is None else ids
     extra = [] if negatives is None else [negatives]
 
+    queued = None
+    if queue is not None:
+        queued = queue.negatives([anchors, positives] if symmetric or within_view else [positives]), queue.ids
+
     losses: list[Tensor] = []
     for q, k, live in _softmaxes(anchors, positives, symmetric, within_view, in_batch):
         context = SoftmaxContext(
             exchange=exchange.with_views(len(q)),
             kernel=KERNELS[impl],
-            queue=queue,
+            queued=queued,
             in_batch=in_batch,
             anchor_ids=_concatenate([instances] * len(q)),
             live_ids=_concatenate(
