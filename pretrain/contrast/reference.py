@@ -6,6 +6,8 @@ digits, and autograd through it is the oracle of every gradient test.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -84,3 +86,35 @@ def capt_loss_dense(
         queued = instances[:, None] != queue_ids[None, :]
     keys = torch.cat([rows, queue])
     return info_nce_dense(rows, partners, keys, torch.cat([live, queued], 1), temperature).sum()
+
+
+def drifted_queue_by_terms(
+    pushed: Sequence[Float[Tensor, "n d"]], live: Float[Tensor, "m d"], capacity: int, *, scale: bool, average: float
+) -> Float[Tensor, "k d"]:
+    """The newest ``capacity`` rows of the steps ``pushed``, each moved from the statistics of its own step to those of
+    the live rows (and scaled, with ``scale``), one row and one feature at a time (:mod:`pretrain.contrast.drift`).
+    """
+    means: list[Tensor] = []
+    variances: list[Tensor] = []
+    seen: list[tuple[Tensor, Tensor]] = []
+    for rows in (*pushed, live):
+        rows = rows.double()
+        mean = rows.sum(0) / len(rows)
+        seen.append((mean, torch.stack([(row - mean) ** 2 for row in rows]).sum(0) / len(rows)))
+        weights = [(1 - average) * average**age for age in range(len(seen))][::-1]
+        for averages, i in ((means, 0), (variances, 1)):
+            terms = [weight * step[i] for weight, step in zip(weights, seen, strict=True)]
+            averages.append(torch.stack(terms).sum(0) / sum(weights))
+    mean_now, variance_now, out = means[-1], variances[-1], []
+    for step, rows in enumerate(pushed):
+        mean, variance = means[step], variances[step]
+        for row in rows.double():
+            moved = torch.empty_like(row)
+            for j in range(len(row)):
+                factor = 1.0
+                if scale:
+                    old = max(float(variance[j]) ** 0.5, 0.1 * float(variance.mean()) ** 0.5)
+                    factor = max(float(variance_now[j]) ** 0.5, 0.1 * float(variance_now.mean()) ** 0.5) / old
+                moved[j] = (row[j] - mean[j]) * factor + mean_now[j]
+            out.append(moved / moved.square().sum().sqrt())
+    return torch.stack(out)[-capacity:]
