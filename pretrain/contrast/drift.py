@@ -18,7 +18,7 @@ other. Cross-batch normalisation (Jing et al. 2023, arXiv:2303.17127) uses the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -28,7 +28,6 @@ from torch.nn import functional as F
 from pretrain.base.errors import ConfigError
 from pretrain.engine import distributed
 
-Drift = Literal["none", "mean", "moments"]
 DRIFTS = ("none", "mean", "moments")
 
 _LEAST_DEVIATION = 0.1

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.contrast import shards
-from pretrain.contrast.drift import Drift, RunningStatistics
+from pretrain.contrast.drift import RunningStatistics
 from pretrain.engine import distributed
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class ShardedQueue:
         group: distributed.Group = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
-        drift: Drift = "none",
+        drift: str = "none",
         drift_average: float = 0.0,
     ) -> None:
         if capacity < 1 or dim < 1:
@@ -81,7 +81,7 @@ class ShardedQueue:
         self._write_position = 0
         self._filled = 0
         self._leaves_out = False
-        self.drift: Drift = drift
+        self.drift = drift
         self._statistics: RunningStatistics | None = None
         if drift != "none":
             self._statistics = RunningStatistics(drift, drift_average, dim, group, self._rows.device)
