@@ -38,9 +38,6 @@ class ContrastSection(Section):
         description="queued rows follow the encoder: the rows of each step are moved by as much as the mean of all "
         "rows has moved since (moments: and scaled likewise)",
     )
-    drift_average: float = Field(
-        0.0, ge=0, lt=1, description="decay of a running average of drift's statistics, for steps of few rows; 0 = none"
-    )
     queue_weight: NonNegativeFloat | None = Field(
         None, description="the queue in a loss of its own with this weight (XBM); null = in one softmax with the batch"
     )

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.contrast import shards
-from pretrain.contrast.drift import RunningStatistics
+from pretrain.contrast.drift import check_drift, statistics
 from pretrain.engine import distributed
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,6 @@ class ShardedQueue:
         drift: how queued rows follow the encoder (:mod:`pretrain.contrast.drift`): ``none`` keeps them as they were
             pushed; ``mean`` moves the rows of each step by as much as the mean of the rows has moved since, ``moments``
             scales them as well. Push the views that are live keys of the loss, and no others.
-        drift_average: decay of a running average of these statistics; 0 takes those of one step.
 
     Raises:
         ConfigError: capacity or dim below 1, another dtype, or another drift.
@@ -65,7 +64,6 @@ class ShardedQueue:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
         drift: str = "none",
-        drift_average: float = 0.0,
     ) -> None:
         if capacity < 1 or dim < 1:
             raise ConfigError(
@@ -73,6 +71,7 @@ class ShardedQueue:
             )
         if dtype not in QUEUE_DTYPES:
             raise ConfigError(f"queue dtype must be one of {', '.join(map(str, QUEUE_DTYPES))}, got {dtype}")
+        check_drift(drift)
         self.capacity, self.dim = capacity, dim
         self.rank, self.world = distributed.rank(group), distributed.world_size(group)
         self.shard_size = shards.shard_size(capacity, self.rank, self.world)
@@ -82,9 +81,7 @@ class ShardedQueue:
         self._filled = 0
         self._leaves_out = False
         self.drift = drift
-        self._statistics: RunningStatistics | None = None
-        if drift != "none":
-            self._statistics = RunningStatistics(drift, drift_average, dim, group, self._rows.device)
+        self._group = group
 
     def warn_if_smaller_than(self, rows: int) -> None:
         """Log a warning if one step, which pushes ``rows`` over all ranks, pushes more than the queue holds."""
@@ -112,7 +109,9 @@ class ShardedQueue:
 
         With ``drift`` a collective of all ranks of the group, of as many bytes whatever the queue holds.
         """
-        return self.rows if self._statistics is None else self._statistics.look(live).corrected(self.rows)
+        if self.drift == "none":
+            return self.rows
+        return statistics(live, self.drift, self._group).corrected(self.rows)
 
     @property
     def ids(self) -> Int[Tensor, " k"]:
@@ -152,9 +151,9 @@ class ShardedQueue:
         for view in views:
             if view.shape[1] != self.dim:
                 raise ConfigError(f"the queue holds rows of {self.dim} features, got rows of {view.shape[1]}")
-        if self._statistics is not None:
-            statistics = self._statistics.advance(views if only is None else [view[only] for view in views])
-            views = tuple(statistics.residuals(view) for view in views)
+        if self.drift != "none":
+            own = statistics(views if only is None else [view[only] for view in views], self.drift, self._group)
+            views = tuple(own.residuals(view) for view in views)
         for view in views:
             self._push(view, ids)
 
@@ -184,14 +183,10 @@ class ShardedQueue:
         self._push(rows, ids)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's shard: ``rows`` and ``ids`` (copies, oldest first), ``start``, ``rank`` and ``world``.
-
-        And ``drift``, with its ``statistics`` (None without).
-        """
-        rows, ids = self._oldest_first(self._rows), self._oldest_first(self._ids)
+        """This rank's shard: ``rows`` and ``ids`` (copies, oldest first), ``start``, ``rank``, ``world``, ``drift``."""
         return {
-            "rows": rows, "ids": ids, "start": self._write_position, "rank": self.rank, "world": self.world,
-            "drift": self.drift, "statistics": self._statistics and self._statistics.state.clone(),
+            "rows": self._oldest_first(self._rows), "ids": self._oldest_first(self._ids),
+            "start": self._write_position, "rank": self.rank, "world": self.world, "drift": self.drift,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -208,17 +203,15 @@ class ShardedQueue:
             )
         if state["rows"].shape[1] != self.dim:
             raise CheckpointError(f"the queue state holds rows of {state['rows'].shape[1]} features, not {self.dim}")
-        self._take_statistics(state.get("drift", "none"), state.get("statistics"), "the queue state")
+        self._check_drift(state.get("drift", "none"), "the queue state")
         self._fill(state["rows"], state["ids"], state["start"])
 
-    def _take_statistics(self, drift: str, statistics: Tensor | None, source: str) -> None:
+    def _check_drift(self, drift: str, source: str) -> None:
         if drift != self.drift:
             raise CheckpointError(
                 f"{source} holds rows of drift {drift}, this queue has {self.drift}: rows of one are no rows of the "
                 f"other; set contrast.drift={drift}"
             )
-        if self._statistics is not None and statistics is not None:
-            self._statistics.state = statistics.to(self._rows.device, torch.float64)
 
     def save_shard(self, folder: Path) -> Path:
         """Write this rank's shard into ``folder`` and return the file; every rank writes its own."""
@@ -231,5 +224,5 @@ class ShardedQueue:
         Raises:
             CheckpointError: a missing or damaged shard, shards of several saves, rows of another width or drift.
         """
-        self._take_statistics(*shards.read_statistics(folder, self.dim), str(folder))
+        self._check_drift(shards.read_drift(folder, self.dim), str(folder))
         self._fill(*shards.read_shards(folder, self.capacity, self.dim, self.rank, self.world))

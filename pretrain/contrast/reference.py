@@ -89,32 +89,30 @@ def capt_loss_dense(
 
 
 def drifted_queue_by_terms(
-    pushed: Sequence[Float[Tensor, "n d"]], live: Float[Tensor, "m d"], capacity: int, *, scale: bool, average: float
+    pushed: Sequence[Float[Tensor, "n d"]], live: Float[Tensor, "m d"], capacity: int, *, scale: bool
 ) -> Float[Tensor, "k d"]:
     """The newest ``capacity`` rows of the steps ``pushed``, each moved from the statistics of its own step to those of
     the live rows (and scaled, with ``scale``), one row and one feature at a time (:mod:`pretrain.contrast.drift`).
     """
-    means: list[Tensor] = []
-    variances: list[Tensor] = []
-    seen: list[tuple[Tensor, Tensor]] = []
-    for rows in (*pushed, live):
-        rows = rows.double()
-        mean = rows.sum(0) / len(rows)
-        seen.append((mean, torch.stack([(row - mean) ** 2 for row in rows]).sum(0) / len(rows)))
-        weights = [(1 - average) * average**age for age in range(len(seen))][::-1]
-        for averages, i in ((means, 0), (variances, 1)):
-            terms = [weight * step[i] for weight, step in zip(weights, seen, strict=True)]
-            averages.append(torch.stack(terms).sum(0) / sum(weights))
-    mean_now, variance_now, out = means[-1], variances[-1], []
-    for step, rows in enumerate(pushed):
-        mean, variance = means[step], variances[step]
+    mean_now, deviations_now = _moments_by_terms(live)
+    out = []
+    for rows in pushed:
+        mean, deviations = _moments_by_terms(rows)
         for row in rows.double():
             moved = torch.empty_like(row)
             for j in range(len(row)):
-                factor = 1.0
-                if scale:
-                    old = max(float(variance[j]) ** 0.5, 0.1 * float(variance.mean()) ** 0.5)
-                    factor = max(float(variance_now[j]) ** 0.5, 0.1 * float(variance_now.mean()) ** 0.5) / old
+                factor = deviations_now[j] / deviations[j] if scale else 1.0
                 moved[j] = (row[j] - mean[j]) * factor + mean_now[j]
             out.append(moved / moved.square().sum().sqrt())
     return torch.stack(out)[-capacity:]
+
+
+def _moments_by_terms(rows: Float[Tensor, "n d"]) -> tuple[list[float], list[float]]:
+    """Mean and deviation of each feature, the latter at least a tenth of their root mean square."""
+    columns = rows.double().T.tolist()
+    means = [sum(column) / len(column) for column in columns]
+    variances = [
+        sum((x - mean) ** 2 for x in column) / len(column) for column, mean in zip(columns, means, strict=True)
+    ]
+    least = 0.1 * (sum(variances) / len(variances)) ** 0.5
+    return means, [max(variance**0.5, least) for variance in variances]

@@ -1,7 +1,7 @@
 """Queue shards on disk: one safetensors file a rank, readable by any number of ranks.
 
 ``queue-00002-of-00004.safetensors`` holds the ``rows`` and ``ids`` of rank 2 of 4, oldest first; its metadata
-name the ``drift`` that the rows are corrected for, whose running ``statistics`` every shard repeats. A row of age ``t``
+name the ``drift`` that the rows are corrected for, where there is one. A row of age ``t``
 (0 is the newest of its rank) on rank ``r`` of ``W`` has order ``-(t + 1) W + r``; sorting by it restores the global
 queue. The loaded rows are dealt out again in that order, the newest to the last rank, and pushing goes on as if the
 queue had always been sharded this way.
@@ -31,21 +31,16 @@ def shard_size(capacity: int, rank: int, world: int) -> int:
     return (capacity + rank) // world
 
 
-def write_shard(
-    folder: Path, rows: Tensor, ids: Tensor, start: int, rank: int, world: int, drift: str, statistics: Tensor | None
-) -> Path:
+def write_shard(folder: Path, rows: Tensor, ids: Tensor, start: int, rank: int, world: int, drift: str) -> Path:
     """Write one rank's shard, oldest row first, and return the file; ``start`` is that row's place in memory."""
     path = folder / f"queue-{rank:05d}-of-{world:05d}.safetensors"
-    tensors = {"rows": rows.cpu(), "ids": ids.cpu(), "start": torch.tensor(start)}
-    if statistics is None:
-        save_file(tensors, path)
-    else:
-        save_file({**tensors, "statistics": statistics.cpu()}, path, {"drift": drift})
+    about = None if drift == "none" else {"drift": drift}
+    save_file({"rows": rows.cpu(), "ids": ids.cpu(), "start": torch.tensor(start)}, path, about)
     return path
 
 
-def read_statistics(folder: Path, dim: int) -> tuple[str, Tensor | None]:
-    """The drift that the rows in ``folder`` are corrected for, and its running statistics, the same in all shards.
+def read_drift(folder: Path, dim: int) -> str:
+    """What the rows in ``folder`` are corrected for: ``drift`` of the queue that saved them.
 
     Raises:
         CheckpointError: a missing or damaged shard.
@@ -53,8 +48,7 @@ def read_statistics(folder: Path, dim: int) -> tuple[str, Tensor | None]:
     path = _shard_files(folder)[0]
     _count_rows(path, dim)
     with _open_shard(path) as file:
-        drift = (file.metadata() or {}).get("drift", "none")
-        return drift, None if drift == "none" else file.get_tensor("statistics")
+        return str((file.metadata() or {}).get("drift", "none"))
 
 
 def read_shards(folder: Path, capacity: int, dim: int, rank: int, world: int) -> tuple[Tensor, Tensor, int]:
@@ -129,21 +123,17 @@ def _shard_files(folder: Path) -> list[Path]:
 
 
 def _count_rows(path: Path, dim: int) -> int:
-    """Check the header of a shard (rows of width ``dim``, as many ids, one start, with a drift its statistics) and
-    return its number of rows.
-    """
+    """Check the header of a shard (rows of width ``dim``, as many ids, one start) and return its number of rows."""
     with _open_shard(path) as file:
-        drifts = "drift" in (file.metadata() or {})
         stored = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (a safetensors handle is no dict)
         header = {name: (part.get_dtype(), part.get_shape()) for name, part in stored.items()}
     dtype, shape = header.get("rows", ("", [0, 0]))
     if len(shape) == 2 and shape[1] != dim and dtype in _ROW_DTYPES:
         raise CheckpointError(f"{path} holds rows of shape {shape[1:]}, this model's have [{dim}]")
     count = shape[0]
-    expected = {"rows": (dtype, [count, dim]), "ids": ("I64", [count]), "start": ("I64", [])}
-    if drifts:
-        expected["statistics"] = ("F64", [2 * dim + 1])
-    if dtype not in _ROW_DTYPES or header != expected:
+    if dtype not in _ROW_DTYPES or header != {
+        "rows": (dtype, [count, dim]), "ids": ("I64", [count]), "start": ("I64", [])
+    }:  # fmt: skip
         raise CheckpointError(f"{path} is damaged: a shard holds rows, ids and start, this one {str(header)[:300]}")
     return int(count)
 

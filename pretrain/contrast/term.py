@@ -37,9 +37,8 @@ class ContrastTerm:
         if section.queue:
             dtype = _DTYPES[section.queue_dtype]
             self.queue = ShardedQueue(
-                section.queue, width, dtype=dtype, device=distributed.device(), drift=section.drift,
-                drift_average=section.drift_average,
-            )  # fmt: skip
+                section.queue, width, dtype=dtype, device=distributed.device(), drift=section.drift
+            )
             self.queue.warn_if_smaller_than(2 * batch)
 
     def loss(self, views: Views, *, step: int, stats: ContrastStats | None = None) -> Float[Tensor, ""]:

@@ -159,7 +159,7 @@ def test_the_bound_notices_a_contrastive_gradient_of_the_wrong_scale(folder: Pat
 
 def test_the_drift_of_the_queue_is_corrected_alike(folder: Path, references: Any) -> None:
     """By the statistics of all rows of the step, whatever holds them; the bound notices the correction."""
-    drift = {"drift": "moments", "drift_average": 0.5}
+    drift = {"drift": "moments"}
     whole = run_ranks(_gradients, 1, _mapping(folder, 1, 0, "fp32", _GLOBAL, cached=False, **drift))[0]
     assert _relative(references["fp32"]["gradients"][2], whole["gradients"][2]) > 1e-4
     for world, stage, micro in ((1, 0, 4), (2, 2, 4), (4, 3, 16)):
