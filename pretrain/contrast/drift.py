@@ -65,7 +65,7 @@ def check_drift(drift: str) -> None:
 
 @torch.no_grad()
 def statistics(views: Sequence[Float[Tensor, "n d"]], drift: str, group: distributed.Group) -> Statistics:
-    """The statistics of the rows of ``views`` on all ranks, the same bits everywhere: one all-reduce of 2 d + 1 numbers.
+    """The statistics of the rows of ``views`` on all ranks, the same bits everywhere: an all-reduce of 2 d + 1 numbers.
 
     Rows with a value that is not finite do not count; of no row the mean is 0.
     """

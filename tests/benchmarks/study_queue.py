@@ -30,9 +30,6 @@ ARMS: dict[str, list[str]] = {
     "momentum": ["contrast.drift=none", "contrast.momentum=0.99"],
     "mean": ["contrast.drift=mean"],
     "moments": ["contrast.drift=moments"],
-    "mean-average": ["contrast.drift=mean", "contrast.drift_average=0.9"],
-    "moments-average": ["contrast.drift=moments", "contrast.drift_average=0.9"],
-    "moments-separate": ["contrast.drift=moments", "contrast.drift_average=0.9", "contrast.queue_weight=0.1"],
 }
 """Guard of the queue -> overrides."""
 TEMPERATURES = {"triangle": [], "constant": ["contrast.temperature={type: constant, value: 0.1}"]}
@@ -50,7 +47,7 @@ class Shape(NamedTuple):
 
 
 PARTS = {
-    "ratio": Shape(8, 2000, 5e-4, (0, 64, 256, 1024), ("late", "momentum", "moments-average"), ("triangle",)),
+    "ratio": Shape(8, 2000, 5e-4, (0, 64, 256, 1024), ("late", "momentum", "moments"), ("triangle",)),
     "collapse": Shape(64, 250, 1e-3, (256, 1024, 2048, 4096, 8192), ("mean",), tuple(TEMPERATURES)),
 }
 
