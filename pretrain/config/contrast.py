@@ -38,6 +38,11 @@ class ContrastSection(Section):
         description="queued rows follow the encoder: the rows of each step are moved by as much as the mean of all "
         "rows has moved since (moments: and scaled likewise)",
     )
+    queue_share: NonNegativeFloat | None = Field(
+        None,
+        description="the whole queue weighs at most this many times the live rows, however many rows it holds; null = "
+        "every row counts once (the paper)",
+    )
     queue_weight: NonNegativeFloat | None = Field(
         None, description="the queue in a loss of its own with this weight (XBM); null = in one softmax with the batch"
     )
@@ -69,7 +74,12 @@ class ContrastSection(Section):
         return self
 
     @model_validator(mode="after")
-    def _separate_term(self) -> ContrastSection:
+    def _weights_of_the_queue(self) -> ContrastSection:
+        if self.queue_share is not None and (self.in_batch == "none" or self.queue_weight is not None):
+            raise ValueError(
+                "contrast.queue_share is a share of the live rows in one softmax: it goes neither with "
+                "contrast.in_batch none nor with contrast.queue_weight"
+            )
         if self.queue_weight is not None and (self.in_batch == "none" or self.queue == 0):
             raise ValueError(
                 "contrast.queue_weight is of a term beside that of the batch: it needs contrast.queue, and "

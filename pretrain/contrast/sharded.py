@@ -47,6 +47,7 @@ class SoftmaxContext:
         exchange: the ranks that see each other's anchors, and their numbers of anchors.
         kernel: the arithmetic on this rank's keys.
         queued: frozen negatives of this rank ``(k, d)`` and their instances ``(k,)``, or ``None``.
+        queued_weight: how often each of them counts, a scalar (None: once), the same on all ranks.
         in_batch: whose anchors see this rank's live keys: ``global``, ``local`` or ``none``.
         anchor_ids: ``(m,)``, the instance of each anchor.
         live_ids: ``(c,)``, the instance of each live key; a key of the anchor's own instance is never a negative.
@@ -60,6 +61,7 @@ class SoftmaxContext:
     exchange: Exchange
     kernel: Kernel
     queued: tuple[Tensor, Tensor] | None
+    queued_weight: Tensor | None
     in_batch: str
     anchor_ids: Tensor
     live_ids: Tensor
@@ -152,6 +154,8 @@ def _accumulate_keys(
         queued, queued_ids = context.queued
         ids = InstanceIds(gathered_ids, queued_ids) if context.shared_ids else None
         context.kernel.accumulate(sums, queries, queued, ids, context.products)
+        if context.queued_weight is not None:
+            sums.weigh(context.queued_weight)
     for rows, ids in blocks:
         context.kernel.accumulate(sums[rows], queries[rows], live, ids, context.products)
     if sums.running_max is not None:

@@ -61,12 +61,12 @@ class ContrastTerm:
             equal_rows=only is None,
         )  # fmt: skip
         if section.queue_weight is None or queue is None:
-            loss = contrast(queue, in_batch=section.in_batch)
+            loss = contrast(queue, in_batch=section.in_batch, queue_share=section.queue_share)
         else:
             loss = contrast(in_batch=section.in_batch) + section.queue_weight * contrast(queue, in_batch="none")
         if stats is not None:  # in a pass of its own: sums with statistics follow the largest logit and round otherwise
             with torch.no_grad():
-                contrast(queue, in_batch=section.in_batch, stats=stats)
+                contrast(queue, in_batch=section.in_batch, queue_share=section.queue_share, stats=stats)
         if self.queue is not None:
             self.queue.enqueue(views.s.detach(), views.s_hat.detach(), ids=known, only=only)
         return loss
