@@ -64,9 +64,10 @@ def info_nce(
         temperature: a number, or a positive scalar tensor whose exact gradient is wanted.
         queue: more negatives, over all ranks. Enqueue *after* the loss; with a ``drift``, those views that are keys
             here, whose statistics the queued rows take on.
-        queue_share: how much the queue may weigh beside the live keys. Every queued row then counts ``min(1, queue_share
-            L / K)`` times, of ``L`` live keys (of all ranks, or of a rank in the mean where ``in_batch`` is local) and
-            ``K`` rows that the queue holds, so that stale rows never drown live ones. None = every row counts once.
+        queue_share: how much the queue may weigh beside the live keys. Every queued row then counts
+            ``min(1, queue_share * L / K)`` times, of ``L`` live keys (of all ranks, or of a rank in the mean where
+            ``in_batch`` is local) and ``K`` rows that the queue holds, so that stale rows never drown live ones. None =
+            every row counts once.
         negatives: more live negatives for every anchor that sees this rank's batch, unit rows, any number.
         in_batch: whose live rows are negatives: those of all ranks, of this rank, or none.
         symmetric: positives are anchors as well (the mean is then over both directions).

@@ -56,13 +56,17 @@ def info_nce_dense(
     keys: Float[Tensor, "c d"],
     is_negative: Bool[Tensor, "m c"],
     temperature: float | Float[Tensor, ""],
+    weights: Float[Tensor, " c"] | None = None,
 ) -> Float[Tensor, " m"]:
     r"""The loss of each anchor against all ``keys`` where ``is_negative``, as :math:`\log(1 + e^x)`.
+
+    Each key counts ``weights`` times (None: once).
 
     :math:`x` is the log-sum-exp of the negatives minus the positive's logit, so that neither value nor gradient is a
     difference of nearly equal numbers.
     """
     logits = (anchors @ keys.T / temperature).masked_fill(~is_negative, -torch.inf)
+    logits = logits if weights is None else logits + weights.log()
     margins = torch.logsumexp(logits, 1) - (anchors * positives).sum(1) / temperature
     return torch.logaddexp(margins, torch.zeros_like(margins))
 
@@ -74,8 +78,12 @@ def capt_loss_dense(
     queue: Float[Tensor, "k d"],
     ids: Int[Tensor, " n"] | None = None,
     queue_ids: Int[Tensor, " k"] | None = None,
+    queue_weight: float = 1.0,
 ) -> Float[Tensor, ""]:
-    """Eq. 4 over all rows at once. With ``ids`` and ``queue_ids``, keys of the anchor's instance are not negatives."""
+    """Eq. 4 over all rows at once. With ``ids`` and ``queue_ids``, keys of the anchor's instance are not negatives.
+
+    Every row of the queue counts ``queue_weight`` times.
+    """
     rows, partners = torch.cat([s, s_hat]), torch.cat([s_hat, s])
     instances = torch.arange(len(s)) if ids is None else ids
     instances = torch.cat([instances, instances])
@@ -85,7 +93,8 @@ def capt_loss_dense(
     else:
         queued = instances[:, None] != queue_ids[None, :]
     keys = torch.cat([rows, queue])
-    return info_nce_dense(rows, partners, keys, torch.cat([live, queued], 1), temperature).sum()
+    weights = torch.cat([torch.ones(len(rows)), torch.full((len(queue),), queue_weight)]).double()
+    return info_nce_dense(rows, partners, keys, torch.cat([live, queued], 1), temperature, weights).sum()
 
 
 def drifted_queue_by_terms(

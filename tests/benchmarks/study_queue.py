@@ -30,6 +30,11 @@ ARMS: dict[str, list[str]] = {
     "momentum": ["contrast.drift=none", "contrast.momentum=0.99"],
     "mean": ["contrast.drift=mean"],
     "moments": ["contrast.drift=moments"],
+    "share": ["contrast.drift=none", "contrast.queue_share=1"],
+    "mean-share": ["contrast.drift=mean", "contrast.queue_share=1"],
+    "moments-share": ["contrast.drift=moments", "contrast.queue_share=1"],
+    "separate": ["contrast.drift=none", "contrast.queue_weight=0.1"],
+    "moments-separate": ["contrast.drift=moments", "contrast.queue_weight=0.1"],
 }
 """Guard of the queue -> overrides."""
 TEMPERATURES = {"triangle": [], "constant": ["contrast.temperature={type: constant, value: 0.1}"]}

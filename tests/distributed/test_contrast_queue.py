@@ -50,7 +50,7 @@ def test_losses_continue_on_any_number_of_ranks(tmp_path: Path, options: dict[st
     assert losses == pytest.approx(uninterrupted, rel=1e-12)
 
 
-def _ragged(load_options: dict[str, Any]) -> dict[str, Any]:
+def _ragged(load_options: dict[str, Any], share: float | None) -> dict[str, Any]:
     """Loss and gradients of ranks with 5, 2 and 7 samples, whose queue has rows of three steps, and those steps."""
     rank, counts = distributed.rank(), (5, 2, 7)[: distributed.world_size()]
     queue = ShardedQueue(10_000, D, dtype=torch.float64, **load_options)
@@ -59,7 +59,7 @@ def _ragged(load_options: dict[str, Any]) -> dict[str, Any]:
     for s, s_hat in pushed[:3]:
         queue.enqueue(s[places], s_hat[places])
     s, s_hat = (view[places].clone().requires_grad_() for view in pushed[3])
-    loss = capt_loss(s, s_hat, queue, temperature=0.2)
+    loss = capt_loss(s, s_hat, queue, temperature=0.2, queue_share=share)
     loss.backward()
     return {"loss": loss.item(), "s": s.grad.numpy(), "s_hat": s_hat.grad.numpy()}
 
@@ -70,15 +70,16 @@ def _joined(step: int, counts: tuple[int, ...]) -> tuple[torch.Tensor, torch.Ten
     return tuple(torch.nn.functional.normalize(view, dim=1) for view in views)  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("drift", ["mean", "moments"])
-def test_ragged_ranks_correct_the_drift_as_the_literal_loops_do(drift: str) -> None:
+@pytest.mark.parametrize(("drift", "share"), [("mean", None), ("moments", 0.5), ("moments", 100.0)])
+def test_ragged_ranks_correct_and_weigh_the_queue_as_the_literal_loops_do(drift: str, share: float | None) -> None:
     counts = (5, 2, 7)
     *old, live = [torch.cat(_joined(step, counts)) for step in range(4)]
     queue = drifted_queue_by_terms(old, live, 10_000, scale=drift == "moments")
     s, s_hat = (view.requires_grad_() for view in _joined(3, counts))
-    expected = capt_loss_dense(s, s_hat, 0.2, queue) / sum(counts)
+    weight = 1.0 if share is None else min(1.0, share * 2 * sum(counts) / len(queue))
+    expected = capt_loss_dense(s, s_hat, 0.2, queue, queue_weight=weight) / sum(counts)
     expected.backward()
-    ranks = run_ranks(_ragged, 3, {"drift": drift})
+    ranks = run_ranks(_ragged, 3, {"drift": drift}, share)
     assert sum(rank["loss"] for rank in ranks) / 3 == pytest.approx(expected.item(), rel=1e-12)
     for name, rows in (("s", s), ("s_hat", s_hat)):
         joined = np.concatenate([rank[name] for rank in ranks]) / 3  # an engine takes the mean over ranks

@@ -161,3 +161,30 @@ def test_rows_of_another_drift_are_refused(tmp_path: Path) -> None:
 def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         _queue(**options)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.01])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0, 1e6])
+def test_a_share_of_the_queue_counts_its_rows_so_often(temperature: float, share: float) -> None:
+    """Below tau = 1/64 the sums carry a running maximum."""
+    queue, old = _queue(), unit(40, D, seed=1)
+    queue.enqueue(old)
+    s, s_hat = (unit(N, D, seed=2 + view).requires_grad_() for view in (0, 1))
+    loss = capt_loss(s, s_hat, queue, temperature=temperature, queue_share=share)
+    weight = min(1.0, share * 2 * N / 40)
+    truth = capt_loss_dense(s, s_hat, temperature, old, queue_weight=weight) / N
+    assert loss.item() == pytest.approx(truth.item(), rel=1e-10)
+    mine, theirs = (torch.cat(torch.autograd.grad(each, (s, s_hat))) for each in (loss, truth))
+    assert relative(mine, theirs) < 1e-9
+
+
+def test_an_empty_queue_has_no_share() -> None:
+    s, s_hat = unit(N, D, seed=2), unit(N, D, seed=3)
+    alone = capt_loss(s, s_hat, temperature=0.1)
+    assert capt_loss(s, s_hat, _queue(), temperature=0.1, queue_share=1.0) == alone
+
+
+def test_a_share_needs_live_keys() -> None:
+    s, s_hat = unit(N, D, seed=2), unit(N, D, seed=3)
+    with pytest.raises(ConfigError, match="queue_share is 0 or more, and a share of the live keys"):
+        capt_loss(s, s_hat, _queue(), temperature=0.1, queue_share=1.0, in_batch="none")
