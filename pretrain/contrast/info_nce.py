@@ -154,7 +154,9 @@ def _softmaxes(
 
 def _weight_of_queue(rows: float, queued: Tensor, group: distributed.Group) -> Tensor:
     """How often each queued row counts where all of them together may count as ``rows`` at most."""
-    held = distributed.all_reduce_sum(torch.full((), float(len(queued)), device=queued.device), group)
+    held = distributed.all_reduce_sum(
+        torch.full((), float(len(queued)), dtype=torch.float64, device=queued.device), group
+    )
     return (rows / held.clamp_min(1.0)).clamp_max(1.0)
 
 

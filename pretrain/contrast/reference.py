@@ -93,7 +93,7 @@ def capt_loss_dense(
     else:
         queued = instances[:, None] != queue_ids[None, :]
     keys = torch.cat([rows, queue])
-    weights = torch.cat([torch.ones(len(rows)), torch.full((len(queue),), queue_weight)]).double()
+    weights = torch.cat([torch.ones(len(rows)), torch.full((len(queue),), queue_weight, dtype=torch.float64)])
     return info_nce_dense(rows, partners, keys, torch.cat([live, queued], 1), temperature, weights).sum()
 
 

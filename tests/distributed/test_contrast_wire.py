@@ -81,7 +81,7 @@ def test_rows_known_to_be_equal_are_not_counted() -> None:
         ({"stats": True}, False, [8, 2 * N * D * 4, 2 * 2 * N * 4, 2 * N * (D + 1) * 4, 2 * N * 4]),
         ({"ids": True}, False, [8, 2 * N * D * 4, 2 * N * 8, 2 * N * (D + 1) * 4, 2 * N * 4]),
         ({}, True, [8, 2 * N * D * 4, 2 * N * 4]),
-        ({"queue_share": 1.0}, False, [8, 4, 2 * N * D * 4, 2 * N * (D + 1) * 4, 2 * N * 4]),
+        ({"queue_share": 1.0}, False, [8, 8, 2 * N * D * 4, 2 * N * (D + 1) * 4, 2 * N * 4]),
         ({"precision": "bf16"}, False, [8, 2 * N * D * 2, 2 * N * (D + 1) * 4, 2 * N * 4]),
     ],
     ids=["queue only", "running maximum", "ids", "validation", "share of the queue", "bf16"],
