@@ -7,13 +7,14 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from launcher.plan import End, Launch
 from launcher.requeue import again
 from launcher.supervisor.crash import write_crash
-from pretrain.base.errors import RunFailedError, UserError
+from pretrain.base.errors import UserError
 from pretrain.engine.run_folder import CONFIG, FAILED, read_status
 
 log = logging.getLogger(__name__)
@@ -54,13 +55,7 @@ def _may_go_on(run: Path) -> bool:
     """Whether the folder holds a run, and the job has not said that going on makes no sense."""
     if not (run / CONFIG).is_file():
         return False
-    try:
+    with suppress(UserError):
         status = read_status(run)
-    except UserError:
-        return True
-    name = status.reason.partition(":")[0] if status and status.reason else ""
-    return name not in {cls.__name__ for cls in _below(RunFailedError)}
-
-
-def _below(cls: type[RunFailedError]) -> list[type[RunFailedError]]:
-    return [cls, *(each for direct in cls.__subclasses__() for each in _below(direct))]
+        return status is None or not status.final
+    return True

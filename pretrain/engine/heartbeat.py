@@ -42,10 +42,11 @@ def open_page() -> None:
     for name in (HEARTBEAT, STACKS):
         with suppress(KeyError, ValueError):
             descriptors[name] = int(os.environ.pop(name))  # no child of this process is the rank
-    with suppress(OSError, ValueError):
-        _Page.memory = mmap.mmap(descriptors[HEARTBEAT], SIZE) if HEARTBEAT in descriptors else None
-        _Page.since = time.monotonic()
-        _note()
+    if HEARTBEAT in descriptors:
+        with suppress(OSError, ValueError):
+            _Page.memory = mmap.mmap(descriptors[HEARTBEAT], SIZE)
+            _Page.since = time.monotonic()
+            _note()
     if STACKS in descriptors:
         with suppress(OSError, ValueError):
             faulthandler.register(signal.SIGQUIT, file=descriptors[STACKS], all_threads=True)

@@ -39,6 +39,8 @@ class Status(Record):
     reason: str = Field("", max_length=1_000_000)
     failed_saves: Count = 0
     """Periodic checkpoints that could not be written (a full disk); the run went on without them."""
+    final: bool = False
+    """Whether a job that failed has found itself that it cannot go on: started again it would end the same."""
 
 
 class Best(Record):
