@@ -12,6 +12,7 @@ from launcher.backends import backend
 from launcher.hostfile import is_this_host, read_hostfile
 from launcher.launch_files import LaunchFiles, job_file
 from launcher.plan import BackendName, End, Launch, Options, describe
+from launcher.preflight.run import before_launch
 from launcher.watch import StatusWatch
 from pretrain.base.errors import ConfigError, counted
 from pretrain.config.base import NO_TEXT
@@ -34,11 +35,13 @@ def begin(
     debug: bool,
     show: Callable[[str], None] | None,
     finetunes: bool = False,
+    preflight: bool = True,
 ) -> int:
     """Start a new run and return its exit code; with ``show`` (dry run) only describe what would be done.
 
     CONFIG, its base files, the overrides and the environment are merged here, once. The ranks read the merged job from
-    a private file of the run folder. With ``finetunes`` a job that trains an encoder from scratch is refused.
+    a private file of the run folder. With ``finetunes`` a job that trains an encoder from scratch is refused. With
+    ``preflight`` the hosts are examined first (``launcher.preflight``).
 
     Raises:
         UserError: the job, the options or the hostfile is wrong, ``run.dir`` already holds a run, or what the job
@@ -59,7 +62,7 @@ def begin(
         files={path: text},
         unmerged=(config, *overrides, *debugging),
     )
-    return _carry_out(launch, show)
+    return _carry_out(launch, show, preflight)
 
 
 def resume(
@@ -71,6 +74,7 @@ def resume(
     checkpoint: str | None,
     debug: bool,
     show: Callable[[str], None] | None,
+    preflight: bool = True,
 ) -> int:
     """Continue the run in a folder, launched as it was before unless an option says otherwise.
 
@@ -95,7 +99,7 @@ def resume(
         options = Options.read(run / "launch.json")
     chosen = ["--checkpoint", checkpoint] if checkpoint else []
     arguments = (str(config), *overrides, "--resume", *chosen, *["--debug"] * debug)
-    return _carry_out(Launch(module, arguments, job, options, inputs=tuple(job.check_inputs())), show)
+    return _carry_out(Launch(module, arguments, job, options, inputs=tuple(job.check_inputs())), show, preflight)
 
 
 def _has_other_epochs(job: Job, overrides: Sequence[str]) -> bool:
@@ -105,7 +109,7 @@ def _has_other_epochs(job: Job, overrides: Sequence[str]) -> bool:
     return by_epochs and "schedule.epochs" in keys and "schedule.max_steps" not in keys
 
 
-def _carry_out(launch: Launch, show: Callable[[str], None] | None) -> int:
+def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bool) -> int:
     name = _launcher(launch.options)
     launch = replace(launch, options=launch.options.model_copy(update={"launcher": name}))
     chosen = backend(name)
@@ -119,6 +123,8 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None) -> int:
         return DONE
     if plan.blocked_reason:
         raise ConfigError(plan.blocked_reason)
+    if preflight:
+        before_launch(launch, plan)
     options = {launch.run_dir / "launch.json": launch.options.to_json() + "\n"}
     watch, files = StatusWatch.begin(launch.run_dir), LaunchFiles(launch.run_dir, {**options, **plan.files})
     end = End(FAILED)

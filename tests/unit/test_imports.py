@@ -115,7 +115,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # ---- launcher
     "launcher.backends": (
         *(*BASE, "pretrain.engine"),
-        *_in("launcher", "cluster", "environment", "hostfile", "plan", "raycluster", "watch"),
+        *_in("launcher", "cluster", "environment", "hostfile", "plan", "raycluster", "ssh", "watch"),
+    ),
+    "launcher.preflight": (
+        *(*BASE, "pretrain.config"),
+        *_in("launcher", "check", "environment", "hostfile", "plan", "ssh"),
     ),
     "launcher.sweep": (
         *_in("pretrain", "base", "config", "engine", "report"),
