@@ -242,6 +242,12 @@ _ANSWERS: dict[str, Callable[..., Answer]] = {
 }
 
 
+def problem(error: Exception) -> str:
+    """What is wrong, in the words of the operating system where it is its error."""
+    number = getattr(error, "errno", None) or 0
+    return os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
 def serve() -> None:
     """Answer requests until stdin ends."""
     try:
@@ -250,7 +256,7 @@ def serve() -> None:
             try:
                 answer = _ANSWERS[request.pop("ask")](**request)
             except (OSError, ValueError) as error:
-                answer = {"error": getattr(error, "strerror", None) or str(error) or type(error).__name__}
+                answer = {"error": problem(error)}
             sys.stdout.write(f"{MARK}{json.dumps(answer)}\n")
             sys.stdout.flush()
     finally:

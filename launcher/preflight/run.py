@@ -103,7 +103,7 @@ def _folder(run_dir: Path) -> Iterator[Check]:
     try:
         probe.write(str(mine), "")
     except OSError as error:
-        finding = f"{folder} cannot be written: {error.strerror}"
+        finding = f"{folder} cannot be written: {probe.problem(error)}"
         yield Check("run folder", "fail", finding, "run.dir in a folder that is yours")
     finally:
         probe.remove()
@@ -120,4 +120,4 @@ def _port(port: int) -> Iterator[Check]:
         probe.server_on(port).close()
     except OSError as error:
         advice = "end what uses it, or take another --master-port"
-        yield Check("rendezvous port", "fail", f"port {port}: {error.strerror}", advice)
+        yield Check("rendezvous port", "fail", f"port {port}: {probe.problem(error)}", advice)

@@ -110,7 +110,7 @@ def _share(found: Survey, each: Callable[[Callable[[Session, Findings], None]], 
     try:
         probe.write(str(mine), found.token)
     except OSError as error:
-        found.here_writes = error.strerror or str(error)
+        found.here_writes = probe.problem(error)
         return
     index = {one.host.name: number for number, one in enumerate(found.hosts)}
 
@@ -129,7 +129,7 @@ def _share(found: Survey, each: Callable[[Callable[[Session, Findings], None]], 
         try:
             one.unseen = not one.blind and not probe.sees(theirs, found.token)["seen"]
         except OSError as error:
-            one.writes = f"what it writes cannot be read here: {error.strerror}"
+            one.writes = f"what it writes cannot be read here: {probe.problem(error)}"
         session.ask("remove", _ANSWER)
 
     try:

@@ -40,11 +40,11 @@ def test_a_full_disk_refuses_and_says_how_much_is_missing() -> None:
 
 def test_a_checkpoint_is_estimated_from_the_model_and_measured_in_a_run(tmp_path: Path) -> None:
     """The estimate is the parameters of the model that is built, two moments of each, and the queue."""
-    from pretrain.models.build import build_capt_model
+    from pretrain.models.capt import CaptModel
 
     job = load_job("capt_tiny", [f"run.dir={tmp_path}", "checkpoint.keep=2", "contrast.queue=1024"])
     with torch.device("meta"):
-        model = build_capt_model(job.model.for_tokenizer(job.tokenizer.vocab_size, job.model.pad_id))  # type: ignore[attr-defined]
+        model = CaptModel(job.model.for_tokenizer(job.tokenizer.vocab_size, job.model.pad_id))  # type: ignore[attr-defined]
     exact = 12 * sum(parameter.numel() for parameter in model.parameters()) + 4 * 1024 * job.model.hidden  # type: ignore[attr-defined]
     one, copies = storage.needed(job)
     assert one == pytest.approx(exact, rel=0.05)

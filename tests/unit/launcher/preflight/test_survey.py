@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -52,12 +53,12 @@ def own_path(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("PATH", environment(folder)["PATH"])
 
 
-def ask(folder: Path, *names: str) -> Survey:
+def ask(folder: Path, *names: str, port: int | None = None) -> Survey:
     return survey(
         tuple(Host(name, 1) for name in names),
         run_dir=folder / "shared" / "runs" / "first",
         address="127.0.0.1",
-        port=free_port(),
+        port=port or free_port(),
         environment=environment(folder),
         forwarded={"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
     )
@@ -109,12 +110,9 @@ def test_a_lost_first_host_is_no_lost_rendezvous_of_the_others(folder: Path) -> 
     assert faults(ask(folder, "cut", "b")) == {"cut": "reachable"}
 
 
-def test_a_used_port_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
-
+def test_a_used_port_is_named(folder: Path) -> None:
     with socket.create_server(("", 0)) as other:
-        monkeypatch.setattr("tests.unit.launcher.preflight.test_survey.free_port", lambda: other.getsockname()[1])
-        found = ask(folder, "a", "b")
+        found = ask(folder, "a", "b", port=other.getsockname()[1])
     assert found.port_problem == "Address already in use"
     assert faults(found) == {"a": "rendezvous port"}
 
