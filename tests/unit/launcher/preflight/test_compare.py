@@ -8,9 +8,9 @@ import pytest
 
 from launcher.check import Check
 from launcher.hostfile import Host
-from launcher.preflight import compare as judge
 from launcher.preflight.compare import compare
 from launcher.preflight.facts import Clock, Facts, Findings, Meeting, Survey
+from launcher.preflight.network import interfaces
 
 GIB = 1 << 30
 CARD = ["NVIDIA H200", "143771 MiB", "600.1"]
@@ -219,4 +219,4 @@ def test_nccl_interfaces_are_prefixes(rule: str, there: bool) -> None:
     one.environment["NCCL_SOCKET_IFNAME"] = rule
     for host in one.hosts:
         host.facts = facts(gpus=[CARD, CARD])
-    assert [check.name for check in judge.interfaces(one)] == [] if there else ["interface"] * 2
+    assert [check.name for check in interfaces(one)] == [] if there else ["interface"] * 2
