@@ -106,6 +106,7 @@ NOT_RUN = {
     "cp": "a program of the system",
     "printf": "a program of the system",
     "echo": "a program of the system",
+    "awk": "a program of the system",
     "for": "a word of the shell",
     "done": "a word of the shell",
 }
@@ -146,7 +147,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(text, folder / "held_out.txt")
     rows = [json.dumps({"body": line}) for line in text.read_text().split("\n\n")]
     (folder / "news.jsonl").write_text("\n".join(rows))
-    write_text(_folder(folder / "PTB"))
+    for name in ("PTB", "yahoolike", "yelplike"):
+        write_text(_folder(folder / name))
     with (folder / "PTB/toy.train.txt").open("a") as train:
         train.write("prices fell\nthe board approved the plan\nthe company said it expects a profit\n" * 3)
     (folder / "configs").symlink_to(ROOT / "configs")
