@@ -23,6 +23,8 @@ from pretrain.config.schema import Job
 from pretrain.engine.engines.deepspeed_config import deepspeed_config
 
 _MAX_BYTES = 1 << 16
+DEFAULT_PORT = 29500
+"""Port of the rendezvous on the first of several hosts."""
 
 BackendName = Literal["local", "deepspeed", "torchrun", "slurm", "ray"]
 

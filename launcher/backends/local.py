@@ -164,13 +164,22 @@ class _Job:
         suspended = is_stopped(pid)
         if not suspended:
             os.kill(pid, signal.SIGQUIT)
-            self._wait(_HEARING)
+            self._wait_for_stacks(rank)
         reason = f"{stalled}{'; it is suspended' if suspended else ''}; all ranks are killed"
         log.error("%s", reason)
-        return End(FAILED, reason, self._crash(rank, reason))
+        return End(FAILED, reason, self._crash(rank, reason, stalled.pulse))
 
-    def _crash(self, index: int, cause: str) -> Crash:
-        rank, pulse = self._ranks[index], self._pages[index].read()
+    def _wait_for_stacks(self, rank: int) -> None:
+        deadline, before = time.monotonic() + _HEARING, ""
+        while time.monotonic() < deadline and not processes.ended(self._ranks[rank]):
+            time.sleep(_POLL)
+            stacks = self._pages[rank].stacks()
+            if stacks and stacks == before:
+                return
+            before = stacks
+
+    def _crash(self, index: int, cause: str, pulse: Pulse | None = None) -> Crash:
+        rank, pulse = self._ranks[index], pulse or self._pages[index].read()
         killed = rank.returncode is not None and rank.returncode < 0
         return Crash.here(
             cause,

@@ -118,6 +118,12 @@ class OptimizerSection(Section):
             )
         return self
 
+    @property
+    def bytes_per_parameter(self) -> int:
+        """What a checkpoint holds of one parameter: itself and the optimizer's moments, in fp32."""
+        moments = {"adagrad": 1, "sgd": int(self.momentum > 0), "muon": 1}.get(self.type, 2)
+        return 4 * (1 + moments)
+
     def check_sharding(self, zero_stage: int) -> None:
         """Raise ``ValueError`` where this type of optimizer cannot work on ZeRO's flat partitions."""
         if zero_stage and self.type in _WHOLE_PARAMETERS:
@@ -232,6 +238,10 @@ class Job(Section):
             UserError: an input is not named, not there, or not what it should be; one line with the key.
         """
         return []
+
+    def checkpoint_bytes(self) -> int | None:
+        """About how large one checkpoint is; None where the configuration does not tell. Tasks override it."""
+        return None
 
     def micro_batch(self, world: int) -> int:
         """Return the sequences of a forward pass on one of ``world`` ranks: ``batch.micro``, or a rank's whole part."""

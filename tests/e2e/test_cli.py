@@ -196,6 +196,6 @@ def test_from_text_to_shards(capt: Capt, text: Path, tmp_path: Path, monkeypatch
 def test_doctor_answers_in_json(capt: Capt) -> None:
     code, out, _ = capt("doctor", "--json")
     assert code == 0
-    assert {"name", "level", "finding", "advice"} == set(json.loads(out)[0])
+    assert {"name", "level", "finding", "advice", "host"} == set(json.loads(out)[0])
     code, out, _ = capt("doctor")
     assert "deepspeed" in out

@@ -55,6 +55,8 @@ NOT_RUN = {
     "capt bench": "takes minutes, and is for an idle machine; tests/unit/launcher/test_bench.py",
     "capt convert FacebookAI": "needs the hub; tests/unit/models/test_hub.py",
     "capt convert runs/first exported-onnx": "takes most of a minute; tests/parity/test_export_onnx.py",
+    "capt doctor --hostfile": "starts ssh; tests/multihost/test_preflight.py",
+    "capt doctor my_job.yaml": "starts ssh; tests/multihost/test_preflight.py",
     "capt evaluate runs/clvae": "the same as of runs/ptb_vae, which is run",
     "capt latent sample runs/clvae": "the same as of runs/ptb_vae, which is run",
     "capt pretrain my_job.yaml --launcher ray": "needs a core for every rank; tests/sweep/test_cluster.py",

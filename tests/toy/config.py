@@ -47,7 +47,9 @@ class Fault(Section):
         if self.hits("stop", step):
             os.kill(os.getpid(), signal.SIGSTOP)
         if self.hits("hang", step):
-            ctypes.PyDLL(None).sleep(600)  # which keeps the interpreter's lock
+            libc, semaphore = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+            libc.sem_init(semaphore, 0, 0)
+            libc.sem_wait(semaphore)  # for ever, and with the interpreter's lock
 
 
 class ToyJob(Job):

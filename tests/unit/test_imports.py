@@ -116,7 +116,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "launcher.supervisor": (*BASE, "pretrain.engine"),
     "launcher.backends": (
         *(*BASE, "pretrain.engine"),
-        *_in("launcher", "cluster", "environment", "hostfile", "plan", "raycluster", "supervisor", "watch"),
+        *_in("launcher", "cluster", "environment", "hostfile", "plan", "raycluster", "ssh", "supervisor", "watch"),
+    ),
+    "launcher.preflight": (
+        *(*BASE, "pretrain.config"),
+        *_in("launcher", "check", "environment", "hostfile", "plan", "ssh"),
     ),
     "launcher.sweep": (
         *_in("pretrain", "base", "config", "engine", "report"),
