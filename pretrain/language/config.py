@@ -72,10 +72,11 @@ class LanguageJob(Job):
         rows = model.vocab_size or (None if self.tokenizer.path else self.tokenizer.vocab_size)
         if model.init is not None or rows is None:
             return None
-        heads = model.hidden * model.hidden + 2 * model.hidden * model.ffn
+        contrast = self.contrast.weight > 0
+        heads = model.hidden * model.hidden + 2 * model.hidden * model.ffn * contrast
         parameters = model.model_copy(update={"vocab_size": rows}).elements + heads
-        queue = self.contrast.queue * model.hidden * (4 if self.contrast.queue_dtype == "fp32" else 2)
-        return parameters * self.optimizer.bytes_per_parameter + queue * (self.contrast.weight > 0)
+        row = model.hidden * (4 if self.contrast.queue_dtype == "fp32" else 2) + 8  # and the id of its window
+        return parameters * self.optimizer.bytes_per_parameter + self.contrast.queue * row * contrast
 
     def check_inputs(self) -> list[str]:
         """Describe the corpus, the tokenizer and ``model.init``; see `pretrain.language.inputs.describe_inputs`."""

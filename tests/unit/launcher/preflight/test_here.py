@@ -38,16 +38,21 @@ def test_a_full_disk_refuses_and_says_how_much_is_missing() -> None:
     assert limits.disk(1, None, 4, "/runs").level == "note"
 
 
-def test_a_checkpoint_is_estimated_from_the_model_and_measured_in_a_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+def test_a_checkpoint_is_estimated_from_the_model_and_measured_in_a_run(tmp_path: Path, weight: float) -> None:
     """The estimate is the parameters of the model that is built, two moments of each, and the queue."""
     from pretrain.models.capt import CaptModel
 
-    job = load_job("capt_tiny", [f"run.dir={tmp_path}", "checkpoint.keep=2", "contrast.queue=1024"])
+    job = load_job(
+        "capt_tiny", [f"run.dir={tmp_path}", "checkpoint.keep=2", "contrast.queue=1024", f"contrast.weight={weight}"]
+    )
+    contrast = weight > 0
     with torch.device("meta"):
-        model = CaptModel(job.model.for_tokenizer(job.tokenizer.vocab_size, job.model.pad_id))  # type: ignore[attr-defined]
-    exact = 12 * sum(parameter.numel() for parameter in model.parameters()) + 4 * 1024 * job.model.hidden  # type: ignore[attr-defined]
+        sizes = job.model.for_tokenizer(job.tokenizer.vocab_size, job.model.pad_id)  # type: ignore[attr-defined]
+        model = CaptModel(sizes, contrast)
+    exact = 12 * sum(parameter.numel() for parameter in model.parameters()) + 1024 * (4 * sizes.hidden + 8) * contrast
     one, copies = storage.needed(job)
-    assert one == pytest.approx(exact, rel=0.05)
+    assert one == pytest.approx(exact, rel=0.02)
     assert copies == 3
     for step in (1, 2):
         folder = tmp_path / "checkpoints" / f"step-{step:08}"
