@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from typing import NamedTuple
 
@@ -28,6 +29,14 @@ class Found(NamedTuple):
 
 def explore(settings: Settings, limit: int = 2_000_000) -> Found:
     """Every state that any order of moves leads to; ends at the first one in which something is wrong."""
+    gc.disable()  # nothing here is a cycle, and looking for some takes as long as the search
+    try:
+        return _explore(settings, limit)
+    finally:
+        gc.enable()
+
+
+def _explore(settings: Settings, limit: int) -> Found:
     first = settings.start()
     came: dict[State, tuple[State, str] | None] = {first: None}
     back: dict[State, list[State]] = {}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tests.proof.moves import Move, move
 from tests.proof.saving import _ended, _named
 from tests.proof.state import FAILED, NODES, TORN, Checkpoint, Head, Settings, State
-from tests.proof.supervising import _set_head, _without
+from tests.proof.supervising import _forget_links, _set_head, _without
 
 
 @move(help=True)
@@ -50,7 +50,7 @@ def crash_head(state: State, settings: Settings) -> Iterator[Move]:
     for number, head in enumerate(state.heads if state.faults else ()):
         if not head.ended:
             yield f"HEAD {number} CRASHES", state._replace(
-                heads=_set_head(state, number, Head("dead")), faults=state.faults - 1
+                heads=_set_head(state, number, Head("dead")), links=_forget_links(state, number), faults=state.faults - 1
             )
 
 
@@ -99,8 +99,8 @@ def repair(state: State, settings: Settings) -> Iterator[Move]:
 
 @move(help=True)
 def second_head(state: State, settings: Settings) -> Iterator[Move]:
-    """Somebody types ``capt resume`` on another host: the first head has died, or they do not know that it lives."""
-    if state.operators and state.gens:
+    """Somebody types ``capt resume`` on another host, since the first head has died, or without knowing of it."""
+    if state.operators and state.gens and (settings.careless or all(head.ended for head in state.heads)):
         head = Head("gather", 0, settings.hosts, settings.restarts)
         yield "SOMEBODY STARTS A SECOND HEAD", state._replace(
             heads=(*state.heads, head), links=(*state.links, (True,) * NODES), operators=state.operators - 1

@@ -23,6 +23,8 @@ def broken(state: State, settings: Settings) -> str:
     for head in state.heads:
         if head.does == "exit 0" and state.newest < settings.steps:
             return "a job that is not done exits with 0"
+        if settings.recovers and head.does in ("exit 1", "exit 2") and state.gens:
+            return "a job that could go on has ended"
     return ""
 
 

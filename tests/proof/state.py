@@ -56,7 +56,7 @@ class Head(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """A folder of the step; each file is (attempt that wrote it, place of its bytes). ``synced``: its name lasts."""
+    """A folder of the step: of each file which attempt wrote it, and where its bytes are. ``synced``: its name lasts."""
 
     step: int
     gen: int
@@ -65,8 +65,8 @@ class Checkpoint(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether every byte that the manifest describes is there, whatever crashes."""
-        return all(file == (self.gen, DURABLE) for file in self.files)
+        """Whether every byte that the manifest describes is there."""
+        return all(gen == self.gen and place != TORN for gen, place in self.files)
 
 
 class State(NamedTuple):
@@ -114,7 +114,7 @@ class State(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What is explored. The last six are the mutations: each leaves out one thing that the protocol needs."""
+    """What is explored. ``without`` leaves out one thing that the protocol needs."""
 
     hosts: tuple[int, ...] = (0, 1)
     policy: str = "spare"
@@ -124,6 +124,10 @@ class Settings(NamedTuple):
     steps: int = 2
     keep: int = 1
     silence: int = SILENCE
+    careless: bool = False
+    """Whether somebody may start a second head while the first lives."""
+    recovers: bool = False
+    """Whether the job must end with 0 once it has been started."""
     without: str = ""
 
     def start(self) -> State:

@@ -13,6 +13,18 @@ def _set_head(state: State, number: int, head: Head) -> tuple[Head, ...]:
     return (*state.heads[:number], head, *state.heads[number + 1 :])
 
 
+def _forget_links(state: State, number: int) -> tuple[tuple[bool, ...], ...]:
+    """The links with those of a head that is no more as they were at first: states that differ in them are one."""
+    return (*state.links[:number], (True,) * NODES, *state.links[number + 1 :])
+
+
+def _exits(state: State, number: int, how: str) -> State:
+    """A head ends, and what supervisors remember of its ranks is of no use to anybody."""
+    gone = [rank for rank in state.ranks if rank.head == number and not rank.alive]
+    heads, links = _set_head(state, number, Head(how)), _forget_links(state, number)
+    return _without(state, gone)._replace(heads=heads, links=links)
+
+
 def _without(state: State, gone: list[Rank], *, freed: bool = True) -> State:
     """Processes that are no more; the kernel of a node that lives frees their lock."""
     keys = {(rank.gen, rank.index) for rank in gone}
@@ -60,9 +72,7 @@ def give_up(state: State, settings: Settings) -> Iterator[Move]:
     """A head that cannot reach enough hosts ends with 1 in the end."""
     for number, head in enumerate(state.heads):
         if head.does == "gather" and not _hosts(state, number, settings):
-            yield f"head {number} reaches too few hosts and exits with 1", state._replace(
-                heads=_set_head(state, number, Head("exit 1"))
-            )
+            yield f"head {number} reaches too few hosts and exits with 1", _exits(state, number, "exit 1")
 
 
 @move("launcher.backends.local:_Job._wait_for_all")
@@ -74,8 +84,7 @@ def judge(state: State, settings: Settings) -> Iterator[Move]:
         ranks = {rank.node: rank for rank in state.of(head.gen)}
         heard = [node for node in head.hosts if state.reaches(number, node)]
         if len(heard) == len(head.hosts) and all(node in ranks and ranks[node].at == EXITED for node in heard):
-            done = _without(state, list(ranks.values()))
-            yield f"head {number} exits with 0", done._replace(heads=_set_head(state, number, Head("exit 0")))
+            yield f"head {number} exits with 0", _exits(state, number, "exit 0")
             continue
         if any(node in ranks and ranks[node].at == REFUSED for node in heard):
             yield f"head {number} sees a refusal", state._replace(
@@ -114,8 +123,7 @@ def restart(state: State, settings: Settings) -> Iterator[Move]:
         if waits and settings.without != "waiting for the lease":
             continue
         if head.code == 2 or not head.restarts:
-            exits = Head(f"exit {head.code}")
-            yield f"head {number} exits with {head.code}", state._replace(heads=_set_head(state, number, exits))
+            yield f"head {number} exits with {head.code}", _exits(state, number, f"exit {head.code}")
         else:
             again = Head("gather", head.gen, head.hosts, head.restarts - 1, first=False)
             yield f"head {number} starts again", state._replace(heads=_set_head(state, number, again))

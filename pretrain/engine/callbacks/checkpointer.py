@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pretrain.base.atomic import sync
 from pretrain.base.errors import CheckpointError
 from pretrain.engine import distributed, heartbeat
 from pretrain.engine.callbacks.best import BestCheckpoint, best_checkpoint
@@ -69,7 +70,6 @@ class Checkpointer(Callback):
             action(run)
         except CheckpointError as error:
             run.failed_saves += 1
-            self._saved = -1
             if distributed.rank() == 0:
                 logger.error(
                     "CHECKPOINT LOST (%d so far): %s; training goes on, the next one is tried in its time",
@@ -100,7 +100,11 @@ class Checkpointer(Callback):
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        path = pending.commit()
+        try:
+            path = pending.commit()
+        except CheckpointError:
+            self._saved = -1
+            raise
         if distributed.rank() == 0:
             logger.info("checkpoint %s", path)
         self._prune(run)
@@ -125,6 +129,8 @@ def _set_aside_later_ones(run_dir: Path, step: int) -> None:
         kept = path.with_name(f"abandoned-{path.name}-{time.time_ns()}")
         logger.warning("%s is of the run's earlier future; kept as %s", path.name, kept.name)
         path.rename(kept)
+    if later:
+        sync(run_dir / "checkpoints")
     left = checkpoints_of(run_dir)
     if later and left:
         point("latest", left[-1])

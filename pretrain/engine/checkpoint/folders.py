@@ -17,16 +17,29 @@ def point(name: str, target: Path) -> None:
     sync(target.parent)
 
 
+def sync_tree(folder: Path) -> None:
+    """Make the entries of a folder and of all folders in it durable."""
+    for inner in folder.rglob("*"):
+        if inner.is_dir() and not inner.is_symlink():
+            sync(inner)
+    sync(folder)
+
+
 def remove_checkpoint(path: Path) -> None:
-    """Delete a checkpoint. What is left by a kill meanwhile has a hidden name, for `remove_leftovers`."""
+    """Delete a checkpoint. What is left by a crash meanwhile has a hidden name, for `remove_leftovers`."""
     hidden = path.with_name(f".{path.name}.removed")
     shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)
+    sync(path.parent)  # else a host that crashes may keep the name, and lose what was below it
     shutil.rmtree(hidden)
 
 
 def remove_leftovers(run_dir: Path) -> list[Path]:
-    """Remove what killed saves and removals left. The caller holds the folder: nothing is being written there."""
+    """Remove what killed saves and removals left. The caller holds the folder.
+
+    A rank of a job before may still live, where its host is cut off. A folder is renamed before it is removed, so that
+    such a rank finds none to write into.
+    """
     found = [
         path
         for pattern in (".step-*.partial", ".step-*.removed", ".latest.tmp", ".best.tmp")
@@ -34,7 +47,9 @@ def remove_leftovers(run_dir: Path) -> list[Path]:
     ]
     for path in found:
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            hidden = path.with_name(f"{path.name.removesuffix('.removed')}.removed")
+            path.rename(hidden)
+            shutil.rmtree(hidden)
         else:
             path.unlink()
     return found

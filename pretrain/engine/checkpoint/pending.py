@@ -8,6 +8,7 @@ checkpoint as it was.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import threading
 from pathlib import Path
@@ -20,9 +21,11 @@ from pretrain.base.errors import CheckpointError
 from pretrain.base.files import public_mode, write_json
 from pretrain.base.hashing import sha256
 from pretrain.engine import distributed
-from pretrain.engine.checkpoint.folders import point
+from pretrain.engine.checkpoint.folders import point, remove_checkpoint, sync_tree
 from pretrain.engine.checkpoint.manifest import MANIFEST, STATE
 from pretrain.engine.durable import describe_write_error, write_tensors
+
+logger = logging.getLogger(__name__)
 
 TensorFiles = dict[str, dict[str, Tensor]]
 
@@ -35,11 +38,15 @@ class PendingSave:
         files: tensors that this rank writes, by file name.
         metadata: ``state.json``.
         manifest: ``manifest.json`` but for its list of files.
+        token: makes the name of the temporary folder this save's own, so that a rank of an earlier job, which is not
+            yet dead, cannot write into it.
     """
 
-    def __init__(self, target: Path, files: TensorFiles, metadata: dict[str, Any], manifest: dict[str, Any]) -> None:
+    def __init__(
+        self, target: Path, files: TensorFiles, metadata: dict[str, Any], manifest: dict[str, Any], token: str = ""
+    ) -> None:
         self.target = target
-        self.temporary = target.with_name(f".{target.name}.partial")
+        self.temporary = target.with_name(f".{target.name}{token and '.'}{token}.partial")
         self.ready: list[str] = []
         """Names of further files of this rank that are written already."""
         self._files = files
@@ -85,7 +92,7 @@ class PendingSave:
         return self._thread is None or not self._thread.is_alive()
 
     def commit(self) -> Path:
-        """Wait for all ranks' files, write the manifest, rename. Collective.
+        """Wait for all ranks' files, write the manifest, rename. Collective. What it returns lasts.
 
         Raises:
             CheckpointError: a rank could not write; nothing of this checkpoint is left.
@@ -112,10 +119,14 @@ class PendingSave:
             write_json(folder / STATE, self.metadata)
             self._seal(STATE)
             write_json(folder / MANIFEST, {**self._manifest, "files": files | {STATE: self._hashed[STATE]}})
-            sync(folder)
-            if self.target.exists():  # a damaged or older checkpoint of the same step
-                shutil.rmtree(self.target)
+            sync_tree(folder)
+            if self.target.exists():  # a folder without a manifest, or a converted model that is replaced
+                remove_checkpoint(self.target)
             folder.rename(self.target)
-            point("latest", self.target)
+            sync(self.target.parent)
         except OSError as error:
             raise CheckpointError(describe_write_error(folder, error)) from error
+        try:
+            point("latest", self.target)
+        except OSError as error:  # the checkpoint is there all the same
+            logger.warning("%s: the link latest still leads to an earlier checkpoint: %s", self.target, error)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from pretrain.base.atomic import sync
 from pretrain.base.errors import CheckpointError
 from pretrain.base.files import write_text
 from pretrain.config.schema import Job
@@ -49,7 +50,7 @@ def begin_save(
 
     With ``asynchronous`` training may go on at once; ``commit`` is called when every rank is ``done``.
     """
-    target = step_folder(run_dir, progress.step)
+    target, token = step_folder(run_dir, progress.step), distributed.broadcast_object(secrets.token_hex(4))
     modules = {name: engine.module for name, engine in engines.items()}
     manifest = _manifest(job, modules, progress.to_json())
     files: TensorFiles = {}
@@ -70,7 +71,7 @@ def begin_save(
             "has_moments": bool(engine.base_optimizer.state),
             "loss_scale": engine.loss_scale_state(),
         }
-    save = PendingSave(target, files, {"progress": progress.to_json(), "engines": engine_state}, manifest)
+    save = PendingSave(target, files, {"progress": progress.to_json(), "engines": engine_state}, manifest, token)
     with distributed.synchronize_errors():
         if distributed.rank() == 0:
             save.ready += _prepare_folder(save.temporary, job, task)
@@ -128,8 +129,11 @@ def _manifest(job: Job, modules: Mapping[str, nn.Module], progress: dict[str, in
 def _prepare_folder(folder: Path, job: Job, task: Task) -> list[str]:
     """Make the temporary folder with all that rank 0 puts there; returns the names of the files."""
     try:
-        _clear(folder)
+        run_dir, first = folder.parents[1], not folder.parent.exists()
         folder.mkdir(parents=True)
+        if first:  # all checkpoints are lost where the host crashes and forgets the folder that they are in
+            sync(run_dir)
+            sync(run_dir.parent)
         write_text(folder / CONFIG, job_to_yaml(job))
         for name, source in task.export_files().items():
             if source.is_dir():
@@ -140,13 +144,6 @@ def _prepare_folder(folder: Path, job: Job, task: Task) -> list[str]:
     except (OSError, shutil.Error) as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise CheckpointError(describe_write_error(folder, error)) from error
-
-
-def _clear(folder: Path) -> None:
-    with suppress(FileNotFoundError):
-        if folder.is_symlink():
-            folder.unlink()
-        shutil.rmtree(folder)
 
 
 def _names_in(folder: Path) -> list[str]:
