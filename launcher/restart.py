@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.plan import End, Launch
+from launcher.plan import LOCK_WAIT, End, Launch
 from launcher.requeue import again
 from launcher.supervisor.crash import write_crash
 from pretrain.base.errors import UserError
@@ -28,6 +28,7 @@ def supervise(launch: Launch, attempt: Callable[[Launch], End]) -> End:
     it had not begun, or when it made no step since it was started the last time.
     """
     limit = launch.job.supervise.restarts
+    ahead = _ahead(launch)
     own = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
     while True:
         end = attempt(launch)
@@ -42,13 +43,40 @@ def supervise(launch: Launch, attempt: Callable[[Launch], End]) -> End:
         except UserError as error:
             log.error("not started again: %s", error)
             return end
-        launch = resumed(launch)
+        launch = resumed(launch, chosen=bool(ahead & _manifests(launch.run_dir)))
 
 
-def resumed(launch: Launch) -> Launch:
-    """The launch that continues the run of another one."""
-    debugging = ["--debug"] * ("--debug" in launch.arguments)
-    return replace(launch, arguments=(str(launch.run_dir / CONFIG), "--resume", *debugging), files={}, unmerged=None)
+def resumed(launch: Launch, *, chosen: bool = False) -> Launch:
+    """The launch that continues the run of another one, from its newest checkpoint.
+
+    Keys that ``capt resume`` was given still count. So does, with ``chosen``, the checkpoint that it was to go back to.
+    The lock of a host that was lost is waited for.
+    """
+    words = [str(launch.run_dir / CONFIG), "--resume", *["--debug"] * ("--debug" in launch.arguments)]
+    if "--resume" in launch.arguments:
+        words = list(launch.arguments)
+    for option in ("--wait", *["--checkpoint"] * (not chosen)):
+        if option in words:
+            at = words.index(option)
+            del words[at : at + 2]
+    return replace(launch, arguments=(*words, *LOCK_WAIT), files={}, unmerged=None)
+
+
+def _ahead(launch: Launch) -> set[tuple[str, int, int]]:
+    """The manifests of checkpoints later than the one that ``capt resume --checkpoint`` named.
+
+    A rank sets those aside just before the first step. While one is still there, the job has not yet gone back.
+    """
+    if "--checkpoint" not in launch.arguments:
+        return set()
+    name = launch.arguments[launch.arguments.index("--checkpoint") + 1]
+    return {each for each in _manifests(launch.run_dir) if each[0] > name}
+
+
+def _manifests(run: Path) -> set[tuple[str, int, int]]:
+    """Name, inode and time of each checkpoint's manifest: a later checkpoint of the same step has others."""
+    found = [(path.parent.name, path.stat()) for path in (run / "checkpoints").glob("step-*/manifest.json")]
+    return {(name, facts.st_ino, facts.st_mtime_ns) for name, facts in found}
 
 
 def _may_go_on(run: Path) -> bool:

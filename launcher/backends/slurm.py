@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher import environment
 from launcher.cluster import SlurmCluster, load_cluster
 from launcher.hostfile import Host
-from launcher.plan import Command, End, Launch, Plan
+from launcher.plan import LOCK_WAIT, Command, End, Launch, Plan
 from pretrain.base.errors import ConfigError
 from pretrain.base.files import require_own_folder
 from pretrain.engine.run_folder import CONFIG, DONE, FAILED
@@ -52,8 +52,6 @@ _REQUEUE = """\
 if {after} {restarts}; then
   scontrol requeue "$SLURM_JOB_ID"
 fi"""
-# A file server keeps the locks of a lost node until its lease ends (NFS 4: 90 seconds).
-_WAIT = ("--wait", "180")
 # What the script itself needs; a login shell sets the rest.
 _SITE = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "USER")
 
@@ -129,12 +127,12 @@ def render(launch: Launch, cluster: SlurmCluster) -> str:
 def _resumed(arguments: tuple[str, ...], config: Path) -> list[str]:
     """What continues the run: keys that ``capt resume`` was given still count, an older checkpoint does not."""
     if "--resume" not in arguments:
-        return [str(config), f"run.dir={config.parent}", "--resume", *_WAIT]
+        return [str(config), f"run.dir={config.parent}", "--resume", *LOCK_WAIT]
     words = list(arguments)
     if "--checkpoint" in words:
         at = words.index("--checkpoint")
         del words[at : at + 2]
-    return [*words, *_WAIT]
+    return [*words, *LOCK_WAIT]
 
 
 def _directives(cluster: SlurmCluster, run_dir: Path, requeue: bool) -> list[str]:

@@ -49,8 +49,13 @@ def crash_head(state: State, settings: Settings) -> Iterator[Move]:
     """The host of a head is gone; nothing tells the nodes."""
     for number, head in enumerate(state.heads if state.faults else ()):
         if not head.ended:
-            yield f"HEAD {number} CRASHES", state._replace(
-                heads=_set_head(state, number, Head("dead")), links=_forget_links(state, number), faults=state.faults - 1
+            yield (
+                f"HEAD {number} CRASHES",
+                state._replace(
+                    heads=_set_head(state, number, Head("dead")),
+                    links=_forget_links(state, number),
+                    faults=state.faults - 1,
+                ),
             )
 
 
@@ -102,6 +107,9 @@ def second_head(state: State, settings: Settings) -> Iterator[Move]:
     """Somebody types ``capt resume`` on another host, since the first head has died, or without knowing of it."""
     if state.operators and state.gens and (settings.careless or all(head.ended for head in state.heads)):
         head = Head("gather", 0, settings.hosts, settings.restarts)
-        yield "SOMEBODY STARTS A SECOND HEAD", state._replace(
-            heads=(*state.heads, head), links=(*state.links, (True,) * NODES), operators=state.operators - 1
+        yield (
+            "SOMEBODY STARTS A SECOND HEAD",
+            state._replace(
+                heads=(*state.heads, head), links=(*state.links, (True,) * NODES), operators=state.operators - 1
+            ),
         )

@@ -23,7 +23,9 @@ class Rule(NamedTuple):
 RULES: list[Rule] = []
 
 
-def move(*code: str, help: bool = False) -> Callable[[Callable[[State, Settings], Iterator[Move]]], Callable[..., Iterator[Move]]]:  # noqa: A002, E501
+def move(
+    *code: str, help: bool = False
+) -> Callable[[Callable[[State, Settings], Iterator[Move]]], Callable[..., Iterator[Move]]]:  # noqa: A002, E501
     """Enter a kind of moves into the model."""
 
     def enter(moves: Callable[[State, Settings], Iterator[Move]]) -> Callable[..., Iterator[Move]]:

@@ -149,8 +149,9 @@ def finish(state: State, settings: Settings) -> Iterator[Move]:
             others = state.partial[:number] + state.partial[number + 1 :]
             visible = (*state.visible, state.partial[number]._replace(gen=rank.gen))
             moved = state.put(rank._replace(at=POINT))
-            yield f"{_named(rank)} commits step {rank.step}", state._replace(
-                ranks=moved, partial=others, visible=visible
+            yield (
+                f"{_named(rank)} commits step {rank.step}",
+                state._replace(ranks=moved, partial=others, visible=visible),
             )
 
 
@@ -162,8 +163,9 @@ def point(state: State, settings: Settings) -> Iterator[Move]:
             visible = tuple(each._replace(synced=True) for each in state.visible)
             moved = state.put(rank._replace(at=PRUNE))
             reported = max(state.reported, rank.step)
-            yield f"{_named(rank)} reports step {rank.step}", state._replace(
-                ranks=moved, visible=visible, reported=reported
+            yield (
+                f"{_named(rank)} reports step {rank.step}",
+                state._replace(ranks=moved, visible=visible, reported=reported),
             )
 
 
@@ -177,8 +179,9 @@ def prune(state: State, settings: Settings) -> Iterator[Move]:
         moved, kept = state.put(rank._replace(at=PRUNED)), state.visible[-settings.keep :]
         if settings.without == "hiding" and len(kept) < len(state.visible) and state.visible[0].whole:
             torn = state.visible[0]._replace(files=((0, TORN),) * len(state.visible[0].files))
-            yield f"{_named(rank)} removes files of step {torn.step}", state._replace(
-                visible=(torn, *state.visible[1:])
+            yield (
+                f"{_named(rank)} removes files of step {torn.step}",
+                state._replace(visible=(torn, *state.visible[1:])),
             )
             continue
         yield f"{_named(rank)} prunes", state._replace(ranks=moved, visible=kept)

@@ -47,8 +47,9 @@ def start(state: State, settings: Settings) -> Iterator[Move]:
         cleared = _without(state, left)
         new = tuple(Rank(gen, index, number, len(hosts), node, BOOT) for index, node in enumerate(hosts))
         running = Head("run", gen, hosts, head.restarts, head.first)
-        yield f"head {number} starts attempt {gen} on nodes {hosts}", cleared._replace(
-            ranks=cleared.ranks + new, gens=gen, heads=_set_head(state, number, running)
+        yield (
+            f"head {number} starts attempt {gen} on nodes {hosts}",
+            cleared._replace(ranks=cleared.ranks + new, gens=gen, heads=_set_head(state, number, running)),
         )
 
 
@@ -87,17 +88,20 @@ def judge(state: State, settings: Settings) -> Iterator[Move]:
             yield f"head {number} exits with 0", _exits(state, number, "exit 0")
             continue
         if any(node in ranks and ranks[node].at == REFUSED for node in heard):
-            yield f"head {number} sees a refusal", state._replace(
-                heads=_set_head(state, number, head._replace(does="end", code=2))
+            yield (
+                f"head {number} sees a refusal",
+                state._replace(heads=_set_head(state, number, head._replace(does="end", code=2))),
             )
         elif any(node not in ranks or ranks[node].at == FAILED for node in heard):
-            yield f"head {number} sees that a rank has failed", state._replace(
-                heads=_set_head(state, number, head._replace(does="end", code=1))
+            yield (
+                f"head {number} sees that a rank has failed",
+                state._replace(heads=_set_head(state, number, head._replace(does="end", code=1))),
             )
         for node in head.hosts:
             if head.silent[node] >= settings.silence:
-                yield f"head {number} gives node {node} up", state._replace(
-                    heads=_set_head(state, number, head._replace(does="end", code=1))
+                yield (
+                    f"head {number} gives node {node} up",
+                    state._replace(heads=_set_head(state, number, head._replace(does="end", code=1))),
                 )
 
 
@@ -132,7 +136,7 @@ def restart(state: State, settings: Settings) -> Iterator[Move]:
 @move("launcher.supervisor.heartbeats:find_stall")
 def expire(state: State, settings: Settings) -> Iterator[Move]:
     """The supervisor of a node that is alone kills its ranks and ends."""
-    for rank in state.ranks:
+    for rank in state.ranks if settings.without != "expiry" else ():
         if rank.age >= LEASE:
             yield f"the lease of {_named(rank)} is over, and it is killed", _without(state, [rank])
 
@@ -140,9 +144,9 @@ def expire(state: State, settings: Settings) -> Iterator[Move]:
 @move()
 def tick(state: State, settings: Settings) -> Iterator[Move]:
     """Time passes, for all alike; no lease passes its end without ``expire``."""
-    if any(rank.age >= LEASE for rank in state.ranks):
+    if settings.without != "expiry" and any(rank.age >= LEASE for rank in state.ranks):
         return
-    ranks = tuple(rank if state.serves(rank) else rank._replace(age=rank.age + 1) for rank in state.ranks)
+    ranks = tuple(rank if state.serves(rank) else rank._replace(age=min(LEASE, rank.age + 1)) for rank in state.ranks)
     heads = []
     for number, head in enumerate(state.heads):
         if head.does in ("run", "end"):
