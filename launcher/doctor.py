@@ -8,16 +8,16 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Literal
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from launcher import machine
+from launcher.check import Check, Level
+from launcher.preflight import limits, probe
 
 DISTRIBUTION = "capt-pretraining"
 _PACKAGES = ("torch", "deepspeed", "transformers", "datasets", "sentencepiece", "tokenizers", "fairscale", "ray")
@@ -25,22 +25,12 @@ _SHM_MIN = 512 << 20
 _DISK_MIN = 10 << 30
 
 
-@dataclass(frozen=True)
-class Check:
-    """One line: ``ok``, ``note`` (fine, but know it), ``warn`` (some jobs suffer) or ``fail`` (nothing will run)."""
-
-    name: str
-    level: Literal["ok", "note", "warn", "fail"]
-    finding: str
-    advice: str = ""
-
-
 def examine(folder: Path) -> list[Check]:
     """All checks, with ``folder`` as the place where runs are going to be written."""
     groups = (
         _host(folder),
         _packages(),
-        _apex(Path(entry) for entry in sys.path),
+        _apex(sys.path),
         _devices(),
         _operators(),
         _network(),
@@ -71,7 +61,7 @@ def _packages() -> Iterator[Check]:
         try:
             installed = version(name)
         except PackageNotFoundError:
-            level: Literal["note", "fail"] = "fail" if extra == "train" else "note"
+            level: Level = "fail" if extra == "train" else "note"
             yield Check(name, level, "not installed", f"pip install '{DISTRIBUTION}[{extra}]'")
             continue
         if name in ranges and not ranges[name].contains(installed, prereleases=True):
@@ -92,19 +82,17 @@ def _requirements() -> tuple[dict[str, SpecifierSet], dict[str, str]]:
     return {one.name: one.specifier for one in wanted}, {name: match[1] for name, match in extras.items() if match}
 
 
-def _apex(path: Iterator[Path]) -> Iterator[Check]:
-    """NVIDIA's apex has ``apex.optimizers`` and the compiled ``amp_C``; PyPI's ``apex`` is a Pyramid toolkit."""
-    found = next((entry / "apex" for entry in path if (entry / "apex").is_dir() or (entry / "apex.py").is_file()), None)
-    if found is None:
+def _apex(path: Sequence[str]) -> Iterator[Check]:
+    kind, place = probe.apex(path)
+    if kind == "absent":
         yield Check("apex", "note", "absent; torch's and DeepSpeed's fused optimizers are used")
-    elif not (found / "optimizers").is_dir():
-        advice = "pip uninstall apex; NVIDIA's is built from github.com/NVIDIA/apex, or comes with its PyTorch images"
-        yield Check("apex", "fail", f"{found} is PyPI's unrelated web toolkit, not NVIDIA's", advice)
-    elif importlib.util.find_spec("amp_C") is None:
+    elif kind == "plain":
         advice = "rebuild it with APEX_CPP_EXT=1 APEX_CUDA_EXT=1; until then its fused optimizers are not used"
-        yield Check("apex", "warn", f"{found} has no compiled kernels (amp_C)", advice)
+        yield Check("apex", "warn", f"{place} has no compiled kernels (amp_C)", advice)
+    elif kind == "compiled":
+        yield Check("apex", "ok", f"{place}, with compiled kernels")
     else:
-        yield Check("apex", "ok", f"{found}, with compiled kernels")
+        yield from limits.apex(kind, place)
 
 
 def _devices() -> Iterator[Check]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import subprocess
 from pathlib import Path
+
+from launcher.preflight import probe
 
 
 def cores() -> int:
@@ -21,13 +21,8 @@ def memory() -> int:
 
 def gpus() -> tuple[list[str], str]:
     """Name, memory and driver of each NVIDIA GPU, and what is wrong with the driver (empty if nothing)."""
-    if shutil.which("nvidia-smi") is None:
-        return [], ""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    if answer.returncode != 0:
-        return [], " ".join((answer.stderr or answer.stdout).split())
-    return [line.strip() for line in answer.stdout.splitlines() if line.strip()], ""
+    cards, problem = probe.gpus()
+    return [", ".join(card) for card in cards], problem
 
 
 def hardware_summary() -> str:

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.backends import backend
+from launcher.backends import Backend, backend
 from launcher.hostfile import is_this_host, read_hostfile
 from launcher.launch_files import LaunchFiles, job_file
-from launcher.plan import BackendName, End, Launch, Options, describe
+from launcher.plan import BackendName, End, Launch, Options, Plan, describe
+from launcher.preflight.run import before_launch
+from launcher.restart import supervise
 from launcher.watch import StatusWatch
 from pretrain.base.errors import ConfigError, counted
 from pretrain.config.base import NO_TEXT
@@ -34,11 +36,13 @@ def begin(
     debug: bool,
     show: Callable[[str], None] | None,
     finetunes: bool = False,
+    preflight: bool = True,
 ) -> int:
     """Start a new run and return its exit code; with ``show`` (dry run) only describe what would be done.
 
     CONFIG, its base files, the overrides and the environment are merged here, once. The ranks read the merged job from
-    a private file of the run folder. With ``finetunes`` a job that trains an encoder from scratch is refused.
+    a private file of the run folder. With ``finetunes`` a job that trains an encoder from scratch is refused. With
+    ``preflight`` the hosts are examined first (``launcher.preflight``).
 
     Raises:
         UserError: the job, the options or the hostfile is wrong, ``run.dir`` already holds a run, or what the job
@@ -59,7 +63,7 @@ def begin(
         files={path: text},
         unmerged=(config, *overrides, *debugging),
     )
-    return _carry_out(launch, show)
+    return _carry_out(launch, show, preflight)
 
 
 def resume(
@@ -71,6 +75,7 @@ def resume(
     checkpoint: str | None,
     debug: bool,
     show: Callable[[str], None] | None,
+    preflight: bool = True,
 ) -> int:
     """Continue the run in a folder, launched as it was before unless an option says otherwise.
 
@@ -95,7 +100,7 @@ def resume(
         options = Options.read(run / "launch.json")
     chosen = ["--checkpoint", checkpoint] if checkpoint else []
     arguments = (str(config), *overrides, "--resume", *chosen, *["--debug"] * debug)
-    return _carry_out(Launch(module, arguments, job, options, inputs=tuple(job.check_inputs())), show)
+    return _carry_out(Launch(module, arguments, job, options, inputs=tuple(job.check_inputs())), show, preflight)
 
 
 def _has_other_epochs(job: Job, overrides: Sequence[str]) -> bool:
@@ -105,7 +110,7 @@ def _has_other_epochs(job: Job, overrides: Sequence[str]) -> bool:
     return by_epochs and "schedule.epochs" in keys and "schedule.max_steps" not in keys
 
 
-def _carry_out(launch: Launch, show: Callable[[str], None] | None) -> int:
+def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bool) -> int:
     name = _launcher(launch.options)
     launch = replace(launch, options=launch.options.model_copy(update={"launcher": name}))
     chosen = backend(name)
@@ -119,22 +124,30 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None) -> int:
         return DONE
     if plan.blocked_reason:
         raise ConfigError(plan.blocked_reason)
+    if preflight:
+        before_launch(launch, plan)
+    end = supervise(launch, lambda each: _attempt(chosen, each, plan if each is launch else chosen.plan(each)))
+    if end.code == STOPPED:
+        begun = holds_run(launch.run_dir)
+        log.info("stopped early; %s", f"continue with: capt resume {launch.run_dir}" if begun else "nothing was begun")
+    return end.code
+
+
+def _attempt(chosen: Backend, launch: Launch, plan: Plan) -> End:
+    """Start a job, wait for its end, and see to it that its run folder tells how it ended."""
     options = {launch.run_dir / "launch.json": launch.options.to_json() + "\n"}
     watch, files = StatusWatch.begin(launch.run_dir), LaunchFiles(launch.run_dir, {**options, **plan.files})
     end = End(FAILED)
     try:
         files.write()
         where = f"{len(plan.hosts)} hosts" if len(plan.hosts) > 1 else plan.hosts[0].name
-        log.info("%s: %s on %s, run folder %s", name, counted(plan.world, "rank"), where, launch.run_dir)
+        log.info("%s: %s on %s, run folder %s", plan.launcher, counted(plan.world, "rank"), where, launch.run_dir)
         end = chosen.start(launch, plan)
     finally:
         if end.code != DONE:
             watch.record_end(end.code, end.reason or f"the job ended with {end.code} and did not say why")
             files.remove()
-    if end.code == STOPPED:
-        begun = holds_run(launch.run_dir)
-        log.info("stopped early; %s", f"continue with: capt resume {launch.run_dir}" if begun else "nothing was begun")
-    return end.code
+    return end
 
 
 def _check_checkpoint(folder: Path, name: str) -> None:

@@ -17,6 +17,9 @@ PRESETS = (
     "vae", "beta_vae", "cyc_vae", "sa_vae", "lag_vae", "ae", "lstm_lm", "ivae", "ivae_mi", "clvae", "clvae_mi",
     "clvae_plus", "clvae_plus_mi", "clvae_plus_paper", "clvae_plus_mi_paper",
 )  # fmt: skip
+PAPER = ("ivae_paper", "ivae_mi_paper", "clvae_paper", "clvae_mi_paper", "clvae_plus_paper", "clvae_plus_mi_paper")
+"""The implicit rows as the paper writes them."""
+
 WORDS = ["the", "a", "cat", "dog", "bird", "sees", "likes", "finds", "big", "small", "red", "old", "today", "again"]
 
 

@@ -18,16 +18,14 @@ from pathlib import Path
 from launcher import environment
 from launcher.backends.single import run_launcher
 from launcher.hostfile import Host, read_hostfile
-from launcher.plan import Command, End, Launch, Plan
+from launcher.plan import DEFAULT_PORT, Command, End, Launch, Plan
+from launcher.ssh import USERS_OPTIONS, ssh_options
 from pretrain.base.errors import ConfigError
 
-_DEFAULT_PORT = 29500
 _DEEPSPEED = Path(sys.executable).with_name("deepspeed")
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
 # DeepSpeed sends these on by itself, whatever they hold (deepspeed.launcher.runner.EXPORT_ENVS and NCCL).
 _SENT_BY_DEEPSPEED = ("MLFLOW", "MV2", "NCCL", "PYTHON", "UCX")
-# A host that asks a question, does not answer or disappears is an error within seconds instead of a wait for ever.
-_SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
 
 
 def plan(launch: Launch) -> Plan:
@@ -56,7 +54,7 @@ def plan(launch: Launch) -> Plan:
         if not _PLAIN.fullmatch(text):
             raise ConfigError(f"{what} {text!r} goes unquoted through a remote shell and holds a special character")
     env_file = (launch.run_dir / "launch.env").resolve()
-    port = options.master_port or _DEFAULT_PORT
+    port = options.master_port or DEFAULT_PORT
     argv = (
         str(_DEEPSPEED),
         *("--hostfile", str(options.hostfile.resolve())),
@@ -65,14 +63,13 @@ def plan(launch: Launch) -> Plan:
         *("--force_multi", "--no_ssh_check", "--module", launch.module),
         *map(remote_word, launch.arguments),
     )
-    ssh = f"{inherited.get('PDSH_SSH_ARGS_APPEND', '')} {_SSH_OPTIONS}".strip()  # ssh takes the first: the user's wins
     # The file comes last in DeepSpeed, which else puts the working folder first: modules there must not be the job's.
     sent = {"PYTHONPATH": "", **forwarded, **environment.SAFE_PATH}
     lines = [f"{name}={value.replace('%', '%%')}" for name, value in sent.items()]
     return Plan(
         "deepspeed",
         hosts,
-        (Command(argv, {"DS_ENV_FILE": str(env_file), "PDSH_SSH_ARGS_APPEND": ssh}),),
+        (Command(argv, {"DS_ENV_FILE": str(env_file), USERS_OPTIONS: ssh_options(inherited)}),),
         files={**launch.files, env_file: "".join(f"{line}\n" for line in lines)},
         forwarded_env=forwarded,
         master_port=port,
@@ -96,12 +93,12 @@ def start(launch: Launch, plan: Plan) -> End:
         for name, value in environment.inherited().items()
         if name in plan.forwarded_env or not name.startswith(_SENT_BY_DEEPSPEED)
     }
-    ssh = command.env["PDSH_SSH_ARGS_APPEND"]
+    ssh = command.env[USERS_OPTIONS]
 
     def signal_ranks(number: signal.Signals) -> bool:
         done = subprocess.run(
-            signal_command(plan.hosts, plan.master_port or _DEFAULT_PORT, number),
-            env={**inherited, "PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": ssh},
+            signal_command(plan.hosts, plan.master_port or DEFAULT_PORT, number),
+            env={**inherited, "PDSH_RCMD_TYPE": "ssh", USERS_OPTIONS: ssh},
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             check=False,

@@ -8,10 +8,9 @@ from pathlib import Path
 from launcher import environment
 from launcher.backends.single import run_launcher
 from launcher.hostfile import Host, read_hostfile
-from launcher.plan import Command, End, Launch, Plan
+from launcher.plan import DEFAULT_PORT, Command, End, Launch, Plan
 from pretrain.base.errors import ConfigError
 
-_DEFAULT_PORT = 29500
 _TORCHRUN = Path(sys.executable).with_name("torchrun")
 
 
@@ -32,7 +31,7 @@ def plan(launch: Launch) -> Plan:
         hosts = read_hostfile(options.hostfile)
     if len({host.slots for host in hosts}) > 1:
         raise ConfigError(f"torchrun needs the same slots on every host of {options.hostfile}")
-    port = options.master_port or _DEFAULT_PORT
+    port = options.master_port or DEFAULT_PORT
     by_hand = len(hosts) > 1
     arguments = launch.unmerged if by_hand and launch.unmerged else launch.arguments
     commands = tuple(

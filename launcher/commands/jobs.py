@@ -34,6 +34,7 @@ def _verb(help_text: str, *, finetunes: bool = False) -> Callable[..., int]:
         master_addr: o.MasterAddr = None,
         master_port: o.MasterPort = None,
         cluster: o.Cluster = None,
+        preflight: o.Preflight = True,
         dry_run: o.DryRun = False,
     ) -> int:
         from launcher.plan import Options
@@ -55,6 +56,7 @@ def _verb(help_text: str, *, finetunes: bool = False) -> Callable[..., int]:
             debug=o.debug(context),
             show=typer.echo if dry_run else None,
             finetunes=finetunes,
+            preflight=preflight,
         )
 
     begin.__doc__ = help_text
@@ -71,6 +73,7 @@ def resume(
     master_addr: o.MasterAddr = None,
     master_port: o.MasterPort = None,
     cluster: o.Cluster = None,
+    preflight: o.Preflight = True,
     checkpoint: Annotated[
         str | None, typer.Option(help="An older checkpoint: a folder name under RUN/checkpoints.")
     ] = None,
@@ -99,4 +102,5 @@ def resume(
         checkpoint=checkpoint,
         debug=o.debug(context),
         show=typer.echo if dry_run else None,
+        preflight=preflight,
     )

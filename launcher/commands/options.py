@@ -38,6 +38,10 @@ Launcher = Annotated[
 MasterAddr = Annotated[str | None, typer.Option(help="Address of the first host, as the others reach it.")]
 MasterPort = Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the rendezvous on the first host.")]
 Cluster = Annotated[Path | None, typer.Option(help="Slurm settings (a copy of configs/cluster/slurm.yaml).")]
+Preflight = Annotated[
+    bool,
+    typer.Option("--preflight/--no-preflight", help="Examine the hosts before the start, and refuse what would fail."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show commands, environment and files; start nothing.")]
 
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from launcher.commands import options as o
 
-if TYPE_CHECKING:
-    from launcher.doctor import Check
-
 
 def register(app: typer.Typer) -> None:
     """Add ``report``, ``doctor`` and ``bench`` to the command line."""
     app.command(epilog="\b\nExample: capt report runs/first runs/second --out report")(report)
-    app.command(epilog="\b\nExample: capt doctor --json")(doctor)
+    app.command(epilog="\b\nExample: capt doctor capt_tiny --hostfile hosts --json")(doctor)
     app.command(
         epilog="\b\nExample: capt bench contrast --out docs/benchmarks\n"
         "Options of a benchmark follow two dashes: capt bench ace -- --files my.txt"
@@ -35,41 +30,36 @@ def report(
     typer.echo(write_report(runs, out))
 
 
-def doctor(json: o.Json = False) -> int:
-    """Examine this machine: versions, GPUs, fused optimizers, shared memory, disk, ssh.
+def doctor(
+    config: Annotated[
+        str | None, typer.Argument(metavar="[CONFIG]", help="A job, whose run folder and checkpoints must fit.")
+    ] = None,
+    overrides: o.Overrides = None,
+    hostfile: Annotated[
+        Path | None, typer.Option(help="Lines 'host slots=N': examine all of these hosts over ssh as well.")
+    ] = None,
+    master_addr: o.MasterAddr = None,
+    master_port: o.MasterPort = None,
+    json: o.Json = False,
+) -> int:
+    """Examine this machine: versions, GPUs, fused optimizers, shared memory, disk, ssh; or all hosts of a cluster.
 
     The exit code is 1 when a job cannot run.
     """
     from dataclasses import asdict
 
     from launcher.doctor import examine
+    from launcher.plan import Options
+    from launcher.preflight.report import table
+    from launcher.preflight.run import examine_for
 
-    checks = examine(Path.cwd())
+    options = Options.given(hostfile=hostfile, master_addr=master_addr, master_port=master_port)
+    checks = [*examine_for(config, overrides or [], options), *examine(Path.cwd())]
     if json:
         o.echo_json([asdict(check) for check in checks])
     else:
-        _show_table(checks)
+        typer.echo(table(checks))
     return 1 if any(check.level == "fail" for check in checks) else 0
-
-
-def _show_table(checks: list[Check]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    colours = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "bold red"}
-    table = Table(box=None, pad_edge=False)
-    for column in ("", "what", "finding", "advice"):
-        table.add_column(column, overflow="fold")
-    for check in checks:
-        table.add_row(Text(check.level, colours[check.level]), check.name, Text(check.finding), Text(check.advice))
-    if sys.stdout.isatty():
-        Console().print(table)
-        return
-    console = Console(width=160, file=io.StringIO())
-    with console.capture() as captured:
-        console.print(table)
-    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def bench(

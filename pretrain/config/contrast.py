@@ -33,6 +33,19 @@ class ContrastSection(Section):
         0, description="first step whose loss uses the queue; a new encoder changes fast and needs some steps without"
     )
     queue_dtype: Literal["fp32", "bf16"] = Field("fp32", description="type in which the queue is stored")
+    drift: Literal["none", "mean", "moments"] = Field(
+        "none",
+        description="queued rows follow the encoder: the rows of each step are moved by as much as the mean of all "
+        "rows has moved since (moments: and scaled likewise)",
+    )
+    queue_share: NonNegativeFloat | None = Field(
+        None,
+        description="the whole queue weighs at most this many times the live rows, however many rows it holds; null = "
+        "every row counts once (the paper)",
+    )
+    queue_weight: NonNegativeFloat | None = Field(
+        None, description="the queue in a loss of its own with this weight (XBM); null = in one softmax with the batch"
+    )
     cached: bool | Literal["auto"] = Field(
         "auto",
         description="one contrast over the whole step, whatever the micro-batches: each is then encoded twice; auto: "
@@ -58,6 +71,20 @@ class ContrastSection(Section):
             raise ValueError("contrast.in_batch none without contrast.queue leaves no negatives; set one of them")
         if self.weight > 0 and self.queue_start > 0 and self.in_batch == "none":
             raise ValueError("contrast.in_batch none leaves no negatives before queue_start; set queue_start=0")
+        return self
+
+    @model_validator(mode="after")
+    def _weights_of_the_queue(self) -> ContrastSection:
+        if self.queue_share is not None and (self.in_batch == "none" or self.queue_weight is not None):
+            raise ValueError(
+                "contrast.queue_share is a share of the live rows in one softmax: it goes neither with "
+                "contrast.in_batch none nor with contrast.queue_weight"
+            )
+        if self.queue_weight is not None and (self.in_batch == "none" or self.queue == 0):
+            raise ValueError(
+                "contrast.queue_weight is of a term beside that of the batch: it needs contrast.queue, and "
+                "contrast.in_batch other than none"
+            )
         return self
 
     def is_cached(self, micro_batches: int) -> bool:

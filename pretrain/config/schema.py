@@ -118,6 +118,12 @@ class OptimizerSection(Section):
             )
         return self
 
+    @property
+    def bytes_per_parameter(self) -> int:
+        """What a checkpoint holds of one parameter: itself and the optimizer's moments, in fp32."""
+        moments = {"adagrad": 1, "sgd": int(self.momentum > 0), "muon": 1}.get(self.type, 2)
+        return 4 * (1 + moments)
+
     def check_sharding(self, zero_stage: int) -> None:
         """Raise ``ValueError`` where this type of optimizer cannot work on ZeRO's flat partitions."""
         if zero_stage and self.type in _WHOLE_PARAMETERS:
@@ -169,6 +175,20 @@ class CheckpointSection(Section):
     asynchronous: bool = Field(False, alias="async", description="write in a background thread")
 
 
+class SuperviseSection(Section):
+    """What is done about a job whose processes die or hang: by ``capt``, which started it."""
+
+    restarts: NonNegativeInt = Field(
+        3, le=1000, description="times that it is started again from its newest checkpoint, each after at least one "
+        "more step; 0 = never"
+    )  # fmt: skip
+    stall: PositiveFloat | None = Field(
+        10.0,
+        description="seconds, beyond three times the longest so far, after which a step, validation or save that does "
+        "not end is a hang; null = only the time-out of the process group",
+    )
+
+
 class Job(Section):
     """A whole job. Subclasses add the sections of their task."""
 
@@ -184,6 +204,7 @@ class Job(Section):
     engine: EngineSection = EngineSection()
     validate_: ValidateSection = Field(ValidateSection(), alias="validate")
     checkpoint: CheckpointSection = CheckpointSection()
+    supervise: SuperviseSection = SuperviseSection()
 
     @model_validator(mode="after")
     def _optimizer_fits_sharding(self) -> Job:
@@ -217,6 +238,10 @@ class Job(Section):
             UserError: an input is not named, not there, or not what it should be; one line with the key.
         """
         return []
+
+    def checkpoint_bytes(self) -> int | None:
+        """About how large one checkpoint is; None where the configuration does not tell. Tasks override it."""
+        return None
 
     def micro_batch(self, world: int) -> int:
         """Return the sequences of a forward pass on one of ``world`` ranks: ``batch.micro``, or a rank's whole part."""

@@ -86,9 +86,21 @@ def _is_not_one(norms: Tensor) -> bool:
 
 
 def check_queue(
-    anchors: Tensor, queue: ShardedQueue | None, negatives: Tensor | None, in_batch: str, group: distributed.Group
+    anchors: Tensor,
+    queue: ShardedQueue | None,
+    negatives: Tensor | None,
+    in_batch: str,
+    group: distributed.Group,
+    share: float | None,
 ) -> None:
-    """Raise where the queue has another width or group than the loss, or where there would be no negatives."""
+    """Raise where the queue has another width or group than the loss, or where there would be no negatives.
+
+    So it does for a ``share`` that is negative, or that has no live keys to be a share of.
+    """
+    if share is not None and (in_batch == "none" or share < 0):
+        raise ConfigError(
+            f"queue_share is 0 or more, and a share of the live keys, got {share} with in_batch={in_batch}"
+        )
     if in_batch == "none" and (queue is None or negatives is not None):
         raise ConfigError("in_batch=none leaves only the queue: pass one, and no negatives")
     if queue is None:

@@ -14,7 +14,7 @@ def warn_of_collapse(uniformity: float) -> None:
     """Warn where ``uniformity`` (:func:`pretrain.contrast.metrics.uniformity`) is that of nearly one point."""
     if uniformity > _COLLAPSED:
         logger.warning(
-            "uniformity is %.3f: the representations are collapsing into one point; a lower optimizer.lr, a later "
-            "contrast.queue_start or a smaller contrast.queue helps",
+            "uniformity is %.3f: the representations are collapsing into one point; contrast.drift=mean, a lower "
+            "optimizer.lr or a smaller contrast.queue helps",
             uniformity,
         )

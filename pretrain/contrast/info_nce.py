@@ -34,6 +34,7 @@ def info_nce(
     *,
     temperature: float | Float[Tensor, ""],
     queue: ShardedQueue | None = None,
+    queue_share: float | None = None,
     negatives: Float[Tensor, "k d"] | None = None,
     in_batch: InBatch = "global",
     symmetric: bool = False,
@@ -61,7 +62,12 @@ def info_nce(
         anchors: unit rows. In float64 everything is computed in float64, else in float32, whatever their type.
         positives: unit rows; row ``i`` is the positive of anchor ``i``.
         temperature: a number, or a positive scalar tensor whose exact gradient is wanted.
-        queue: more negatives, over all ranks. Enqueue *after* the loss.
+        queue: more negatives, over all ranks. Enqueue *after* the loss; with a ``drift``, those views that are keys
+            here, whose statistics the queued rows take on.
+        queue_share: how much the queue may weigh beside the live keys. Every queued row then counts
+            ``min(1, queue_share * L / K)`` times, of ``L`` live keys (of all ranks, or of a rank in the mean where
+            ``in_batch`` is local) and ``K`` rows that the queue holds, so that stale rows never drown live ones. None =
+            every row counts once.
         negatives: more live negatives for every anchor that sees this rank's batch, unit rows, any number.
         in_batch: whose live rows are negatives: those of all ranks, of this rank, or none.
         symmetric: positives are anchors as well (the mean is then over both directions).
@@ -87,7 +93,7 @@ def info_nce(
     check_options(temperature, in_batch, reduction, grad_reduction, impl)
     check_precision(precision, anchors.device)
     check_rows(anchors, positives, negatives, ids, wait_for_values=stats is not None)
-    check_queue(anchors, queue, negatives, in_batch, group)
+    check_queue(anchors, queue, negatives, in_batch, group, queue_share)
     dtype = compute_dtype(anchors, positives, precision)
 
     samples = Exchange.gather_counts(len(anchors), anchors.device, group, equal=equal_rows)
@@ -100,12 +106,21 @@ def info_nce(
     instances = torch.arange(len(anchors), device=anchors.device) if ids is None else ids
     extra = [] if negatives is None else [negatives]
 
+    queued, queued_weight = None, None
+    if queue is not None:
+        live_views = [anchors, positives] if symmetric or within_view else [positives]
+        queued = queue.negatives(live_views), queue.ids
+        if queue_share is not None:
+            live_rows = len(live_views) * sum(samples.counts) / (1 if in_batch == "global" else len(samples.counts))
+            queued_weight = _weight_of_queue(queue_share * live_rows, queued[0], group)
+
     losses: list[Tensor] = []
     for q, k, live in _softmaxes(anchors, positives, symmetric, within_view, in_batch):
         context = SoftmaxContext(
             exchange=exchange.with_views(len(q)),
             kernel=KERNELS[impl],
-            queue=queue,
+            queued=queued,
+            queued_weight=queued_weight,
             in_batch=in_batch,
             anchor_ids=_concatenate([instances] * len(q)),
             live_ids=_concatenate(
@@ -135,6 +150,14 @@ def _softmaxes(
     else:
         parts = [([a], [p], [a, p] if within_view else [p])]
     return [(q, k, live if in_batch != "none" else [a[:0].detach()]) for q, k, live in parts]
+
+
+def _weight_of_queue(rows: float, queued: Tensor, group: distributed.Group) -> Tensor:
+    """How often each queued row counts where all of them together may count as ``rows`` at most."""
+    held = distributed.all_reduce_sum(
+        torch.full((), float(len(queued)), dtype=torch.float64, device=queued.device), group
+    )
+    return (rows / held.clamp_min(1.0)).clamp_max(1.0)
 
 
 def _concatenate(parts: list[Tensor]) -> Tensor:

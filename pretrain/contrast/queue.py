@@ -11,6 +11,7 @@ different numbers of rows, each keeps its own newest.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.contrast import shards
+from pretrain.contrast.drift import check_drift, statistics
 from pretrain.engine import distributed
 
 log = logging.getLogger(__name__)
@@ -46,9 +48,12 @@ class ShardedQueue:
         group: the ranks that share the queue; the same group must be given to the loss.
         dtype: float32, bfloat16 (half the memory) or float64.
         device: where this rank's rows lie.
+        drift: how queued rows follow the encoder (:mod:`pretrain.contrast.drift`): ``none`` keeps them as they were
+            pushed; ``mean`` moves the rows of each step by as much as the mean of the rows has moved since, ``moments``
+            scales them as well. Push the views that are live keys of the loss, and no others.
 
     Raises:
-        ConfigError: capacity or dim below 1, or another dtype.
+        ConfigError: capacity or dim below 1, another dtype, or another drift.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class ShardedQueue:
         group: distributed.Group = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
+        drift: str = "none",
     ) -> None:
         if capacity < 1 or dim < 1:
             raise ConfigError(
@@ -65,6 +71,7 @@ class ShardedQueue:
             )
         if dtype not in QUEUE_DTYPES:
             raise ConfigError(f"queue dtype must be one of {', '.join(map(str, QUEUE_DTYPES))}, got {dtype}")
+        check_drift(drift)
         self.capacity, self.dim = capacity, dim
         self.rank, self.world = distributed.rank(group), distributed.world_size(group)
         self.shard_size = shards.shard_size(capacity, self.rank, self.world)
@@ -73,6 +80,8 @@ class ShardedQueue:
         self._write_position = 0
         self._filled = 0
         self._leaves_out = False
+        self.drift = drift
+        self._group = group
 
     def warn_if_smaller_than(self, rows: int) -> None:
         """Log a warning if one step, which pushes ``rows`` over all ranks, pushes more than the queue holds."""
@@ -89,8 +98,20 @@ class ShardedQueue:
 
     @property
     def rows(self) -> Float[Tensor, "k d"]:
-        """The rows that this rank holds now, in no particular order. A view: the next ``enqueue`` changes it."""
+        """What this rank holds now, in no particular order: rows, or with ``drift`` their residuals.
+
+        A view: the next ``enqueue`` changes it.
+        """
         return self._without_left_out(self._rows[: self._filled])
+
+    def negatives(self, live: Sequence[Float[Tensor, "n d"]]) -> Float[Tensor, "k d"]:
+        """This rank's rows as negatives of a loss whose live keys, on this rank, are ``live``.
+
+        With ``drift`` a collective of all ranks of the group, of as many bytes whatever the queue holds.
+        """
+        if self.drift == "none":
+            return self.rows
+        return statistics(live, self.drift, self._group).corrected(self.rows)
 
     @property
     def ids(self) -> Int[Tensor, " k"]:
@@ -109,9 +130,10 @@ class ShardedQueue:
     ) -> None:
         """Push this rank's rows, view after view (CAPT: ``enqueue(s, s_hat)``), after the loss of the step.
 
-        Before the loss it would make every positive its own negative. There is no communication, and any number of rows
-        is right; of more than the shard's size the newest stay. A row that is not finite (a step that overflowed in
-        fp16) is stored as zeros, as far from every anchor as a random row, so that it cannot spoil later steps.
+        Before the loss it would make every positive its own negative. There is no communication (with ``drift`` one
+        all-reduce of the rows' statistics, in which all ranks take part), and any number of rows is right; of more than
+        the shard's size the newest stay. A row that is not finite (a step that overflowed in fp16) is stored as zeros,
+        as far from every anchor as a random row, so that it cannot spoil later steps.
 
         Args:
             views: rows of each view.
@@ -129,6 +151,10 @@ class ShardedQueue:
         for view in views:
             if view.shape[1] != self.dim:
                 raise ConfigError(f"the queue holds rows of {self.dim} features, got rows of {view.shape[1]}")
+        if self.drift != "none":
+            own = statistics(views if only is None else [view[only] for view in views], self.drift, self._group)
+            views = tuple(own.residuals(view) for view in views)
+        for view in views:
             self._push(view, ids)
 
     def _push(self, rows: Tensor, ids: Tensor | None) -> None:
@@ -157,15 +183,18 @@ class ShardedQueue:
         self._push(rows, ids)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's shard: ``rows`` and ``ids`` (copies, oldest first), ``start``, ``rank`` and ``world``."""
-        rows, ids = self._oldest_first(self._rows), self._oldest_first(self._ids)
-        return {"rows": rows, "ids": ids, "start": self._write_position, "rank": self.rank, "world": self.world}
+        """This rank's shard: ``rows`` and ``ids`` (copies, oldest first), ``start``, ``rank``, ``world``, ``drift``."""
+        return {
+            "rows": self._oldest_first(self._rows), "ids": self._oldest_first(self._ids),
+            "start": self._write_position, "rank": self.rank, "world": self.world, "drift": self.drift,
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the shard of the same rank of as many ranks; a smaller capacity keeps the newest rows.
 
         Raises:
-            CheckpointError: the shard of another rank or world size (:meth:`load_shards` reads those), or other rows.
+            CheckpointError: the shard of another rank or world size (:meth:`load_shards` reads those), other rows, or
+                rows of another drift.
         """
         if (state["rank"], state["world"]) != (self.rank, self.world):
             raise CheckpointError(
@@ -174,7 +203,15 @@ class ShardedQueue:
             )
         if state["rows"].shape[1] != self.dim:
             raise CheckpointError(f"the queue state holds rows of {state['rows'].shape[1]} features, not {self.dim}")
+        self._check_drift(state.get("drift", "none"), "the queue state")
         self._fill(state["rows"], state["ids"], state["start"])
+
+    def _check_drift(self, drift: str, source: str) -> None:
+        if drift != self.drift:
+            raise CheckpointError(
+                f"{source} holds rows of drift {drift}, this queue has {self.drift}: rows of one are no rows of the "
+                f"other; set contrast.drift={drift}"
+            )
 
     def save_shard(self, folder: Path) -> Path:
         """Write this rank's shard into ``folder`` and return the file; every rank writes its own."""
@@ -185,6 +222,7 @@ class ShardedQueue:
         """Fill this rank's shard from what any number of ranks saved in ``folder``, reading only the rows it keeps.
 
         Raises:
-            CheckpointError: a missing or damaged shard, shards of several saves, or rows of another width.
+            CheckpointError: a missing or damaged shard, shards of several saves, rows of another width or drift.
         """
+        self._check_drift(shards.read_drift(folder, self.dim), str(folder))
         self._fill(*shards.read_shards(folder, self.capacity, self.dim, self.rank, self.world))

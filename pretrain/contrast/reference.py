@@ -6,6 +6,8 @@ digits, and autograd through it is the oracle of every gradient test.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -54,13 +56,17 @@ def info_nce_dense(
     keys: Float[Tensor, "c d"],
     is_negative: Bool[Tensor, "m c"],
     temperature: float | Float[Tensor, ""],
+    weights: Float[Tensor, " c"] | None = None,
 ) -> Float[Tensor, " m"]:
     r"""The loss of each anchor against all ``keys`` where ``is_negative``, as :math:`\log(1 + e^x)`.
+
+    Each key counts ``weights`` times (None: once).
 
     :math:`x` is the log-sum-exp of the negatives minus the positive's logit, so that neither value nor gradient is a
     difference of nearly equal numbers.
     """
     logits = (anchors @ keys.T / temperature).masked_fill(~is_negative, -torch.inf)
+    logits = logits if weights is None else logits + weights.log()
     margins = torch.logsumexp(logits, 1) - (anchors * positives).sum(1) / temperature
     return torch.logaddexp(margins, torch.zeros_like(margins))
 
@@ -72,8 +78,12 @@ def capt_loss_dense(
     queue: Float[Tensor, "k d"],
     ids: Int[Tensor, " n"] | None = None,
     queue_ids: Int[Tensor, " k"] | None = None,
+    queue_weight: float = 1.0,
 ) -> Float[Tensor, ""]:
-    """Eq. 4 over all rows at once. With ``ids`` and ``queue_ids``, keys of the anchor's instance are not negatives."""
+    """Eq. 4 over all rows at once. With ``ids`` and ``queue_ids``, keys of the anchor's instance are not negatives.
+
+    Every row of the queue counts ``queue_weight`` times.
+    """
     rows, partners = torch.cat([s, s_hat]), torch.cat([s_hat, s])
     instances = torch.arange(len(s)) if ids is None else ids
     instances = torch.cat([instances, instances])
@@ -83,4 +93,35 @@ def capt_loss_dense(
     else:
         queued = instances[:, None] != queue_ids[None, :]
     keys = torch.cat([rows, queue])
-    return info_nce_dense(rows, partners, keys, torch.cat([live, queued], 1), temperature).sum()
+    weights = torch.cat([torch.ones(len(rows)), torch.full((len(queue),), queue_weight, dtype=torch.float64)])
+    return info_nce_dense(rows, partners, keys, torch.cat([live, queued], 1), temperature, weights).sum()
+
+
+def drifted_queue_by_terms(
+    pushed: Sequence[Float[Tensor, "n d"]], live: Float[Tensor, "m d"], capacity: int, *, scale: bool
+) -> Float[Tensor, "k d"]:
+    """The newest ``capacity`` rows of the steps ``pushed``, each moved from the statistics of its own step to those of
+    the live rows (and scaled, with ``scale``), one row and one feature at a time (:mod:`pretrain.contrast.drift`).
+    """
+    mean_now, deviations_now = _moments_by_terms(live)
+    out = []
+    for rows in pushed:
+        mean, deviations = _moments_by_terms(rows)
+        for row in rows.double():
+            moved = torch.empty_like(row)
+            for j in range(len(row)):
+                factor = deviations_now[j] / deviations[j] if scale else 1.0
+                moved[j] = (row[j] - mean[j]) * factor + mean_now[j]
+            out.append(moved / moved.square().sum().sqrt())
+    return torch.stack(out)[-capacity:]
+
+
+def _moments_by_terms(rows: Float[Tensor, "n d"]) -> tuple[list[float], list[float]]:
+    """Mean and deviation of each feature, the latter at least a tenth of their root mean square."""
+    columns = rows.double().T.tolist()
+    means = [sum(column) / len(column) for column in columns]
+    variances = [
+        sum((x - mean) ** 2 for x in column) / len(column) for column, mean in zip(columns, means, strict=True)
+    ]
+    least = 0.1 * (sum(variances) / len(variances)) ** 0.5
+    return means, [max(variance**0.5, least) for variance in variances]

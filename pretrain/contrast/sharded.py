@@ -35,7 +35,7 @@ from torch.autograd.function import once_differentiable
 from pretrain.contrast.exchange import Exchange
 from pretrain.contrast.kernels.products import Products
 from pretrain.contrast.kernels.protocol import InstanceIds, Kernel, SoftmaxSums
-from pretrain.contrast.queue import NO_ID, ShardedQueue
+from pretrain.contrast.queue import NO_ID
 from pretrain.contrast.stats import ContrastStats
 
 
@@ -46,7 +46,8 @@ class SoftmaxContext:
     Attributes:
         exchange: the ranks that see each other's anchors, and their numbers of anchors.
         kernel: the arithmetic on this rank's keys.
-        queue: frozen negatives, or ``None``.
+        queued: frozen negatives of this rank ``(k, d)`` and their instances ``(k,)``, or ``None``.
+        queued_weight: how often each of them counts, a scalar (None: once), the same on all ranks.
         in_batch: whose anchors see this rank's live keys: ``global``, ``local`` or ``none``.
         anchor_ids: ``(m,)``, the instance of each anchor.
         live_ids: ``(c,)``, the instance of each live key; a key of the anchor's own instance is never a negative.
@@ -59,7 +60,8 @@ class SoftmaxContext:
 
     exchange: Exchange
     kernel: Kernel
-    queue: ShardedQueue | None
+    queued: tuple[Tensor, Tensor] | None
+    queued_weight: Tensor | None
     in_batch: str
     anchor_ids: Tensor
     live_ids: Tensor
@@ -148,9 +150,12 @@ def _accumulate_keys(
     context: SoftmaxContext,
 ) -> None:
     """Add this rank's queue rows and live keys to the sums of all anchors; give all ranks the same running maxima."""
-    if context.queue is not None:
-        ids = InstanceIds(gathered_ids, context.queue.ids) if context.shared_ids else None
-        context.kernel.accumulate(sums, queries, context.queue.rows, ids, context.products)
+    if context.queued is not None:
+        queued, queued_ids = context.queued
+        ids = InstanceIds(gathered_ids, queued_ids) if context.shared_ids else None
+        context.kernel.accumulate(sums, queries, queued, ids, context.products)
+        if context.queued_weight is not None:
+            sums.weigh(context.queued_weight)
     for rows, ids in blocks:
         context.kernel.accumulate(sums[rows], queries[rows], live, ids, context.products)
     if sums.running_max is not None:

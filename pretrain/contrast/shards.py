@@ -1,6 +1,7 @@
 """Queue shards on disk: one safetensors file a rank, readable by any number of ranks.
 
-``queue-00002-of-00004.safetensors`` holds the ``rows`` and ``ids`` of rank 2 of 4, oldest first. A row of age ``t``
+``queue-00002-of-00004.safetensors`` holds the ``rows`` and ``ids`` of rank 2 of 4, oldest first; its metadata
+name the ``drift`` that the rows are corrected for, where there is one. A row of age ``t``
 (0 is the newest of its rank) on rank ``r`` of ``W`` has order ``-(t + 1) W + r``; sorting by it restores the global
 queue. The loaded rows are dealt out again in that order, the newest to the last rank, and pushing goes on as if the
 queue had always been sharded this way.
@@ -30,11 +31,24 @@ def shard_size(capacity: int, rank: int, world: int) -> int:
     return (capacity + rank) // world
 
 
-def write_shard(folder: Path, rows: Tensor, ids: Tensor, start: int, rank: int, world: int) -> Path:
+def write_shard(folder: Path, rows: Tensor, ids: Tensor, start: int, rank: int, world: int, drift: str) -> Path:
     """Write one rank's shard, oldest row first, and return the file; ``start`` is that row's place in memory."""
     path = folder / f"queue-{rank:05d}-of-{world:05d}.safetensors"
-    save_file({"rows": rows.cpu(), "ids": ids.cpu(), "start": torch.tensor(start)}, path)
+    about = None if drift == "none" else {"drift": drift}
+    save_file({"rows": rows.cpu(), "ids": ids.cpu(), "start": torch.tensor(start)}, path, about)
     return path
+
+
+def read_drift(folder: Path, dim: int) -> str:
+    """What the rows in ``folder`` are corrected for: ``drift`` of the queue that saved them.
+
+    Raises:
+        CheckpointError: a missing or damaged shard.
+    """
+    path = _shard_files(folder)[0]
+    _count_rows(path, dim)
+    with _open_shard(path) as file:
+        return str((file.metadata() or {}).get("drift", "none"))
 
 
 def read_shards(folder: Path, capacity: int, dim: int, rank: int, world: int) -> tuple[Tensor, Tensor, int]:

@@ -36,7 +36,9 @@ class ContrastTerm:
         self.queue: ShardedQueue | None = None
         if section.queue:
             dtype = _DTYPES[section.queue_dtype]
-            self.queue = ShardedQueue(section.queue, width, dtype=dtype, device=distributed.device())
+            self.queue = ShardedQueue(
+                section.queue, width, dtype=dtype, device=distributed.device(), drift=section.drift
+            )
             self.queue.warn_if_smaller_than(2 * batch)
 
     def loss(self, views: Views, *, step: int, stats: ContrastStats | None = None) -> Float[Tensor, ""]:
@@ -51,16 +53,20 @@ class ContrastTerm:
         section, only = self.section, views.only
         known = views.ids if section.mask_duplicates else None
         rows = slice(None) if only is None else only
+        queue = self.queue if step >= section.queue_start else None
         contrast = functools.partial(
-            capt_loss, views.s[rows], views.s_hat[rows], self.queue if step >= section.queue_start else None,
-            temperature=views.temperature, in_batch=section.in_batch, reduction=section.reduction,
+            capt_loss, views.s[rows], views.s_hat[rows],
+            temperature=views.temperature, reduction=section.reduction,
             ids=None if known is None else known[rows], impl=section.impl, precision=section.precision,
             equal_rows=only is None,
         )  # fmt: skip
-        loss = contrast()
+        if section.queue_weight is None or queue is None:
+            loss = contrast(queue, in_batch=section.in_batch, queue_share=section.queue_share)
+        else:
+            loss = contrast(in_batch=section.in_batch) + section.queue_weight * contrast(queue, in_batch="none")
         if stats is not None:  # in a pass of its own: sums with statistics follow the largest logit and round otherwise
             with torch.no_grad():
-                contrast(stats=stats)
+                contrast(queue, in_batch=section.in_batch, queue_share=section.queue_share, stats=stats)
         if self.queue is not None:
             self.queue.enqueue(views.s.detach(), views.s_hat.detach(), ids=known, only=only)
         return loss

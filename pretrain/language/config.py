@@ -66,6 +66,18 @@ class LanguageJob(Job):
         names = MASKED_METRICS + tuple(f"noise/{pool}/{name}" for pool in ("cls", "mean") for name in NOISE_METRICS)
         return frozenset(names + (CONTRAST_METRICS if self.contrast.weight > 0 else ()))
 
+    def checkpoint_bytes(self) -> int | None:
+        """Encoder, heads, the optimizer's moments and the queue; None for sizes that ``init`` or a tokenizer brings."""
+        model = self.model
+        rows = model.vocab_size or (None if self.tokenizer.path else self.tokenizer.vocab_size)
+        if model.init is not None or rows is None:
+            return None
+        contrast = self.contrast.weight > 0
+        heads = model.hidden * model.hidden + 2 * model.hidden * model.ffn * contrast
+        parameters = model.model_copy(update={"vocab_size": rows}).elements + heads
+        row = model.hidden * (4 if self.contrast.queue_dtype == "fp32" else 2) + 8  # and the id of its window
+        return parameters * self.optimizer.bytes_per_parameter + self.contrast.queue * row * contrast
+
     def check_inputs(self) -> list[str]:
         """Describe the corpus, the tokenizer and ``model.init``; see `pretrain.language.inputs.describe_inputs`."""
         from pretrain.language.inputs import describe_inputs

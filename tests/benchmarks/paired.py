@@ -23,6 +23,11 @@ class Timings:
         """How many times as fast ours is: the median over the turns of the ratio within a turn."""
         return statistics.median(b / a for a, b in zip(self.ours, self.other, strict=True))
 
+    @property
+    def ratio_of_sums(self) -> float:
+        """How many times as fast ours is over all turns together, for turns whose work differs between the sides."""
+        return sum(self.other) / sum(self.ours)
+
 
 def answer(pipe: Connection, turn: Callable[[int], None]) -> None:
     """In the process of one side: take the turn that the parent asks for, and say how long it took."""
@@ -32,6 +37,27 @@ def answer(pipe: Connection, turn: Callable[[int], None]) -> None:
         turn(number)
         pipe.send(time.perf_counter() - begin)
         number += 1
+
+
+def trainer_turns(pipe: Connection, steps: int) -> Any:
+    """``answer`` as a callback of ``transformers.Trainer``: a turn is ``steps`` steps with the fetching of batches."""
+    from transformers import TrainerCallback
+
+    class Turns(TrainerCallback):
+        def _await(self) -> None:
+            if not pipe.recv():
+                raise SystemExit(0)
+            self.begin = time.perf_counter()
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self._await()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step % steps == 0:
+                pipe.send(time.perf_counter() - self.begin)
+                self._await()
+
+    return Turns()
 
 
 def in_turns(ours: Any, other: Any, arguments: tuple[Any, ...], turns: int, warmup: int) -> Timings:

@@ -1,8 +1,8 @@
 """The study behind docs/results/language.md: CAPT against MLM alone at equal tokens and equal compute, five seeds each.
 
 ``CAPT_DATA=... python -m tests.benchmarks.study_language --out runs/language-study`` trains every variant on books,
-measures held-out books, WikiText-2 and STS-B, and writes ``trials.csv``, ``tables.md`` and a report. Finished runs stay
-as they are, so the same command goes on after an interruption; more seeds may be asked for later.
+measures held-out books, WikiText-2 and STS-B, and writes ``trials.csv``, ``tables.md``, ``trials.png`` and a report.
+Finished runs stay as they are, so the same command goes on after an interruption; more seeds may be asked for later.
 
 ``mlm-equal-compute`` takes as long as ``capt-queue``: its steps are multiplied by the ratio of the seconds a step,
 measured where both ran side by side. ``none`` has random weights: its run takes one step at a rate of 1e-12, which
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.benchmarks.studies import capt, finish, same_settings, steps_of_equal_compute, together, write_trials
+from tests.benchmarks.study_language_plot import plot_trials
 from tests.benchmarks.study_language_tables import trial_of, write_tables
 
 MLM = ["contrast.weight=0", "contrast.queue=0"]
@@ -113,6 +114,7 @@ def main() -> int:
     trials = [trial_of(study.run(variant, seed), variant, seed) for variant in chosen for seed in seeds]
     write_trials(trials, study.out / "trials.csv")
     write_tables(trials, study.out / "tables.md")
+    plot_trials(trials, study.out / "trials.png")
     capt("report", *(study.run(v, seed) for v in chosen for seed in seeds), "--out", study.out / "report")
     return 0
 

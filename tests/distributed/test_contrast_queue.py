@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from pretrain.contrast import ShardedQueue, capt_loss
+from pretrain.contrast.reference import capt_loss_dense, drifted_queue_by_terms
 from pretrain.engine import distributed
 from tests.support import run_ranks
 from tests.unit.contrast.support import unit
@@ -15,10 +18,10 @@ from tests.unit.contrast.support import unit
 SAMPLES, D, K = 12, 16, 101
 
 
-def _steps(first: int, last: int, load: Path | None, save: Path) -> list[float]:
+def _steps(first: int, last: int, load: Path | None, save: Path, options: dict[str, Any]) -> list[float]:
     """Global losses of some steps; the batch of a step is the same for any number of ranks."""
     rank, world = distributed.rank(), distributed.world_size()
-    queue = ShardedQueue(K, D, dtype=torch.float64)
+    queue = ShardedQueue(K, D, dtype=torch.float64, **options)
     if load is not None:
         queue.load_shards(load)
     losses = []
@@ -31,16 +34,53 @@ def _steps(first: int, last: int, load: Path | None, save: Path) -> list[float]:
     return losses
 
 
-def test_losses_continue_on_any_number_of_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{}, {"drift": "mean"}, {"drift": "moments"}], ids=["none", "mean", "moments"])
+def test_losses_continue_on_any_number_of_ranks(tmp_path: Path, options: dict[str, Any]) -> None:
     folders = [tmp_path / str(i) for i in range(5)]
     for folder in folders:
         folder.mkdir()
-    uninterrupted = _steps(0, 28, None, folders[4])
+    uninterrupted = _steps(0, 28, None, folders[4], options)
     losses, load = [], None
     for index, world in enumerate((4, 2, 1, 3)):
-        ranks = run_ranks(_steps, world, 7 * index, 7 * (index + 1), load, folders[index])
+        ranks = run_ranks(_steps, world, 7 * index, 7 * (index + 1), load, folders[index], options)
         assert all(rank == ranks[0] for rank in ranks)
         losses += ranks[0]
         load = folders[index]
         assert len(list(load.iterdir())) == world
     assert losses == pytest.approx(uninterrupted, rel=1e-12)
+
+
+def _ragged(load_options: dict[str, Any], share: float | None) -> dict[str, Any]:
+    """Loss and gradients of ranks with 5, 2 and 7 samples, whose queue has rows of three steps, and those steps."""
+    rank, counts = distributed.rank(), (5, 2, 7)[: distributed.world_size()]
+    queue = ShardedQueue(10_000, D, dtype=torch.float64, **load_options)
+    pushed = [_joined(step, counts) for step in range(4)]
+    places = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+    for s, s_hat in pushed[:3]:
+        queue.enqueue(s[places], s_hat[places])
+    s, s_hat = (view[places].clone().requires_grad_() for view in pushed[3])
+    loss = capt_loss(s, s_hat, queue, temperature=0.2, queue_share=share)
+    loss.backward()
+    return {"loss": loss.item(), "s": s.grad.numpy(), "s_hat": s_hat.grad.numpy()}
+
+
+def _joined(step: int, counts: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    shift = 0.3 * step * unit(D, seed=99)  # the encoder drifts
+    views = [unit(sum(counts), D, seed=2 * step + view) + shift for view in (0, 1)]
+    return tuple(torch.nn.functional.normalize(view, dim=1) for view in views)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("drift", "share"), [("mean", None), ("moments", 0.5), ("moments", 100.0)])
+def test_ragged_ranks_correct_and_weigh_the_queue_as_the_literal_loops_do(drift: str, share: float | None) -> None:
+    counts = (5, 2, 7)
+    *old, live = [torch.cat(_joined(step, counts)) for step in range(4)]
+    queue = drifted_queue_by_terms(old, live, 10_000, scale=drift == "moments")
+    s, s_hat = (view.requires_grad_() for view in _joined(3, counts))
+    weight = 1.0 if share is None else min(1.0, share * 2 * sum(counts) / len(queue))
+    expected = capt_loss_dense(s, s_hat, 0.2, queue, queue_weight=weight) / sum(counts)
+    expected.backward()
+    ranks = run_ranks(_ragged, 3, {"drift": drift}, share)
+    assert sum(rank["loss"] for rank in ranks) / 3 == pytest.approx(expected.item(), rel=1e-12)
+    for name, rows in (("s", s), ("s_hat", s_hat)):
+        joined = np.concatenate([rank[name] for rank in ranks]) / 3  # an engine takes the mean over ranks
+        np.testing.assert_allclose(joined, rows.grad.numpy(), rtol=1e-9, atol=1e-12)

@@ -24,7 +24,7 @@ def _received(sent: list[Sent]) -> list[tuple[str, int]]:
 def _traffic(capacity: int, options: dict[str, Any], frozen: bool) -> dict[str, Any]:
     rank = distributed.rank()
     s, s_hat = (unit(N, D, seed=2 * rank + i, dtype=torch.float32).requires_grad_(not frozen) for i in (0, 1))
-    queue = ShardedQueue(capacity, D)
+    queue = ShardedQueue(capacity, D, drift=options.pop("drift", "none"))
     queue.enqueue(unit(queue.shard_size, D, seed=9 + rank, dtype=torch.float32))
     stats = ContrastStats() if options.pop("stats", False) else None
     ids = torch.arange(N) if options.pop("ids", False) else None
@@ -81,13 +81,23 @@ def test_rows_known_to_be_equal_are_not_counted() -> None:
         ({"stats": True}, False, [8, 2 * N * D * 4, 2 * 2 * N * 4, 2 * N * (D + 1) * 4, 2 * N * 4]),
         ({"ids": True}, False, [8, 2 * N * D * 4, 2 * N * 8, 2 * N * (D + 1) * 4, 2 * N * 4]),
         ({}, True, [8, 2 * N * D * 4, 2 * N * 4]),
+        ({"queue_share": 1.0}, False, [8, 8, 2 * N * D * 4, 2 * N * (D + 1) * 4, 2 * N * 4]),
         ({"precision": "bf16"}, False, [8, 2 * N * D * 2, 2 * N * (D + 1) * 4, 2 * N * 4]),
     ],
-    ids=["queue only", "running maximum", "ids", "validation", "bf16"],
+    ids=["queue only", "running maximum", "ids", "validation", "share of the queue", "bf16"],
 )
 def test_what_each_option_adds(options: dict[str, Any], frozen: bool, expected: list[int]) -> None:
     for result in run_ranks(_traffic, 2, 507, options, frozen):
         assert [size for _, size in result["forward"]] == expected
+
+
+@pytest.mark.parametrize("capacity", [507, 8192])
+def test_drift_adds_one_sum_to_the_loss_and_one_to_the_push_whatever_the_queue(capacity: int) -> None:
+    plain = run_ranks(_traffic, 2, capacity, {}, False)
+    for result, before in zip(run_ranks(_traffic, 2, capacity, {"drift": "moments"}, False), plain, strict=True):
+        added = ("allreduce_", (2 * D + 1) * 8)
+        assert sorted(result["forward"]) == sorted([*before["forward"], added])
+        assert result["later"] == [added]
 
 
 def _local_without_queue() -> list[tuple[str, int]]:

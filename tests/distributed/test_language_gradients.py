@@ -157,6 +157,17 @@ def test_the_bound_notices_a_contrastive_gradient_of_the_wrong_scale(folder: Pat
     assert _relative(halved["gradients"][0], references["fp32"]["gradients"][0]) > 1e-2
 
 
+def test_the_drift_of_the_queue_is_corrected_alike(folder: Path, references: Any) -> None:
+    """By the statistics of all rows of the step, whatever holds them; the bound notices the correction."""
+    drift = {"drift": "moments"}
+    whole = run_ranks(_gradients, 1, _mapping(folder, 1, 0, "fp32", _GLOBAL, cached=False, **drift))[0]
+    assert _relative(references["fp32"]["gradients"][2], whole["gradients"][2]) > 1e-4
+    for world, stage, micro in ((1, 0, 4), (2, 2, 4), (4, 3, 16)):
+        cut = run_ranks(_gradients, world, _mapping(folder, world, stage, "fp32", micro, **drift))[0]
+        for step in range(_STEPS):
+            assert _relative(cut["gradients"][step], whole["gradients"][step]) < 1e-6
+
+
 def test_without_the_cache_each_micro_batch_is_a_batch_of_its_own(folder: Path, references: Any) -> None:
     """The bound notices it; on two ranks it is the same as on one."""
     mappings = [_mapping(folder, world, 1, "fp32", 4, cached=False) for world in (1, 2)]

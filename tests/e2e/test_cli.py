@@ -136,7 +136,9 @@ def test_a_folder_that_cannot_be_written_is_a_users_error(capt: Capt, tmp_path: 
     (tmp_path / "file").touch()
     code, _, err = capt("pretrain", "capt_tiny", "run.dir=file/run")
     assert code == 2
-    assert err.splitlines()[-1].startswith("error: file/run: Not a directory")
+    last = err.splitlines()[-1]
+    assert last.startswith("error: preflight: run folder: ")
+    assert "/file cannot be written: Not a directory (run.dir in a folder that is yours)" in last
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
@@ -196,6 +198,6 @@ def test_from_text_to_shards(capt: Capt, text: Path, tmp_path: Path, monkeypatch
 def test_doctor_answers_in_json(capt: Capt) -> None:
     code, out, _ = capt("doctor", "--json")
     assert code == 0
-    assert {"name", "level", "finding", "advice"} == set(json.loads(out)[0])
+    assert {"name", "level", "finding", "advice", "host"} == set(json.loads(out)[0])
     code, out, _ = capt("doctor")
     assert "deepspeed" in out

@@ -55,6 +55,8 @@ NOT_RUN = {
     "capt bench": "takes minutes, and is for an idle machine; tests/unit/launcher/test_bench.py",
     "capt convert FacebookAI": "needs the hub; tests/unit/models/test_hub.py",
     "capt convert runs/first exported-onnx": "takes most of a minute; tests/parity/test_export_onnx.py",
+    "capt doctor --hostfile": "starts ssh; tests/multihost/test_preflight.py",
+    "capt doctor my_job.yaml": "starts ssh; tests/multihost/test_preflight.py",
     "capt evaluate runs/clvae": "the same as of runs/ptb_vae, which is run",
     "capt latent sample runs/clvae": "the same as of runs/ptb_vae, which is run",
     "capt pretrain my_job.yaml --launcher ray": "needs a core for every rank; tests/sweep/test_cluster.py",
@@ -106,6 +108,7 @@ NOT_RUN = {
     "cp": "a program of the system",
     "printf": "a program of the system",
     "echo": "a program of the system",
+    "awk": "a program of the system",
     "for": "a word of the shell",
     "done": "a word of the shell",
 }
@@ -146,7 +149,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(text, folder / "held_out.txt")
     rows = [json.dumps({"body": line}) for line in text.read_text().split("\n\n")]
     (folder / "news.jsonl").write_text("\n".join(rows))
-    write_text(_folder(folder / "PTB"))
+    for name in ("PTB", "yahoolike", "yelplike"):
+        write_text(_folder(folder / name))
     with (folder / "PTB/toy.train.txt").open("a") as train:
         train.write("prices fell\nthe board approved the plan\nthe company said it expects a profit\n" * 3)
     (folder / "configs").symlink_to(ROOT / "configs")

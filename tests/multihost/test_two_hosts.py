@@ -139,7 +139,7 @@ def test_an_unknown_host_key_is_an_error_and_not_a_question(hosts: Hosts, workpl
     try:
         command = [*CAPT, "job.yaml", "run.dir=key", "--hostfile", hosts.hostfile()]
         with started(hosts, workplace, "key", *command) as (process, log):
-            assert process.wait(timeout=60) == 1
+            assert process.wait(timeout=60) == 2
     finally:
         known.write_text(kept)
     said = log.read_text()

@@ -76,6 +76,12 @@ class SoftmaxSums:
             logits.masked_fill_(ids.equal(), -torch.inf)
         return logits.sub_(self.rescale(logits.amax(1))[:, None]).exp_()
 
+    def weigh(self, factor: Tensor) -> None:
+        """Multiply what has been added so far, as if each of its keys had occurred ``factor`` times."""
+        self.normaliser.mul_(factor)
+        if self.weighted_keys is not None:
+            self.weighted_keys.mul_(factor)
+
     def rescale(self, logits: Tensor) -> Tensor:
         """Raise the running maximum to ``logits (N,)`` where these are larger, scale both sums to it, and return it."""
         assert self.running_max is not None

@@ -11,7 +11,7 @@ from pretrain.config.load import load_job
 from pretrain.latent.config import LatentJob, ObjectiveSection
 from pretrain.latent.task import LatentTask
 from pretrain.latent.training.schedule import beta_at
-from tests.latent import PRESETS, PTB
+from tests.latent import PAPER, PRESETS, PTB
 
 CLUSTERS = PTB.parent
 
@@ -22,19 +22,19 @@ def _load(name: str, *overrides: str) -> LatentJob:
     return job
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", sorted({*PRESETS, *PAPER}))
 def test_presets_load_into_folders_of_their_own(name: str) -> None:
     assert _load(name).run.dir == Path(f"runs/ptb_{name}")
 
 
 def test_every_preset_is_looked_at() -> None:
-    assert {path.stem for path in PTB.glob("[!_]*.yaml")} == set(PRESETS)
+    assert {path.stem for path in PTB.glob("[!_]*.yaml")} == {*PRESETS, *PAPER}
 
 
 @pytest.mark.parametrize("text", ["yahoo", "yelp"])
 def test_rows_on_larger_text(text: str) -> None:
     files = sorted((PTB.parent / text).glob("[!_]*.yaml"))
-    assert len(files) == 9
+    assert len(files) == 12
     for path in files:
         job = load_job(path)
         assert isinstance(job, LatentJob)
@@ -42,7 +42,28 @@ def test_rows_on_larger_text(text: str) -> None:
         assert (job.model.embedding, job.model.hidden, job.model.init_range) == (512, 1024, 0.01)
         assert (job.optimizer.lr, job.optimizer.clip, job.data.unknown) == (8e-4, 5.0, "_UNK")
         assert job.model.encoder_dropout == (0.1 if job.objective.views == 2 else 0.0)
-        assert (job.critic.loss == "circle") == (path.stem == "clvae_plus_mi")
+        assert (job.critic.loss == "circle") == (path.stem in ("clvae_plus_mi", "clvae_plus_mi_paper"))
+
+
+@pytest.mark.parametrize("text", ["ptb", "yahoo", "yelp"])
+def test_every_implicit_row_comes_as_the_paper_writes_it(text: str) -> None:
+    folder = PTB.parent / text
+    rows = {path.stem: load_job(path) for path in folder.glob("[!_]*.yaml") if not path.stem.endswith("_code")}
+    papers = {row.removesuffix("_paper") for row in rows if row.endswith("_paper")}
+    released = {row: job for row, job in rows.items() if not row.endswith("_paper")}
+    assert papers == {row for row, job in released.items() if isinstance(job, LatentJob) and job.has_critics}
+    for row in papers:
+        code, paper = released[row], rows[f"{row}_paper"]
+        assert isinstance(code, LatentJob)
+        assert isinstance(paper, LatentJob)
+        assert (code.model.posterior, paper.model.posterior) == ("linear", "mlp")
+        plus = paper.critic.loss == "circle"
+        assert paper.critic.circle == ("sum_inside" if plus else "code")
+        assert paper.critic.squared == ("posterior" if plus else "none")
+        assert not paper.critic.squared_in_encoder
+        assert not paper.contrast.mean_pair
+        assert paper.contrast.prior_negatives == 0
+        assert (paper.objective, paper.schedule) == (code.objective, code.schedule)
 
 
 def test_rows_of_the_table_differ_in_what_they_are_named_for() -> None:

@@ -1,0 +1,99 @@
+"""What is known of the hosts: their own answers as checked records, and what asking them has shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from launcher.hostfile import Host
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Facts(_Answer):
+    """A host's own answer (``launcher.preflight.probe.facts``). Sizes are bytes; -1 is none, or no limit."""
+
+    python: str
+    packages: dict[str, str]
+    sources: str
+    folder: bool
+    interfaces: dict[str, str]
+    name: str
+    name_address: str
+    gpus: list[list[str]]
+    gpu_problem: str
+    apex: Literal["absent", "unrelated", "plain", "compiled"]
+    apex_place: str
+    shm_total: int
+    shm_free: int
+    descriptors: int
+
+
+class Meeting(_Answer):
+    """How a host reached the rendezvous: what was said there, the address reached, the own address and interface."""
+
+    said: str
+    peer: str
+    own: str
+    interface: str
+
+
+class ClockAnswer(_Answer):
+    """A host's clock, in seconds since 1970."""
+
+    time: float
+
+
+class Seen(_Answer):
+    """Whether a host sees a file."""
+
+    seen: bool
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A host's clock minus this host's, in seconds: ``offset``, wrong by at most ``bound``, half the round trip."""
+
+    offset: float
+    bound: float
+
+
+@dataclass
+class Findings:
+    """What asking one host has shown. A text that is not empty is a problem."""
+
+    host: Host
+    lost: str = ""
+    """Why the host does not answer, in the words of ssh; nothing else is known from there on."""
+    exit_code: int | None = None
+    """The exit code of ssh, where it has ended."""
+    facts: Facts | None = None
+    clock: Clock | None = None
+    writes: str = ""
+    """What is wrong with writing into the run folder there."""
+    blind: bool = False
+    """The host does not see what this host wrote into the run folder."""
+    unseen: bool = False
+    """This host does not see what the host wrote."""
+    meeting: Meeting | None = None
+    no_meeting: str = ""
+
+
+@dataclass
+class Survey:
+    """What asking all hosts has shown; ``here`` is the host that asks, the rendezvous is on the first of ``hosts``."""
+
+    here: Facts
+    hosts: list[Findings]
+    address: str
+    port: int
+    token: str
+    folder: str
+    here_writes: str = ""
+    port_problem: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    """The variables that are forwarded to every host."""

@@ -1,0 +1,123 @@
+"""The checks of a cluster, of this host for a job, and before a launch."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from launcher import environment
+from launcher.check import Check
+from launcher.hostfile import Host, read_hostfile
+from launcher.plan import DEFAULT_PORT, Launch, Options, Plan
+from launcher.preflight import limits, probe
+from launcher.preflight.compare import compare
+from launcher.preflight.report import refuse
+from launcher.preflight.storage import needed
+from launcher.preflight.survey import existing, survey
+from pretrain.config.load import load_job
+from pretrain.config.schema import Job
+
+
+def check_cluster(
+    hosts: tuple[Host, ...], *, run_dir: Path, job: Job | None, address: str | None, port: int
+) -> list[Check]:
+    """Everything about the hosts of a job, asked of all at once; ``job`` None where none is known.
+
+    Raises:
+        ConfigError: the variables that would be forwarded to the hosts are not safe.
+    """
+    inherited = environment.inherited()
+    forwarded = environment.forwarded_to_hosts(inherited, (Path.home(), Path()))
+    found = survey(
+        hosts,
+        run_dir=run_dir,
+        address=address or hosts[0].name,
+        port=port,
+        environment=inherited,
+        forwarded=forwarded,
+    )
+    return [*compare(found), *_disk(job)]
+
+
+def check_here(job: Job, slots: int, port: int | None = None) -> list[Check]:
+    """What ``slots`` processes of a job need of this host; milliseconds, and no process is started.
+
+    ``port`` is that of the rendezvous, where the user has chosen one.
+    """
+    checks = [*_folder(job.run.dir), *_disk(job)]
+    checks += limits.shared_memory(*probe.shared_memory(), slots)
+    checks += limits.descriptors(probe.descriptors())
+    checks += limits.apex(*probe.apex(sys.path))
+    if port is not None:
+        checks += _port(port)
+    return checks
+
+
+def examine_for(config: str | None, overrides: Sequence[str], options: Options) -> list[Check]:
+    """The checks of ``capt doctor`` beside those of this machine: for a job, for the hosts of a hostfile, or none.
+
+    Raises:
+        ConfigError: the job or the hostfile is wrong.
+    """
+    job = load_job(config, overrides) if config is not None else None
+    if options.hostfile is None:
+        return check_here(job, 1, options.master_port) if job is not None else []
+    hosts = read_hostfile(options.hostfile)
+    checks = check_cluster(
+        hosts,
+        run_dir=job.run.dir if job is not None else Path(),
+        job=job,
+        address=options.master_addr,
+        port=options.master_port or DEFAULT_PORT,
+    )
+    if shutil.which("pdsh") is None:
+        checks.append(Check("pdsh", "fail", "not installed", "Debian and Ubuntu: apt-get install pdsh"))
+    return checks
+
+
+def before_launch(launch: Launch, plan: Plan) -> None:
+    """Check the hosts of a launch; those of Slurm and Ray are not known before they run the job.
+
+    Raises:
+        ConfigError: something would stop the job. One line, with the remedy and the switch that skips the checks.
+    """
+    job, options = launch.job, launch.options
+    if plan.launcher == "deepspeed":
+        assert plan.master_port is not None
+        address, port = options.master_addr, plan.master_port
+        refuse(check_cluster(plan.hosts, run_dir=launch.run_dir, job=job, address=address, port=port))
+    elif plan.launcher in ("local", "torchrun"):
+        refuse(
+            check_here(
+                job, plan.world, plan.master_port if options.master_port or plan.launcher == "torchrun" else None
+            )
+        )
+
+
+def _folder(run_dir: Path) -> Iterator[Check]:
+    folder = existing(run_dir)
+    mine = folder / f".preflight-{secrets.token_hex(8)}"
+    try:
+        probe.write(str(mine), "")
+    except OSError as error:
+        finding = f"{folder} cannot be written: {probe.problem(error)}"
+        yield Check("run folder", "fail", finding, "run.dir in a folder that is yours")
+    finally:
+        probe.remove()
+
+
+def _disk(job: Job | None) -> Iterator[Check]:
+    if job is not None:
+        folder = existing(job.run.dir)
+        yield limits.disk(shutil.disk_usage(folder).free, *needed(job), str(folder))
+
+
+def _port(port: int) -> Iterator[Check]:
+    try:
+        probe.server_on(port).close()
+    except OSError as error:
+        advice = "end what uses it, or take another --master-port"
+        yield Check("rendezvous port", "fail", f"port {port}: {probe.problem(error)}", advice)

@@ -1,0 +1,175 @@
+"""Asks all hosts at once: facts, clocks, the run folder, the rendezvous."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from launcher.hostfile import Host
+from launcher.preflight import probe
+from launcher.preflight.facts import Clock, ClockAnswer, Facts, Findings, Meeting, Seen, Survey, _Answer
+from launcher.preflight.session import LostError, RefusedError, Session
+
+_AT_ONCE = 256
+_LOGIN = 40.0
+"""Seconds for ssh, which itself gives up a connection after 10, the login shell and the start of Python."""
+_ANSWER = 60.0
+"""Seconds for an answer that reads files: longer means a file system that hangs."""
+_CLOCK_ROUNDS = 5
+_A = TypeVar("_A", bound=_Answer)
+
+
+def survey(
+    hosts: tuple[Host, ...],
+    *,
+    run_dir: Path,
+    address: str,
+    port: int,
+    environment: Mapping[str, str],
+    forwarded: Mapping[str, str],
+) -> Survey:
+    """Ask every host. Nothing is left on any of them, and the run folder is not made.
+
+    Args:
+        hosts: the rendezvous is on the first of them.
+        run_dir: its nearest folder that exists is the one that must be shared and writable.
+        address: of the rendezvous, as the other hosts reach it.
+        port: of the rendezvous.
+        environment: of this host's ssh.
+        forwarded: the variables that the ranks get.
+    """
+    folder = existing(run_dir)
+    here = Facts.model_validate(probe.facts())
+    found = Survey(here, [Findings(host) for host in hosts], address, port, secrets.token_hex(8), str(folder))
+    found.environment = dict(forwarded)
+    path = [entry for entry in forwarded.get("PYTHONPATH", "").split(":") if entry]
+    with ExitStack() as stack, ThreadPoolExecutor(min(len(hosts), _AT_ONCE)) as pool:
+        sessions: dict[str, Session] = {}
+
+        def each(step: Callable[[Session, Findings], None]) -> None:
+            reached = [one for one in found.hosts if not one.lost]
+            for _ in pool.map(lambda one: _attempt(step, sessions[one.host.name], one), reached):
+                pass
+
+        for one in found.hosts:
+            try:
+                sessions[one.host.name] = stack.enter_context(Session(one.host.name, environment))
+            except LostError as error:
+                one.lost = error.reason
+        each(lambda session, one: _look(session, one, path))
+        _share(found, each)
+        _meet(found, sessions, each)
+    return found
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    folder = folder.absolute()
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def _attempt(step: Callable[[Session, Findings], None], session: Session, one: Findings) -> None:
+    try:
+        step(session, one)
+    except LostError as error:
+        one.lost, one.exit_code = error.reason, error.exit_code
+
+
+def _read(kind: type[_A], answer: dict[str, object], what: str) -> _A:
+    try:
+        return kind.model_validate(answer)
+    except ValidationError:
+        raise LostError(f"an answer to {what!r} that is none") from None
+
+
+def _look(session: Session, one: Findings, path: list[str]) -> None:
+    session.ask("now", _LOGIN)
+    one.clock = min((_clock(session) for _ in range(_CLOCK_ROUNDS)), key=lambda clock: clock.bound)
+    one.facts = _read(Facts, session.ask("facts", _ANSWER, pythonpath=path, folder=str(Path.cwd())), "facts")
+
+
+def _clock(session: Session) -> Clock:
+    """The offset by one question: the host looked at its clock at some moment of the round trip."""
+    sent, begun = time.time(), time.monotonic()
+    there = _read(ClockAnswer, session.ask("now", _ANSWER), "now").time
+    half = (time.monotonic() - begun) / 2
+    return Clock(there - (sent + half), half)
+
+
+def _share(found: Survey, each: Callable[[Callable[[Session, Findings], None]], None]) -> None:
+    """This host and every other one write a file into the folder and look for the other's."""
+    folder = Path(found.folder)
+    mine = folder / f".preflight-{found.token}"
+    try:
+        probe.write(str(mine), found.token)
+    except OSError as error:
+        found.here_writes = probe.problem(error)
+        return
+    index = {one.host.name: number for number, one in enumerate(found.hosts)}
+
+    def exchange(session: Session, one: Findings) -> None:
+        theirs = f"{mine}-{index[one.host.name]}"
+        try:
+            one.blind = not _read(Seen, session.ask("sees", _ANSWER, path=str(mine), text=found.token), "sees").seen
+        except RefusedError as error:
+            one.blind, one.writes = True, str(error)
+            return
+        try:
+            session.ask("write", _ANSWER, path=theirs, text=found.token)
+        except RefusedError as error:
+            one.writes = str(error)
+            return
+        try:
+            one.unseen = not one.blind and not probe.sees(theirs, found.token)["seen"]
+        except OSError as error:
+            one.writes = f"what it writes cannot be read here: {probe.problem(error)}"
+        session.ask("remove", _ANSWER)
+
+    try:
+        each(exchange)
+    finally:
+        probe.remove()
+        for left in folder.glob(f"{mine.name}-*"):  # of a host that was lost meanwhile
+            left.unlink(missing_ok=True)
+
+
+def _meet(
+    found: Survey,
+    sessions: Mapping[str, Session],
+    each: Callable[[Callable[[Session, Findings], None]], None],
+) -> None:
+    """The first host takes the port of the rendezvous, and every host calls it there."""
+    first = found.hosts[0]
+    if first.lost:
+        return
+
+    def listen(session: Session, one: Findings) -> None:
+        try:
+            session.ask("listen", _ANSWER, port=found.port, token=found.token)
+        except RefusedError as error:
+            found.port_problem = str(error)
+
+    def call(session: Session, one: Findings) -> None:
+        try:
+            answer = session.ask("connect", _ANSWER, address=found.address, port=found.port)
+            one.meeting = _read(Meeting, answer, "connect")
+        except RefusedError as error:
+            one.no_meeting = str(error)
+
+    _attempt(listen, sessions[first.host.name], first)
+    if first.lost or found.port_problem:
+        return
+    each(call)
+    if not first.lost:
+        _attempt(lambda session, _: _close(session), sessions[first.host.name], first)
+
+
+def _close(session: Session) -> None:
+    session.ask("close", _ANSWER)

@@ -1,0 +1,167 @@
+"""The study behind docs/results/queue.md: does a memory queue help, how long may it be, and which guard does it need?
+
+``CAPT_DATA=... python -m tests.benchmarks.study_queue ratio --out runs/queue-ratio`` is Figure 3 (left) of the CAPT
+paper at the size of a laptop: steps of 8 pairs, queues of 0, 4, 16 and 64 times the rows of a step, each of three
+guards, five seeds. ``... study_queue collapse --out runs/queue-collapse`` uses queues of 256 to 8,192 rows from the
+first step of a fast encoder, with both temperatures, and counts the runs that collapse.
+
+Both write ``trials.csv`` and ``tables.md``. Finished runs stay as they are, so the same command goes on after an
+interruption; more seeds, arms or ratios may be asked for later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.benchmarks.studies import capt, finish, same_settings, together, write_trials
+from tests.benchmarks.study_queue_tables import trial_of, write_tables
+
+LATE = 0.4
+"""Of the steps: where a queue without another guard starts."""
+ARMS: dict[str, list[str]] = {
+    "plain": ["contrast.drift=none"],
+    "late": ["contrast.drift=none"],  # and contrast.queue_start
+    "momentum": ["contrast.drift=none", "contrast.momentum=0.99"],
+    "mean": ["contrast.drift=mean"],
+    "moments": ["contrast.drift=moments"],
+    "share": ["contrast.drift=none", "contrast.queue_share=1"],
+    "mean-share": ["contrast.drift=mean", "contrast.queue_share=1"],
+    "moments-share": ["contrast.drift=moments", "contrast.queue_share=1"],
+    "separate": ["contrast.drift=none", "contrast.queue_weight=0.1"],
+    "moments-separate": ["contrast.drift=moments", "contrast.queue_weight=0.1"],
+}
+"""Guard of the queue -> overrides."""
+TEMPERATURES = {"triangle": [], "constant": ["contrast.temperature={type: constant, value: 0.1}"]}
+
+
+class Shape(NamedTuple):
+    """Of a part of the study."""
+
+    pairs: int
+    steps: int
+    rate: float
+    queues: tuple[int, ...]
+    arms: tuple[str, ...]
+    temperatures: tuple[str, ...]
+
+
+PARTS = {
+    "ratio": Shape(8, 2000, 5e-4, (0, 64, 256, 1024), ("late", "momentum", "moments"), ("triangle",)),
+    "collapse": Shape(64, 250, 1e-3, (256, 1024, 2048, 4096, 8192), ("mean",), tuple(TEMPERATURES)),
+}
+
+
+class Key(NamedTuple):
+    """One run. A queue of 0 rows has no guard: its arm is ``none``."""
+
+    text: str
+    arm: str
+    temperature: str
+    queue: int
+    seed: int
+
+    @property
+    def folder(self) -> str:
+        """Its name."""
+        return f"{self.text}-{self.arm}-{self.temperature}-{self.queue}-seed{self.seed}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """Where everything is, and what is run. ``extra`` are overrides of every run."""
+
+    out: Path
+    data: Path
+    shape: Shape
+    steps: int
+    extra: list[str]
+
+    def run(self, key: Key) -> Path:
+        """The folder of a run."""
+        return self.out / key.folder
+
+    def text(self, name: str) -> list[str]:
+        """The overrides that name a text: books, or the docstrings of the installed packages."""
+        if name == "docstrings":
+            return []
+        corpus = self.data / "corpus"
+        return [
+            f"data.files=[{','.join(map(str, sorted(corpus.glob('books.train.*'))))}]",
+            f"data.validation_files=[{corpus / 'books.valid.txt.gz'}]",
+        ]
+
+
+def train_and_measure(study: Study, key: Key) -> None:
+    """Train, and measure sentence similarity without fine-tuning."""
+    shape, folder = study.shape, study.run(key)
+    start = round(LATE * study.steps) if key.arm == "late" else 0
+    finish(
+        folder, "pretrain", "capt_tiny", "run.threads=1", "run.log_every=20", "run.tensorboard=false",
+        f"run.seed={key.seed}", *study.text(key.text), "engine.precision=bf16",
+        f"batch.global={shape.pairs}", f"batch.micro={shape.pairs}", f"optimizer.lr={shape.rate:g}",
+        f"schedule.max_steps={study.steps}", f"schedule.warmup_steps={round(0.05 * study.steps)}",
+        "validate.every=" + str(max(1, study.steps // 5)), "checkpoint.every=0", "checkpoint.keep=1",
+        f"contrast.queue={key.queue}", f"contrast.queue_start={start}", *ARMS.get(key.arm, []),
+        *TEMPERATURES[key.temperature], *study.extra,
+    )  # fmt: skip
+    if not (folder / "sts.json").exists():
+        part = folder / "sts.json.part"
+        capt("evaluate", folder, "--sts", study.data / "glue" / "STS-B", "--out", part)
+        part.rename(folder / "sts.json")
+
+
+def keys_of(options: argparse.Namespace) -> Iterator[Key]:
+    """The runs that are asked for, seed after seed."""
+    for seed in range(options.first_seed, options.seeds + 1):
+        for text in options.texts:
+            for temperature in options.temperatures:
+                for queue in options.queues:
+                    for arm in options.arms if queue else ["none"]:
+                        yield Key(text, arm, temperature, queue, seed)
+
+
+def main() -> int:
+    """Train, measure, and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=list(PARTS))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=5, help="the last seed")
+    parser.add_argument("--first-seed", type=int, default=1, help="share the seeds out over machines or evenings")
+    parser.add_argument("--texts", nargs="*", default=["books"], choices=["books", "docstrings"])
+    parser.add_argument("--arms", nargs="*", choices=list(ARMS), help="guards of the queue")
+    parser.add_argument("--queues", nargs="*", type=int, help="rows; 0 = no queue")
+    parser.add_argument("--temperatures", nargs="*", choices=list(TEMPERATURES))
+    parser.add_argument("--parallel", type=int, default=2, help="runs at a time, each with one thread")
+    parser.add_argument("--steps", type=int, help="of every run")
+    parser.add_argument("--extra", nargs="*", default=[], help="a.b=c for every run")
+    options = parser.parse_args()
+    if "CAPT_DATA" not in os.environ:
+        parser.error("CAPT_DATA must name the folder with corpus and glue")
+    shape = PARTS[options.part]
+    for name in ("queues", "arms", "temperatures"):
+        if getattr(options, name) is None:
+            setattr(options, name, list(getattr(shape, name)))
+    data = Path(os.environ["CAPT_DATA"])
+    study = Study(options.out.resolve(), data, shape, options.steps or shape.steps, options.extra)
+    same_settings(study.out, {"part": options.part, "steps": study.steps, "extra": study.extra})
+    keys = list(keys_of(options))
+
+    def job(key: Key) -> Callable[[], None]:
+        return lambda: train_and_measure(study, key)
+
+    together(map(job, keys), options.parallel)
+    trials = [trial_of(study.run(key), key, 2 * shape.pairs) for key in keys]
+    write_trials(trials, study.out / "trials.csv")
+    write_tables(trials, study.out / "tables.md")
+    capt("report", *(study.run(key) for key in keys), "--out", study.out / "report")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

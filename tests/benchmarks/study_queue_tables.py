@@ -1,0 +1,109 @@
+"""The tables of docs/results/queue.md: guards and queues over their seeds, and differences from no queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.benchmarks.seeds import paired, spread
+from tests.benchmarks.studies import rows_of, usual
+
+if TYPE_CHECKING:
+    from tests.benchmarks.study_queue import Key
+
+COLLAPSED = 0.5
+"""A run has collapsed whose encoder at the end finds fewer of 512 held-out windows by their corruptions."""
+
+
+class Trial(NamedTuple):
+    """One run, measured on held-out text at its end; ``ratio`` is K / in-batch, ``worst`` the least retrieval of any
+    validation in the second half. ``sts_*`` are Spearman's rho x 100 on STS-B dev without fine-tuning."""
+
+    text: str
+    arm: str
+    temperature: str
+    queue: int
+    ratio: float
+    seed: int
+    milliseconds: float
+    loss: float
+    accuracy: float
+    retrieval: float
+    worst: float
+    uniformity: float
+    alignment: float
+    drift_mean: float
+    sts_cls: float
+    sts_mean: float
+    sts_head: float
+
+    @property
+    def cell(self) -> tuple[str, str, int, str]:
+        """What its seeds have in common."""
+        return self.text, self.temperature, self.queue, self.arm
+
+
+SHOWN = {
+    "retrieval": 3, "worst": 3, "loss": 3, "accuracy": 4, "uniformity": 2, "alignment": 3, "drift_mean": 3,
+    "sts_cls": 1, "sts_mean": 1, "sts_head": 1, "milliseconds": 0,
+}  # fmt: skip
+COMPARED = ("retrieval", "loss", "accuracy", "drift_mean", "sts_cls", "sts_mean", "sts_head")
+
+
+def trial_of(run: Path, key: Key, in_batch: int) -> Trial:
+    """What is known of a finished and measured run; ``in_batch`` are the rows of a step."""
+    validations = [row for row in rows_of(run) if row.get("split") == "validation"]
+    last, name = validations[-1], "retrieval/to_corrupted"
+    sections = {part["name"]: part for part in json.loads((run / "sts.json").read_text())["sections"]}
+    poolers = sections["STS-B dev"]["poolers"]
+    return Trial(
+        key.text, key.arm, key.temperature, key.queue, key.queue / in_batch, key.seed,
+        round(1000 * usual(run, "seconds_per_step"), 1), last["loss/mlm"], last["accuracy/mlm"], last[name],
+        min(row[name] for row in validations[len(validations) // 2 :]),
+        last["uniformity"], last["alignment"], last["noise/mean/drift"],
+        *(round(100 * poolers[pooler]["spearman"], 2) for pooler in ("cls", "mean", "head")),
+    )  # fmt: skip
+
+
+def write_tables(trials: Sequence[Trial], out: Path) -> None:
+    """Write the tables as Markdown."""
+    out.write_text(f"{cells_table(trials)}\n\n{differences_table(trials)}\n", encoding="utf-8")
+
+
+def cells_table(trials: Sequence[Trial]) -> str:
+    """Mean ± deviation over the seeds of each cell, and how many of its runs have collapsed."""
+    heads = ["text", "temperature", "queue", "K / in-batch", "guard", "collapsed", *SHOWN]
+    lines = ["| " + " | ".join(head.replace("_", " ") for head in heads) + " |", "|---" * len(heads) + "|"]
+    for cell in sorted({trial.cell for trial in trials}):
+        own = [trial for trial in trials if trial.cell == cell]
+        first, fallen = own[0], sum(trial.retrieval < COLLAPSED for trial in own)
+        names = [first.text, first.temperature, f"{first.queue:,}", f"{first.ratio:g}", first.arm]
+        values = [spread([getattr(trial, field) for trial in own], digits=digits) for field, digits in SHOWN.items()]
+        lines.append("| " + " | ".join([*names, f"{fallen} of {len(own)}", *values]) + " |")
+    return "\n".join(lines)
+
+
+def differences_table(trials: Sequence[Trial]) -> str:
+    """Each cell less the run without queue of the same seed."""
+    lines = [
+        "| text | temperature | queue | guard | metric | with - without | 95% bootstrap over seeds | above 0 | p |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for cell in sorted({trial.cell for trial in trials if trial.queue}):
+        text, temperature, queue, arm = cell
+        for field in COMPARED:
+            scores = [
+                {trial.seed: getattr(trial, field) for trial in trials if trial.cell == which}
+                for which in (cell, (text, temperature, 0, "none"))
+            ]
+            result = paired(*scores)
+            if result is not None:
+                digits = SHOWN[field]
+                lines.append(
+                    f"| {text} | {temperature} | {queue:,} | {arm} | {field.replace('_', ' ')} | "
+                    f"{result.mean:+.{digits}f} | {result.low:+.{digits}f} to {result.high:+.{digits}f} | "
+                    f"{result.wins} of {result.seeds} | {result.p:.3f} |"
+                )
+    return "\n".join(lines)
