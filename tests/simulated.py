@@ -4,8 +4,8 @@ A fake process group answers every collective at once and moves nothing; a tenso
 size, and no numbers. So the code under test runs as rank ``r`` of any number of ranks, with queues and batches of any
 size, in seconds. What depends on values cannot run (``stats``, ``only``, rows that are not known to be equal).
 
-The fake tensors say that they are on a CPU, for this build of torch may know no other device. Where our code treats CPUs and GPUs
-differently, `rank_of` takes the GPU's side: blocks of a GPU's size, masks of bytes, torch's own dropout.
+The fake tensors say that they are on a CPU, for a build of torch may know no other device. Where our code treats CPUs
+and GPUs differently, `rank_of` takes the GPU's side: blocks of a GPU's size, masks of bytes, torch's own dropout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A training step of one rank of many, on tensors without data (``tests/simulated.py``): the contrast, and the whole."""
+"""A training step of one rank of many, on tensors without data (``tests/simulated.py``): its contrast, and all of it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.load import load_job
+from pretrain.contrast.task import Scales
 from pretrain.contrast.term import ContrastTerm
 from pretrain.contrast.views import Views
+from pretrain.engine import distributed
 from pretrain.engine.task import Progress
 from pretrain.language.batches import LanguageBatch
 from pretrain.language.config import LanguageJob
@@ -99,7 +101,7 @@ def simulate_step(job: LanguageJob, world: int, rank: int = 0) -> tuple[Simulate
     """
     begin = time.monotonic()
     with mock.patch("pretrain.language.task.prepare", return_value=_prepared(job)):
-        task = LanguageTask(job, Path())
+        task = _Task(job, Path())
     batch = [_batch(job, world) for _ in range(job.accumulation(world))]
     with rank_of(world, rank), mock.patch.object(LanguageTask, "_require_memory"), Ledger() as ledger:
         module = task.build_modules()["model"]
@@ -141,6 +143,15 @@ def _simulated(wire: Wire, ledger: Ledger, before: int, queue: int, begin: float
         tuple(wire.sent), before, ledger.peak, queue, ledger.flops, ledger.moved, ledger.operators,
         time.monotonic() - begin,
     )  # fmt: skip
+
+
+class _Task(LanguageTask):
+    """Counts the masked tokens of a step without reading them, for they have no values."""
+
+    def scales(self, batch: list[LanguageBatch], device: torch.device) -> Scales:
+        here = sum(micro_batch.labels.numel() for micro_batch in batch)
+        masked = distributed.all_reduce_sum(torch.full((), here, dtype=torch.float64, device=device))
+        return {"mlm": distributed.world_size() * len(batch) / masked.clamp_min(1)}
 
 
 class _Gradients:
