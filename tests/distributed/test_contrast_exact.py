@@ -125,7 +125,9 @@ def _rank_solves(cases: list[Case]) -> list[dict[str, Any]]:
                 "tau": 0.0 if tau.grad is None else tau.grad.item(),
                 "rows": 0 if queue is None else len(queue),
                 "anchors": None if stats is None else stats.anchors,
-                "stats": None if whole is None else (whole.anchors, whole.top1, whole.margin, whole.effective_negatives),
+                "stats": None
+                if whole is None
+                else (whole.anchors, whole.top1, whole.margin, whole.effective_negatives),
             }
         )
     return results

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from pretrain.base.errors import ConfigError
 from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss, info_nce
 from pretrain.contrast.checks import check_options
+from pretrain.contrast.reference import effective_negatives_by_terms
 from pretrain.contrast.temperature import Learned
 from tests.unit.contrast.support import TEMPERATURES, Problem, clustered, near, relative, unit
 
@@ -180,14 +181,12 @@ def test_stats() -> None:
 @pytest.mark.parametrize("impl", ["chunked", "dense"])
 @pytest.mark.parametrize("temperature", [0.5, 0.05, 0.005])
 @pytest.mark.parametrize("share", [None, 0.4])
-def test_effective_negatives_are_those_of_the_literal_sums(
-    impl: str, temperature: float, share: float | None
-) -> None:
+def test_effective_negatives_are_those_of_the_literal_sums(impl: str, temperature: float, share: float | None) -> None:
     s, s_hat, queue = unit(6, D, seed=0), unit(6, D, seed=1), _queue(50)
     stats = ContrastStats()
     capt_loss(s, s_hat, queue, temperature=temperature, queue_share=share, impl=impl, stats=stats)
     held = len(queue.rows)
-    weights = torch.ones(12, 12 + held)
+    weights = torch.ones(12, 12 + held, dtype=torch.float64)
     weights[:, 12:] = 1.0 if share is None else share * 12 / held
     problem = Problem(s, s_hat, torch.zeros(6, dtype=torch.int64), queue.rows, temperature)
     rows = torch.cat([s, s_hat])
