@@ -14,6 +14,7 @@ from pydantic import ConfigDict, ValidationError
 
 from launcher.address import Address, Port, Slots
 from launcher.hostfile import Host
+from launcher.supervisor.crash import Crash
 from pretrain.base.errors import ConfigError, counted
 from pretrain.base.files import read_bytes
 from pretrain.config.base import PathField, Section
@@ -144,6 +145,8 @@ class End:
 
     code: int
     reason: str = ""
+    crash: Crash | None = None
+    """What is known of it, where a process died or hung."""
 
 
 def describe(launch: Launch, plan: Plan) -> str:

@@ -64,14 +64,14 @@ def again(run: Path, code: int, limit: int, job: str) -> bool:
         write_json(run / RECORD, before.model_copy(update={"idle_stops": idle, "stopped_at": step}).model_dump())
         return True
     if before.failures >= limit:
-        log.error("failed, and not queued again: that was done %d times (restarts in the cluster file)", limit)
+        log.error("failed, and not started again: that was done %d times (restarts)", limit)
         return False
     if step == before.step:  # a lower one is progress: the job had gone back to its last checkpoint
-        log.error("failed, and not queued again: no step was made since the last time (step %d)", step)
+        log.error("failed, and not started again: no step was made since the last time (step %d)", step)
         return False
     failed = before.model_copy(update={"failures": before.failures + 1, "step": step})
     write_json(run / RECORD, failed.model_dump())
-    log.warning("failed at step %d; queued again (%d of %d times)", step, before.failures + 1, limit)
+    log.warning("failed at step %d; started again (%d of %d times)", step, before.failures + 1, limit)
     return True
 
 

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.backends import backend
+from launcher.backends import Backend, backend
 from launcher.hostfile import is_this_host, read_hostfile
 from launcher.launch_files import LaunchFiles, job_file
-from launcher.plan import BackendName, End, Launch, Options, describe
+from launcher.plan import BackendName, End, Launch, Options, Plan, describe
 from launcher.preflight.run import before_launch
+from launcher.restart import supervise
 from launcher.watch import StatusWatch
 from pretrain.base.errors import ConfigError, counted
 from pretrain.config.base import NO_TEXT
@@ -125,22 +126,28 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
         raise ConfigError(plan.blocked_reason)
     if preflight:
         before_launch(launch, plan)
+    end = supervise(launch, lambda each: _attempt(chosen, each, plan if each is launch else chosen.plan(each)))
+    if end.code == STOPPED:
+        begun = holds_run(launch.run_dir)
+        log.info("stopped early; %s", f"continue with: capt resume {launch.run_dir}" if begun else "nothing was begun")
+    return end.code
+
+
+def _attempt(chosen: Backend, launch: Launch, plan: Plan) -> End:
+    """Start a job, wait for its end, and see to it that its run folder tells how it ended."""
     options = {launch.run_dir / "launch.json": launch.options.to_json() + "\n"}
     watch, files = StatusWatch.begin(launch.run_dir), LaunchFiles(launch.run_dir, {**options, **plan.files})
     end = End(FAILED)
     try:
         files.write()
         where = f"{len(plan.hosts)} hosts" if len(plan.hosts) > 1 else plan.hosts[0].name
-        log.info("%s: %s on %s, run folder %s", name, counted(plan.world, "rank"), where, launch.run_dir)
+        log.info("%s: %s on %s, run folder %s", plan.launcher, counted(plan.world, "rank"), where, launch.run_dir)
         end = chosen.start(launch, plan)
     finally:
         if end.code != DONE:
             watch.record_end(end.code, end.reason or f"the job ended with {end.code} and did not say why")
             files.remove()
-    if end.code == STOPPED:
-        begun = holds_run(launch.run_dir)
-        log.info("stopped early; %s", f"continue with: capt resume {launch.run_dir}" if begun else "nothing was begun")
-    return end.code
+    return end
 
 
 def _check_checkpoint(folder: Path, name: str) -> None:

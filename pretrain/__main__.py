@@ -23,7 +23,7 @@ from pathlib import Path
 
 from pretrain.base.errors import ConfigError, RunFailedError, UserError, user_text
 from pretrain.config import load_job
-from pretrain.engine import interruption
+from pretrain.engine import heartbeat, interruption
 from pretrain.engine.run_folder import BAD_INPUT, FAILED, STOPPED
 
 logger = logging.getLogger("pretrain")
@@ -123,6 +123,7 @@ def _run(options: argparse.Namespace) -> int:
 if __name__ == "__main__":
     # A rank that failed must not wait for the others in an interpreter shutdown hook: the launcher ends them.
     interruption.install(exit_code=STOPPED)
+    heartbeat.open_page()
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -27,11 +27,12 @@ def start(
     on_parent_death: signal.Signals,
     cwd: Path | None = None,
     output: Path | None = None,
+    inherits: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own (a terminal's Ctrl-C reaches only us, and we pass it on).
 
     Linux sends it ``on_parent_death`` when this process dies, however it dies. What it prints is appended to
-    ``output``, or goes where ours goes.
+    ``output``, or goes where ours goes. It ``inherits`` these descriptors.
     """
     parent = os.getpid()
 
@@ -48,6 +49,7 @@ def start(
             stdout=log,
             stderr=subprocess.STDOUT if log else None,
             start_new_session=True,
+            pass_fds=inherits,
             preexec_fn=before_exec,
         )
 

@@ -175,6 +175,20 @@ class CheckpointSection(Section):
     asynchronous: bool = Field(False, alias="async", description="write in a background thread")
 
 
+class SuperviseSection(Section):
+    """What is done about a job whose processes die or hang: by ``capt``, which started it."""
+
+    restarts: NonNegativeInt = Field(
+        3, le=1000, description="times that it is started again from its newest checkpoint, each after at least one "
+        "more step; 0 = never"
+    )  # fmt: skip
+    stall: PositiveFloat | None = Field(
+        10.0,
+        description="seconds, beyond three times the longest so far, after which a step, validation or save that does "
+        "not end is a hang; null = only the time-out of the process group",
+    )
+
+
 class Job(Section):
     """A whole job. Subclasses add the sections of their task."""
 
@@ -190,6 +204,7 @@ class Job(Section):
     engine: EngineSection = EngineSection()
     validate_: ValidateSection = Field(ValidateSection(), alias="validate")
     checkpoint: CheckpointSection = CheckpointSection()
+    supervise: SuperviseSection = SuperviseSection()
 
     @model_validator(mode="after")
     def _optimizer_fits_sharding(self) -> Job:

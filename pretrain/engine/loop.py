@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config.schema import Job
+from pretrain.engine import heartbeat
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.schedule import learning_rate
 from pretrain.engine.seeding import seed_step
@@ -99,20 +100,24 @@ def train(run: Run, callbacks: Sequence[Callback]) -> None:
         batches = run.task.build_batches(run.progress)
         many = run.task if isinstance(run.task, ChunkedTask) else None
         while not run.finished and not run.stopping:
+            heartbeat.enter("data", run.progress.step)
             for callback in callbacks:
                 callback.before_step(run)
             if many is not None:
                 report = _step_many(run, many, batches, callbacks)
             else:
                 batch: Any = next(batches)
+                heartbeat.enter("step")
                 set_update(run)
                 report = run.task.step(run.engines, batch, run.progress)
                 run.progress.step += 1
             report["lr"] = learning_rate(run.progress.step - 1, run.job.schedule, run.job.optimizer)
             for callback in callbacks:
                 callback.after_step(run, report)
+        heartbeat.enter("step", run.progress.step)
         for callback in callbacks:
             callback.on_end(run)
+        heartbeat.enter("end")
     finally:
         for callback in reversed(callbacks):
             callback.close(run)
@@ -144,6 +149,7 @@ class _Chunk:
 
 def _step_many(run: Run, task: ChunkedTask, batches: Iterator[Any], callbacks: Sequence[Callback]) -> StepMetrics:
     """As many updates as fit before the next step at which any callback, or the end of the run, is due."""
+    heartbeat.enter("step")
     due = min(run.job.schedule.max_steps, *(callback.next_due(run) for callback in callbacks))
     report = task.step_many(run.engines, _Chunk(run, batches, due - run.progress.step), run.progress)
     run.progress.step = due

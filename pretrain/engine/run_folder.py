@@ -39,6 +39,8 @@ class Status(Record):
     reason: str = Field("", max_length=1_000_000)
     failed_saves: Count = 0
     """Periodic checkpoints that could not be written (a full disk); the run went on without them."""
+    final: bool = False
+    """Whether a job that failed has found itself that it cannot go on: started again it would end the same."""
 
 
 class Best(Record):
@@ -66,7 +68,7 @@ def read_best(folder: Path) -> Best | None:
 def write_status(folder: Path, status: Status) -> None:
     """Replace ``status.json``; on a full disk in place, since a run that ends there must say so."""
     status = status.model_copy(update={"reason": status.reason[:_LONGEST_REASON]})
-    values = status.model_dump(exclude=None if status.failed_saves else {"failed_saves"})
+    values = status.model_dump(exclude={name for name in ("failed_saves", "final") if not getattr(status, name)})
     try:
         write_json(folder / STATUS, values)
     except OSError as error:

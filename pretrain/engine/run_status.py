@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from pretrain.base.errors import ConfigError, shown, user_text
+from pretrain.base.errors import ConfigError, RunFailedError, shown, user_text
 from pretrain.base.files import open_for_append, write_text
 from pretrain.base.locks import file_lock
 from pretrain.config import flatten
@@ -102,7 +102,11 @@ class RunStatus:
                 return
             text = user_text(error)
             self._write(
-                "failed", step, FAILED if text is None else BAD_INPUT, f"{type(error).__name__}: {text or error}"
+                "failed",
+                step,
+                FAILED if text is None else BAD_INPUT,
+                f"{type(error).__name__}: {text or error}",
+                final=isinstance(error, RunFailedError),
             )
             if text is not None and self._fresh and not self.training:
                 self._discard()
@@ -137,9 +141,20 @@ class RunStatus:
             with contextlib.suppress(OSError):
                 self._write("running", self.progress.step, failed_saves=count)
 
-    def _write(self, state: str, step: int, code: int | None = None, reason: str = "", failed_saves: int = -1) -> None:
+    def _write(
+        self,
+        state: str,
+        step: int,
+        code: int | None = None,
+        reason: str = "",
+        failed_saves: int = -1,
+        *,
+        final: bool = False,
+    ) -> None:
         lost = self._status.failed_saves if failed_saves < 0 else failed_saves
         status = {"state": state, "step": step, "exit_code": code, "reason": reason, "failed_saves": lost}
+        if final:
+            status["final"] = True
         self._status = Status.model_validate(status)
         if distributed.rank() == 0:
             write_status(self.folder, self._status)

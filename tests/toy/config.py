@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Literal
 
 from pretrain.base.errors import DataError
@@ -16,12 +18,20 @@ from pretrain.engine import distributed
 class Fault(Section):
     """Something that goes wrong on one rank at one step; at step 0 while preparing."""
 
-    kind: Literal["none", "term", "nan", "nan_gradient", "refuse", "crash", "wait"] = "none"
+    kind: Literal["none", "term", "nan", "nan_gradient", "refuse", "crash", "wait", "kill", "stop", "hang"] = "none"
     step: int = 0
     rank: int = 0
+    once: str = ""
+    """A file that is made by the fault, which does not strike again."""
 
     def hits(self, kind: str, step: int) -> bool:
-        return (kind, step, distributed.rank()) == (self.kind, self.step, self.rank)
+        if (kind, step, distributed.rank()) != (self.kind, self.step, self.rank):
+            return False
+        if self.once:
+            if Path(self.once).exists():
+                return False
+            Path(self.once).touch()
+        return True
 
     def strike(self, step: int) -> None:
         if self.hits("term", step):
@@ -32,6 +42,14 @@ class Fault(Section):
             raise RuntimeError("a fault of the program")
         if self.hits("wait", step):
             time.sleep(1.5)
+        if self.hits("kill", step):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.hits("stop", step):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if self.hits("hang", step):
+            libc, semaphore = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+            libc.sem_init(semaphore, 0, 0)
+            libc.sem_wait(semaphore)  # for ever, and with the interpreter's lock
 
 
 class ToyJob(Job):

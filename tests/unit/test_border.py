@@ -79,6 +79,15 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "launcher/commands/config.py": ("yaml.safe_dump", "writes"),
     "launcher/commands/corpora.py": (".open", SHARDS),
     "launcher/machine.py": (".read_text subprocess.run", "/proc/cpuinfo; nvidia-smi, with a time limit"),
+    "launcher/preflight/probe.py": (
+        "open os.fdopen os.open subprocess.run",
+        "files of the installed packages, hashed; a new file of ours, no link, read again; nvidia-smi, with a time limit",
+    ),
+    "launcher/preflight/session.py": (
+        ".read_bytes subprocess.Popen",
+        "the probe's own source; ssh: every word checked or quoted for the remote shell",
+    ),
+    "launcher/supervisor/heartbeats.py": (".read_text mmap.mmap", "/proc; memory without a name, shared with a rank"),
     "launcher/sweep/trial_log.py": (".open", OWN),
     "launcher/sweep/restart.py": (".open .read_text", TYPED + "; " + OWN),
     "pretrain/config/writer.py": ("yaml.dump", "writes"),
@@ -96,6 +105,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/engine/allocator.py": ("ctypes.CDLL", "libc's mallopt"),
     "pretrain/engine/callbacks/profiler.py": (".read_bytes", "of a private temporary folder"),
     "pretrain/engine/checkpoint/index.py": ("safe_open", TENSORS),
+    "pretrain/engine/heartbeat.py": ("mmap.mmap", "memory without a name, inherited from the launcher"),
     "pretrain/engine/provenance.py": ("subprocess.run", "git, in the source checkout; " + TOOL),
     "pretrain/report/__init__.py": (".write_text", OUT),
     "pretrain/report/additions.py": ("importlib.import_module", REGISTRY),

@@ -42,7 +42,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "pretrain.engine.callbacks": (
         *(*BASE, "pretrain.config", "pretrain.registry"),
-        *_in("pretrain.engine", "checkpoint", "distributed", "durable", "flags", "interruption", "loop"),
+        *_in("pretrain.engine", "checkpoint", "distributed", "durable", "flags", "heartbeat", "interruption", "loop"),
         *_in("pretrain.engine", "metrics_file", "run_folder", "task"),
     ),
     "pretrain.engine": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
@@ -113,9 +113,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *_in("pretrain", "base", "config", "engine", "models", "convert", "report", "regions", "vision_language"),
     ),
     # ---- launcher
+    "launcher.supervisor": (*BASE, "pretrain.engine"),
     "launcher.backends": (
         *(*BASE, "pretrain.engine"),
-        *_in("launcher", "cluster", "environment", "hostfile", "plan", "raycluster", "ssh", "watch"),
+        *_in("launcher", "cluster", "environment", "hostfile", "plan", "raycluster", "ssh", "supervisor", "watch"),
     ),
     "launcher.preflight": (
         *(*BASE, "pretrain.config"),

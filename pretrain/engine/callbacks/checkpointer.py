@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pretrain.base.errors import CheckpointError
-from pretrain.engine import distributed
+from pretrain.engine import distributed, heartbeat
 from pretrain.engine.callbacks.best import BestCheckpoint, best_checkpoint
 from pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of
 from pretrain.engine.checkpoint.folders import point, remove_checkpoint, remove_leftovers
@@ -82,12 +82,14 @@ class Checkpointer(Callback):
         if self._saved == run.progress.step:
             return
         run.settle()  # a state that has diverged must not be kept
+        before = heartbeat.enter("save")
         self._try(run, self._commit)
         asynchronous = run.job.checkpoint.asynchronous
         self._pending = begin_save(run.dir, run.job, run.engines, run.task, run.progress, asynchronous=asynchronous)
         self._saved = self._began = run.progress.step
         if not asynchronous:
             self._commit(run)
+        heartbeat.enter(before)
 
     def _save_if_best(self, run: Run) -> None:
         if self._best.is_improved(run) and self._try(run, self._save) and self._try(run, self._commit):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from pretrain.engine import heartbeat
 from pretrain.engine.callbacks.metrics import Metrics
 from pretrain.engine.loop import Callback, Run, next_multiple
 from pretrain.engine.task import StepMetrics
@@ -31,6 +32,7 @@ class Validator(Callback):
         if run.validated_at == run.progress.step:
             return
         run.settle()  # of a state that has diverged there is nothing to measure
+        before = heartbeat.enter("validation")
         for engine in run.engines.values():
             engine.eval()
         with torch.no_grad():
@@ -39,3 +41,4 @@ class Validator(Callback):
             engine.train()
         run.validation = self._metrics.write(run, report, split="validation") if report else {}
         run.validated_at = run.progress.step
+        heartbeat.enter(before)

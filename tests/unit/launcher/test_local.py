@@ -84,7 +84,9 @@ def test_the_first_failing_rank_decides_and_the_others_are_stopped(tmp_path: Pat
 
 def test_a_rank_killed_by_a_signal_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     end = run_ranks(ranks("rank == 0 and os.kill(os.getpid(), 9); time.sleep(60)"))
-    assert end == End(1, "rank 0 was killed by SIGKILL (out of memory?)")
+    assert (end.code, end.reason) == (1, "rank 0 was killed by SIGKILL (out of memory?)")
+    assert end.crash is not None
+    assert (end.crash.rank, end.crash.signal, end.crash.cause) == (0, "SIGKILL", end.reason)
     assert "rank 0 was killed by SIGKILL" in caplog.text
 
 

@@ -94,7 +94,7 @@ def test_the_script_starts_ranks_resumes_and_requeues(tmp_path: Path, code: int,
     env |= {"SLURM_JOB_ID": "100123", "SLURM_RESTART_COUNT": str(abs(restarts)), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(["bash", tmp_path / "job.sbatch"], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == code
-    assert done.stderr == ("[capt] failed at step 0; queued again (1 of 3 times)\n" if code == 1 else "")
+    assert done.stderr == ("[capt] failed at step 0; started again (1 of 3 times)\n" if code == 1 else "")
     assert (tmp_path / "ranks").read_text() == "0 0 2 n1 20123 done 1\n1 0 2 n1 20123 done 1\n"
     run = folder / "run"
     expected = ["capt_tiny", f"run.dir={run}", "data.files=[x.txt,'y z.txt']"]

@@ -1,0 +1,61 @@
+"""Starts a job again that lost a process or hung, from its newest checkpoint, as often as it may."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.plan import End, Launch
+from launcher.requeue import again
+from launcher.supervisor.crash import write_crash
+from pretrain.base.errors import UserError
+from pretrain.engine.run_folder import CONFIG, FAILED, read_status
+
+log = logging.getLogger(__name__)
+
+
+def supervise(launch: Launch, attempt: Callable[[Launch], End]) -> End:
+    """Carry out a launch, and again as a resumed one while ``supervise.restarts`` allows it.
+
+    A job is started again when a process of it died, hung, or ended with an error of the program. It is not when its
+    input is bad, when it was asked to stop, when it says itself that it cannot go on (a loss that is no number), when
+    it had not begun, or when it made no step since it was started the last time.
+    """
+    limit = launch.job.supervise.restarts
+    own = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
+    while True:
+        end = attempt(launch)
+        if end.crash is not None and (launch.run_dir / CONFIG).is_file():
+            report = write_crash(launch.run_dir, end.crash)
+            log.error("%s%s", end.crash.cause, f" ({report})" if report else "")
+        if end.code != FAILED or not limit or not _may_go_on(launch.run_dir):
+            return end
+        try:
+            if not again(launch.run_dir, end.code, limit, own):
+                return end
+        except UserError as error:
+            log.error("not started again: %s", error)
+            return end
+        launch = resumed(launch)
+
+
+def resumed(launch: Launch) -> Launch:
+    """The launch that continues the run of another one."""
+    debugging = ["--debug"] * ("--debug" in launch.arguments)
+    return replace(launch, arguments=(str(launch.run_dir / CONFIG), "--resume", *debugging), files={}, unmerged=None)
+
+
+def _may_go_on(run: Path) -> bool:
+    """Whether the folder holds a run, and the job has not said that going on makes no sense."""
+    if not (run / CONFIG).is_file():
+        return False
+    with suppress(UserError):
+        status = read_status(run)
+        return status is None or not status.final
+    return True

@@ -1,0 +1,74 @@
+"""What this rank is doing now, in shared memory, for the process that started it to see.
+
+A rank that hangs cannot say so: it may be stopped, or hold the interpreter's lock for ever. So it notes the beginning
+of each *section* (fetch data, step, validate, save) in a page of shared memory, and its launcher, another process,
+reads for how long it has been there, and how long the section took at most so far (``launcher.supervisor``).
+The page is an inherited memory file (``CAPT_HEARTBEAT``, its descriptor): it has no name and leaves nothing behind.
+Noting a section takes about a microsecond. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import signal
+import struct
+import time
+from contextlib import suppress
+from typing import Literal
+
+Section = Literal["start", "data", "step", "validation", "save", "end"]
+SECTIONS: tuple[Section, ...] = ("start", "data", "step", "validation", "save", "end")
+HEARTBEAT, STACKS = "CAPT_HEARTBEAT", "CAPT_STACKS"
+"""Variables that name the inherited descriptors of the page and of the file for stacks."""
+HEADER = struct.Struct("<qqd")
+"""Number of the section, optimizer updates done, time of its beginning (CLOCK_MONOTONIC, seconds)."""
+PAST = struct.Struct("<qd")
+"""Of each section: how often it has ended, and its longest duration in seconds."""
+SIZE = HEADER.size + len(SECTIONS) * PAST.size
+
+
+class _Page:
+    memory: mmap.mmap | None = None
+    section = 0
+    step = 0
+    since = 0.0
+
+
+def open_page() -> None:
+    """Use the page and the file for stacks that the launcher handed down; without them nothing is noted."""
+    descriptors = {}
+    for name in (HEARTBEAT, STACKS):
+        with suppress(KeyError, ValueError):
+            descriptors[name] = int(os.environ.pop(name))  # no child of this process is the rank
+    if HEARTBEAT in descriptors:
+        with suppress(OSError, ValueError):
+            _Page.memory = mmap.mmap(descriptors[HEARTBEAT], SIZE)
+            _Page.since = time.monotonic()
+            _note()
+    if STACKS in descriptors:
+        with suppress(OSError, ValueError):
+            faulthandler.register(signal.SIGQUIT, file=descriptors[STACKS], all_threads=True)
+
+
+def enter(section: Section, step: int | None = None) -> Section:
+    """Note that ``section`` begins, with ``step`` optimizer updates done (None: as before); returns the one before."""
+    before = SECTIONS[_Page.section]
+    if _Page.memory is None:
+        _Page.section = SECTIONS.index(section)
+        return before
+    now = time.monotonic()
+    place = HEADER.size + _Page.section * PAST.size
+    count, longest = PAST.unpack_from(_Page.memory, place)
+    PAST.pack_into(_Page.memory, place, count + 1, max(longest, now - _Page.since))
+    _Page.section, _Page.since = SECTIONS.index(section), now
+    if step is not None:
+        _Page.step = step
+    _note()
+    return before
+
+
+def _note() -> None:
+    assert _Page.memory is not None
+    HEADER.pack_into(_Page.memory, 0, _Page.section, _Page.step, _Page.since)

@@ -1,0 +1,129 @@
+"""A job that lost a rank, or whose rank hangs, goes on by itself, and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.backends.local import run_ranks
+from launcher.plan import Command, End, Launch, Options
+from launcher.restart import supervise
+from pretrain.base.files import write_text
+from pretrain.config.load import job_from_mapping
+from pretrain.config.writer import job_to_yaml
+from pretrain.engine.run_folder import read_status
+from pretrain.registry import TASKS
+from tests.support import free_port
+
+TASKS["toy"] = "tests.toy"
+RANK = (
+    "import os, sys; from pretrain.registry import TASKS; TASKS['toy'] = 'tests.toy'\n"
+    "from pretrain.engine import heartbeat, interruption; interruption.install(exit_code=75); heartbeat.open_page()\n"
+    "from pretrain.__main__ import main; code = main(sys.argv[1:]); sys.stdout.flush(); os._exit(code)"
+)
+STEPS = 12
+
+
+def _mapping(run_dir: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "task": {"type": "toy"},
+        "run": {"dir": str(run_dir), "log_every": 1, "tensorboard": False, "threads": 1},
+        "batch": {"global": 8, "micro": 2},
+        "schedule": {"max_steps": STEPS, "warmup_steps": 2},
+        "optimizer": {"lr": 1e-2},
+        "validate": {"every": 0},
+        "checkpoint": {"every": 2, "keep": 2},
+        "supervise": {"restarts": 2, "stall": 2.0},
+        **changes,
+    }
+
+
+def _supervised(mapping: dict[str, Any], world: int = 2) -> tuple[int, list[End]]:
+    """The exit code, and the end of every attempt."""
+    job = job_from_mapping(mapping, "test")
+    path = job.run.dir.parent / f"{job.run.dir.name}.yaml"
+    write_text(path, job_to_yaml(job))
+    ends: list[End] = []
+
+    def attempt(launch: Launch) -> End:
+        port = str(free_port())
+        commands = tuple(
+            Command(
+                (sys.executable, "-c", RANK, *launch.arguments),
+                {
+                    "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
+                    "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                },
+            )
+            for rank in range(world)
+        )  # fmt: skip
+        ends.append(run_ranks(commands, stall=launch.job.supervise.stall))
+        return ends[-1]
+
+    return supervise(Launch("pretrain", (str(path), "--merged"), job, Options()), attempt).code, ends
+
+
+def _losses(run_dir: Path) -> dict[int, float]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+
+def _crashes(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted((run_dir / "crashes").glob("*.json"))]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert _supervised(_mapping(run)) == (0, [End(0)])
+    return _losses(run)
+
+
+@pytest.mark.parametrize("kind", ["kill", "stop", "hang", "crash"])
+def test_a_fault_of_a_rank_costs_the_steps_since_the_last_checkpoint(
+    tmp_path: Path, undisturbed: dict[int, float], kind: str
+) -> None:
+    run = tmp_path / "run"
+    fault = {"kind": kind, "step": 7, "rank": 1, "once": str(tmp_path / "struck")}
+    begin = time.monotonic()
+    code, ends = _supervised(_mapping(run, fault=fault))
+    assert (code, [end.code for end in ends]) == (0, [1, 0])
+    assert time.monotonic() - begin < 60
+    assert _losses(run) == undisturbed
+    status = read_status(run)
+    assert status is not None
+    assert (status.state, status.step) == ("done", STEPS)
+    (crash,) = _crashes(run)
+    assert (crash["rank"], crash["step"], crash["section"]) == (1, 6, "step")  # six were done
+    assert crash["signal"] == ("SIGKILL" if kind == "kill" else None)
+    if kind in ("stop", "hang"):
+        assert "rank 1 hangs" in crash["cause"]
+        assert ("it is suspended" in crash["cause"]) == (kind == "stop")
+    if kind == "hang":
+        assert "strike" in crash["stacks"]  # where it hangs, though it holds the interpreter's lock
+
+
+def test_a_fault_that_comes_back_at_once_ends_the_job(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, ends = _supervised(_mapping(run, fault={"kind": "kill", "step": 3, "rank": 0}))
+    assert (code, len(ends)) == (1, 2)  # the second time it made no step more than the first
+
+
+@pytest.mark.parametrize(("fault", "expected"), [({"kind": "nan", "step": 3}, 1), ({"kind": "refuse", "step": 0}, 2)])
+def test_what_would_come_out_the_same_again_is_not_tried_again(
+    tmp_path: Path, fault: dict[str, Any], expected: int
+) -> None:
+    code, ends = _supervised(_mapping(tmp_path / "run", fault=fault), world=1)
+    assert (code, len(ends)) == (expected, 1)
+
+
+def test_without_restarts_the_first_fault_is_the_end(tmp_path: Path) -> None:
+    mapping = _mapping(tmp_path / "run", fault={"kind": "kill", "step": 5}, supervise={"restarts": 0})
+    code, ends = _supervised(mapping, world=1)
+    assert (code, len(ends)) == (1, 1)
+    assert len(_crashes(tmp_path / "run")) == 1
