@@ -107,9 +107,9 @@ def effective_negatives_by_terms(
 ) -> list[float]:
     """The effective number of negatives of each anchor (:func:`pretrain.contrast.stats.effective_number`)."""
     numbers = []
-    for i, anchor in enumerate(anchors.double()):
+    for i, anchor in enumerate(anchors.detach().double()):
         total = squares = 0.0
-        for j, key in enumerate(keys.double()):
+        for j, key in enumerate(keys.detach().double()):
             if is_negative[i, j]:
                 weight = 1.0 if weights is None else float(weights[i, j])
                 term = weight * math.exp(float(anchor @ key) / temperature)
