@@ -153,7 +153,7 @@ def _check(case: Case, ranks: list[dict[str, Any]]) -> None:
     assert max(r["rows"] for r in ranks) <= -(-K // case.world)
     if case.stats:
         assert [r["anchors"] for r in ranks] == [2 * n for n in case.counts]
-        rows, partners = torch.cat([s, s_hat]), torch.cat([s_hat, s])
+        rows, partners = torch.cat([s, s_hat]).detach(), torch.cat([s_hat, s]).detach()
         cosines = (rows @ torch.cat([rows, problem.queue]).T).masked_fill(~problem.is_negative(), -torch.inf)
         margin = (rows * partners).sum(1) - cosines.amax(1)
         expected = (len(rows), (margin > 0).double().mean(), margin.mean(), problem.effective_negatives())
