@@ -81,7 +81,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "launcher/machine.py": (".read_text subprocess.run", "/proc/cpuinfo; nvidia-smi, with a time limit"),
     "launcher/preflight/probe.py": (
         "open os.fdopen os.open subprocess.run",
-        "files of the installed packages, hashed; a new file of ours, no link, read again; nvidia-smi, with a time limit",
+        "installed packages, hashed; a new file of ours, no link, read again; nvidia-smi, with a time limit",
     ),
     "launcher/preflight/session.py": (
         ".read_bytes subprocess.Popen",
