@@ -24,6 +24,7 @@ from pretrain.engine.ephemeral.places import (
     life_of,
     places,
     remove,
+    remove_stale,
     room,
 )
 from pretrain.engine.ephemeral.save import EphemeralSave
@@ -57,6 +58,7 @@ class EphemeralCheckpointer(Callback):
         self._due = NEVER
         self._said = False
         self._need = 0
+        self._place: Path | None = None
         self._cost = 0.0
 
     def on_start(self, run: Run) -> None:
@@ -75,6 +77,8 @@ class EphemeralCheckpointer(Callback):
         self._life = distributed.broadcast_object(life) or ""
         if self._hosts.leads:
             self._clean(run, keep=source if goes_on else None)
+            for folder, reason in remove_stale(self._places):
+                logger.info("removed %s: %s", folder, reason)
         writing = run.writing
         run.writing = lambda: writing() or (self._pending is not None and not self._pending.done())
         self._distance = section.every if isinstance(section.every, int) else _FIRST
@@ -128,9 +132,7 @@ class EphemeralCheckpointer(Callback):
             self._pending = None
             self._places = [place for place in self._places if place != self._place]
             if distributed.rank() == 0:
-                after = (
-                    "without ephemeral checkpoints" if self._off else "with the next place for them, if there is one"
-                )
+                after = "without ephemeral checkpoints" if self._off else "with another place for them, if any"
                 logger.error("%s; training goes on %s", error, after)
         heartbeat.enter(before)
         self._cost += time.monotonic() - begin

@@ -37,9 +37,10 @@ class EphemeralSave(PendingSave):
         """Bytes of the checkpoint on this host, once it is complete."""
 
     def complete(self) -> None:
+        """Make a checkpoint of what all ranks have written, on every host. Collective."""
         with distributed.synchronize_errors():
             if distributed.rank() == 0:
-                self._write(STATE, self.metadata)
+                self._write_json(STATE, self.metadata)
                 self.seal(STATE)
         by_rank = distributed.gather_objects(self.hashed)
         moves = [
@@ -60,14 +61,14 @@ class EphemeralSave(PendingSave):
                 if old != self.target:
                     remove_checkpoint(old)
 
-    def _write(self, name: str, value: Any) -> None:
+    def _write_json(self, name: str, value: Any) -> None:
         try:
             write_json(self.temporary / name, value)
         except OSError as error:
             raise CheckpointError(describe_write_error(self.temporary, error)) from error
 
     def _put_in_place(self, files: dict[str, dict[str, Any]]) -> None:
-        self._write(MANIFEST, {**self.manifest, "files": files})
+        self._write_json(MANIFEST, {**self.manifest, "files": files})
         try:
             sync(self.temporary)
             if self.target.exists():

@@ -50,9 +50,10 @@ def move_files(folder: Path, moves: Sequence[Move]) -> None:
             for (_, each), (_, buffer) in zip(open_ones, buffers, strict=True):
                 each.take(buffer)
         with distributed.synchronize_errors():
-            for _, each in (*outgoing, *incoming):
-                if each.error is not None:
-                    raise CheckpointError(describe_write_error(folder, each.error)) from each.error
+            streams: list[_Stream] = [each for _, each in (*outgoing, *incoming)]
+            for stream in streams:
+                if stream.error is not None:
+                    raise CheckpointError(describe_write_error(folder, stream.error)) from stream.error
 
 
 class _Stream:
@@ -107,8 +108,8 @@ class _Outgoing(_Stream):
         if start == 0:
             self._file = self._stack.enter_context(open_regular(self._folder / name, error=CheckpointError))
         assert self._file is not None
-        count = min(len(chunk), size - start)
-        if self._file.readinto(memoryview(chunk.numpy())[:count]) != count:  # type: ignore[attr-defined]
+        view = chunk.numpy()[: size - start]
+        if self._file.readinto(view) != len(view):  # type: ignore[attr-defined]
             raise OSError(f"{self._folder / name} is shorter than it was")
 
 
@@ -127,7 +128,7 @@ class _Incoming(_Stream):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._stack.enter_context(partial.open("wb"))
         assert self._file is not None
-        self._file.write(memoryview(chunk.numpy())[: min(len(chunk), size - start)])
+        self._file.write(chunk.numpy()[: size - start].data)
         if start + CHUNK >= size:
             self._file.close()
             os.replace(partial, path)
