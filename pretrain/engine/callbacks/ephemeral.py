@@ -41,6 +41,11 @@ _GROWTH = 4
 """A distance with ``every: auto`` is at most this many times the one before: a single slow save is no measure."""
 
 
+def distance(cost: float, step: float, before: int) -> int:
+    """Steps of ``step`` seconds until the next save, so that one of ``cost`` seconds takes `SHARE` of the time."""
+    return min(max(1, math.ceil(cost / (SHARE * max(step, 1e-9)))), _GROWTH * before)
+
+
 class EphemeralCheckpointer(Callback):
     """Saves every ``checkpoint.ephemeral.every`` steps into the memory of each host; the newest one stays.
 
@@ -116,10 +121,8 @@ class EphemeralCheckpointer(Callback):
             return
         if measure:
             now = time.monotonic()
-            of_a_step = max(now - self._since - self._cost, 1e-9) / (step - self._since_step)
-            wanted = math.ceil(self._cost / (SHARE * of_a_step))
-            distance = min(max(wanted, 1), _GROWTH * self._distance)
-            self._distance = distributed.broadcast_object(distance)
+            of_a_step = (now - self._since - self._cost) / (step - self._since_step)
+            self._distance = distributed.broadcast_object(distance(self._cost, of_a_step, self._distance))
             self._since, self._since_step, self._cost = now, step, 0.0
         self._due = step + self._distance
 
