@@ -111,6 +111,7 @@ def begin_life(run: Path) -> str:
 
 def room(place: Path) -> int:
     """Bytes that may be written to a place; a tenth of it, and where it is memory of the host's, is left to others."""
+    place = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
     usage = shutil.disk_usage(place)
     free = usage.free - usage.total // 10
     return min(free, available_memory()) if _is_memory(place) else free
