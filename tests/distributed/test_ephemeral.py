@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -45,6 +46,7 @@ def _run(
 ) -> int | str:
     """Train on this rank; ``crash`` ends all ranks in that step, ``hosts_of`` ranks are a host with a memory each."""
     quiet_libraries(debug=False)
+    logging.getLogger("pretrain").setLevel(logging.INFO)
     rank = int(os.environ["RANK"])
     if hosts_of:
         host = f"host-{rank // hosts_of}"
