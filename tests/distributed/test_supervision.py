@@ -95,7 +95,7 @@ def test_a_fault_of_a_rank_costs_the_steps_since_the_last_checkpoint(
     begin = time.monotonic()
     code, ends = _supervised(_mapping(run, fault=fault))
     assert (code, [end.code for end in ends]) == (0, [1, 0])
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - begin < 120  # far less than the time-out of the process group
     assert _losses(run) == undisturbed
     status = read_status(run)
     assert status is not None
