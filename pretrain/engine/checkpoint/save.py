@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,13 @@ def _describe(module: nn.Module) -> dict[str, Any]:
 
 
 def begin_save(
-    run_dir: Path, job: Job, engines: Mapping[str, Engine], task: Task, progress: Progress, *, asynchronous: bool
-) -> PendingSave:
+    run_dir: Path, job: Job, engines: Mapping[str, Engine], task: Task, progress: Progress, *, asynchronous: bool,
+    make: Callable[[Path, TensorFiles, dict[str, Any], dict[str, Any], str], PendingSave] = PendingSave,
+) -> PendingSave:  # fmt: skip
     """Snapshot the state of all engines and the task and start writing it. Collective.
 
-    With ``asynchronous`` training may go on at once; ``commit`` is called when every rank is ``done``.
+    With ``asynchronous`` training may go on at once; ``commit`` is called when every rank is ``done``. ``make`` makes
+    the pending save; where ranks other than 0 lead (hosts with a folder each), they make theirs.
     """
     target, token = step_folder(run_dir, progress.step), distributed.broadcast_object(secrets.token_hex(4))
     modules = {name: engine.module for name, engine in engines.items()}
@@ -71,17 +73,19 @@ def begin_save(
             "has_moments": bool(engine.base_optimizer.state),
             "loss_scale": engine.loss_scale_state(),
         }
-    save = PendingSave(target, files, {"progress": progress.to_json(), "engines": engine_state}, manifest, token)
+    save = make(target, files, {"progress": progress.to_json(), "engines": engine_state}, manifest, token)
     with distributed.synchronize_errors():
         if distributed.rank() == 0:
             save.ready += _prepare_folder(save.temporary, job, task)
+        elif save.leads:
+            _make_folder(save.temporary)
     try:
         with distributed.synchronize_errors():  # before the task writes, which may hold collectives
             _make_own_folder(save)
         with distributed.synchronize_errors():
             save.metadata["task"] = _save_task(task, save)
     except Exception:
-        if distributed.rank() == 0:
+        if save.leads:
             shutil.rmtree(save.temporary, ignore_errors=True)
         raise
     save.write(asynchronous=asynchronous)
@@ -128,12 +132,8 @@ def _manifest(job: Job, modules: Mapping[str, nn.Module], progress: dict[str, in
 
 def _prepare_folder(folder: Path, job: Job, task: Task) -> list[str]:
     """Make the temporary folder with all that rank 0 puts there; returns the names of the files."""
+    _make_folder(folder)
     try:
-        run_dir, first = folder.parents[1], not folder.parent.exists()
-        folder.mkdir(parents=True)
-        if first:  # all checkpoints are lost where the host crashes and forgets the folder that they are in
-            sync(run_dir)
-            sync(run_dir.parent)
         write_text(folder / CONFIG, job_to_yaml(job))
         for name, source in task.export_files().items():
             if source.is_dir():
@@ -143,6 +143,18 @@ def _prepare_folder(folder: Path, job: Job, task: Task) -> list[str]:
         return _names_in(folder)
     except (OSError, shutil.Error) as error:
         shutil.rmtree(folder, ignore_errors=True)
+        raise CheckpointError(describe_write_error(folder, error)) from error
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the temporary folder, and the folder of all checkpoints with the first, durably."""
+    run_dir, first = folder.parents[1], not folder.parent.exists()
+    try:
+        folder.mkdir(parents=True)
+        if first:  # all checkpoints are lost where the host crashes and forgets the folder that they are in
+            sync(run_dir)
+            sync(run_dir.parent)
+    except OSError as error:
         raise CheckpointError(describe_write_error(folder, error)) from error
 
 
