@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from tests.proof.state import BOOT, TRAIN, Settings, State
 
 
@@ -13,7 +15,7 @@ def broken(state: State, settings: Settings) -> str:
     if state.newest < state.reported:
         return f"the checkpoint of step {state.reported} was reported and is lost"
     steps = [each.step for each in state.visible]
-    if any(after <= before for before, after in zip(steps, steps[1:], strict=False)):
+    if any(after <= before for before, after in pairwise(steps)):
         return f"steps were committed in the order {steps}"
     trains = [rank for rank in state.ranks if rank.alive and rank.at > BOOT]
     if len({rank.gen for rank in trains if rank.index == 0}) > 1:

@@ -25,7 +25,7 @@ RULES: list[Rule] = []
 
 def move(
     *code: str, help: bool = False
-) -> Callable[[Callable[[State, Settings], Iterator[Move]]], Callable[..., Iterator[Move]]]:  # noqa: A002, E501
+) -> Callable[[Callable[[State, Settings], Iterator[Move]]], Callable[..., Iterator[Move]]]:
     """Enter a kind of moves into the model."""
 
     def enter(moves: Callable[[State, Settings], Iterator[Move]]) -> Callable[..., Iterator[Move]]:

@@ -8,7 +8,7 @@ from tests.proof.moves import Move, move
 from tests.proof.state import (
     BOOT, COMMIT, DONE, DURABLE, EXITED, FAILED, MANIFEST, POINT, PRUNE, PRUNED, READY, REFUSED, RENAME, SYNCED, TORN,
     TRAIN, WAITING, WRITE, WROTE, Checkpoint, Rank, Settings, State,
-)  # fmt: skip
+)  # fmt: skip # isort: skip
 
 
 def _ended(state: State, rank: Rank, how: int) -> State:
@@ -51,7 +51,7 @@ def take(state: State, settings: Settings) -> Iterator[Move]:
     """Rank 0 takes the lock, chooses the newest checkpoint and sweeps what killed saves left."""
     for rank in state.ranks:
         if rank.at == BOOT and rank.index == 0 and (state.lock is None or settings.without == "lock"):
-            ranks = state.put(rank._replace(at=READY, step=state.newest))
+            ranks = state.put(rank._replace(at=READY, step=0 if settings.without == "newest" else state.newest))
             taken = state._replace(ranks=ranks, lock=(rank.node, rank.gen), partial=())
             yield f"{_named(rank)} takes the folder at step {state.newest}", taken
 
@@ -108,7 +108,7 @@ def write(state: State, settings: Settings) -> Iterator[Move]:
         yield f"{_named(rank)} writes", state._replace(ranks=state.put(rank._replace(at=WROTE)), partial=partial)
 
 
-@move("pretrain.engine.checkpoint.pending:PendingSave._seal", "pretrain.base.atomic:sync")
+@move("pretrain.engine.checkpoint.pending:PendingSave.seal", "pretrain.base.atomic:sync")
 def seal(state: State, settings: Settings) -> Iterator[Move]:
     """A rank makes its files durable and hashes them."""
     for rank in state.ranks:
@@ -155,12 +155,13 @@ def finish(state: State, settings: Settings) -> Iterator[Move]:
             )
 
 
-@move("pretrain.engine.checkpoint.folders:point")
-def point(state: State, settings: Settings) -> Iterator[Move]:
-    """Rank 0 lets the link ``latest`` lead there, and makes the new name durable."""
+@move("pretrain.engine.checkpoint.pending:PendingSave._finish", "pretrain.engine.checkpoint.folders:point")
+def report(state: State, settings: Settings) -> Iterator[Move]:
+    """Rank 0 makes the new name durable, lets the link ``latest`` lead there, and returns from the commit."""
     for rank in state.ranks:
         if rank.at == POINT:
-            visible = tuple(each._replace(synced=True) for each in state.visible)
+            lasts = settings.without != "durable name"
+            visible = tuple(each._replace(synced=lasts) for each in state.visible)
             moved = state.put(rank._replace(at=PRUNE))
             reported = max(state.reported, rank.step)
             yield (

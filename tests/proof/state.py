@@ -56,7 +56,7 @@ class Head(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """A folder of the step: of each file which attempt wrote it, and where its bytes are. ``synced``: its name lasts."""
+    """A folder of a step: who wrote each file, and where its bytes are. ``synced``: its name lasts."""
 
     step: int
     gen: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,11 +21,12 @@ from pretrain.engine.ephemeral.places import (
     claim,
     folder_of,
     is_private,
-    life_of,
+    lives_of,
     places,
     remove,
     remove_stale,
     room,
+    settle_life,
 )
 from pretrain.engine.ephemeral.save import EphemeralSave
 from pretrain.engine.loop import NEVER, Callback, Run, next_multiple
@@ -71,26 +72,44 @@ class EphemeralCheckpointer(Callback):
     def on_start(self, run: Run) -> None:
         section = run.job.checkpoint.ephemeral
         self._places = places(section.dir)
-        life = distributed.broadcast_object(life_of(run.dir))
-        if not section.every and life is None:
+        lives = distributed.broadcast_object(lives_of(run.dir))
+        if not section.every and not lives:
             return
         self._used, self._off = True, not section.every
         self._hosts = find_hosts()
         source = run.resumed_from
         goes_on = source is not None and source.parent.parent in [folder_of(place, run.dir) for place in self._places]
-        with distributed.synchronize_errors():
-            if distributed.rank() == 0 and (life is None or not goes_on):
-                life = begin_life(run.dir)
-        self._life = distributed.broadcast_object(life) or ""
-        if self._hosts.leads:
-            self._clean(run, keep=source if goes_on else None)
-            for folder, reason in remove_stale(self._places):
-                logger.info("removed %s: %s", folder, reason)
+        self._life = self._begin_life(run, lives if goes_on else (), source if goes_on else None)
         writing = run.writing
         run.writing = lambda: writing() or (self._pending is not None and not self._pending.done())
         self._distance = section.every if isinstance(section.every, int) else _FIRST
         self._since, self._since_step = time.monotonic(), run.progress.step
         self._plan(run, measure=False)
+
+    def _begin_life(self, run: Run, before: Sequence[str], source: Path | None) -> str:
+        """Of what the hosts have only ``source`` is left, and is of a new life. Collective."""
+        life = ""
+        with distributed.synchronize_errors():
+            if distributed.rank() == 0:
+                life = begin_life(run.dir, before)
+        life = distributed.broadcast_object(life)
+        with distributed.synchronize_errors():
+            if self._hosts.leads:
+                self._clean(run, keep=source)
+                for folder, reason in remove_stale(self._places):
+                    logger.info("removed %s: %s", folder, reason)
+                if source is not None:
+                    self._claim_source(source.parent.parent, run, life, before)
+        with distributed.synchronize_errors():
+            if distributed.rank() == 0:
+                settle_life(run.dir, life)
+        return life
+
+    def _claim_source(self, folder: Path, run: Run, life: str, before: Sequence[str]) -> None:
+        try:
+            claim(folder, run.dir, life, before)
+        except OSError as error:  # memory is full: another host may have the files
+            logger.warning("%s is not used again: %s", folder, error)
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
         if self._pending is not None and run.all_wrote_at > self._began:

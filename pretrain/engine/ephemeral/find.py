@@ -17,7 +17,7 @@ from pretrain.engine import distributed
 from pretrain.engine.checkpoint.layout import checkpoints_of, step_folder
 from pretrain.engine.checkpoint.manifest import MANIFEST, read_manifest
 from pretrain.engine.ephemeral.hosts import Hosts, find_hosts
-from pretrain.engine.ephemeral.places import claim, folder_of, is_private, life_of, owner_of, places, room
+from pretrain.engine.ephemeral.places import claim, folder_of, is_private, lives_of, owner_of, places, room
 from pretrain.engine.ephemeral.transfer import Move, move_files
 
 logger = logging.getLogger(__name__)
@@ -47,11 +47,11 @@ def newest_ephemeral(job: Job, after: int) -> Path | None:
     A file that this host lacks comes from a host that has it. None where no checkpoint is newer and whole; what is
     passed over (another life of the run, a file lost or damaged everywhere, no room) is said in a line.
     """
-    life = distributed.broadcast_object(life_of(job.run.dir))
-    if life is None:
+    lives = distributed.broadcast_object(lives_of(job.run.dir))
+    if not lives:
         return None
     hosts = find_hosts()
-    held, notes = _look(job, life, after)
+    held, notes = _look(job, lives, after)
     answers = distributed.gather_objects(
         ([each.key for each in held], notes) if hosts.leads else ([], [])  # the ranks of a host see the same
     )
@@ -64,7 +64,7 @@ def newest_ephemeral(job: Job, after: int) -> Path | None:
         mine = next((each for each in held if each.key == key), None)
         files = distributed.broadcast_object(mine.files if mine else {}, src=holders[key][0])
         try:
-            return _gather(job, life, hosts, key[0], files, mine)
+            return _gather(job, lives, hosts, key[0], files, mine)
         except CheckpointError as error:
             _tell([f"the ephemeral checkpoint of step {key[0]} is not used: {error}"])
     return None
@@ -76,7 +76,7 @@ def _tell(notes: Iterable[str]) -> None:
             logger.warning("%s", note)
 
 
-def _look(job: Job, life: str, after: int) -> tuple[list[_Held], list[str]]:
+def _look(job: Job, lives: Sequence[str], after: int) -> tuple[list[_Held], list[str]]:
     """What this host has of the run, and what it has but cannot use."""
     held: list[_Held] = []
     notes: list[str] = []
@@ -86,7 +86,7 @@ def _look(job: Job, life: str, after: int) -> tuple[list[_Held], list[str]]:
             if not is_private(folder):
                 continue
             owner = owner_of(folder)
-            if owner is None or owner.life != life:
+            if owner is None or owner.life not in lives:
                 notes.append(f"{folder} is not used: it is of another run, or of an earlier life of this one")
                 continue
         except (CheckpointError, OSError) as error:
@@ -116,7 +116,7 @@ def _has(path: Path, size: int) -> bool:
     return path.is_file() and not path.is_symlink() and path.stat().st_size == size
 
 
-def _gather(job: Job, life: str, hosts: Hosts, step: int, files: _Files, mine: _Held | None) -> Path:
+def _gather(job: Job, lives: Sequence[str], hosts: Hosts, step: int, files: _Files, mine: _Held | None) -> Path:
     """Give this host every file of a checkpoint. Collective. Raises ``CheckpointError`` on all ranks."""
     good = _verify(hosts, files, mine)
     everywhere = set().union(*good)
@@ -128,7 +128,7 @@ def _gather(job: Job, life: str, hosts: Hosts, step: int, files: _Files, mine: _
         if hosts.leads:
             own = mine.folder if mine else _new_folder(job, step, files)
             if lacking[hosts.mine]:
-                _prepare(job, life, own, sum(files[name][0] for name in lacking[hosts.mine]))
+                _prepare(job, lives, own, sum(files[name][0] for name in lacking[hosts.mine]))
     folder = distributed.gather_objects(own)[hosts.leader]
     assert folder is not None
     moves = _moves(hosts, files, good, lacking)
@@ -170,12 +170,12 @@ def _new_folder(job: Job, step: int, files: _Files) -> Path:
     raise CheckpointError(f"no room for {need:,} bytes on this host")
 
 
-def _prepare(job: Job, life: str, folder: Path, need: int) -> None:
+def _prepare(job: Job, lives: Sequence[str], folder: Path, need: int) -> None:
     root = folder.parent.parent
     if room(root.parent) < need:
         raise CheckpointError(f"{root.parent}: no room for {need:,} bytes")
     try:
-        claim(root, job.run.dir, life)
+        claim(root, job.run.dir, lives[0], lives[1:])
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"{folder}: {error.strerror}") from error

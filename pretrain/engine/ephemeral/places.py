@@ -5,9 +5,10 @@
     owner.json                    the run folder, and the run's life
     checkpoints/step-00000012/    a checkpoint as all are, of which this host has some files
 
-A *life* is a stretch of a run without a way back: whenever it goes on from anything else than its ephemeral checkpoint,
-``RUN/ephemeral.json`` names a new one. What a host has kept of another life is worthless: it may be of a future that
-did not come.
+Every start of a job begins a *life*, which ``RUN/ephemeral.json`` names. What a host has kept of another life is
+worthless: it may be of a future that did not come. Before the first step each host that has the checkpoint from which
+the job goes on makes it one of the new life; until all have, the life before counts as well. A host that was left out
+and comes back is thus known for what it is.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
@@ -37,17 +39,23 @@ KEPT = 24 * 3600.0
 """Seconds after which the state of a run that nobody has continued may be removed."""
 
 
-class Life(Record):
-    """``RUN/ephemeral.json``."""
+_Id = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+_STARTS = 100
+"""Starts in a row that end before their first step, after which the oldest life is forgotten."""
 
-    life: str = Field(pattern="^[0-9a-f]{32}$")
+
+class Life(Record):
+    """``RUN/ephemeral.json``: the life, and those that count too while a job starts."""
+
+    life: _Id
+    before: tuple[_Id, ...] = Field((), max_length=_STARTS)
 
 
 class Owner(Record):
     """``owner.json``: the run folder, and its life."""
 
     run: str = Field(max_length=10_000)
-    life: str = Field(pattern="^[0-9a-f]{32}$")
+    life: _Id
 
 
 def places(given: Path | None) -> list[Path]:
@@ -78,14 +86,23 @@ def is_private(folder: Path) -> bool:
     return True
 
 
-def claim(folder: Path, run: Path, life: str) -> None:
-    """Make a run's folder, or take the one that is there. Raises ``CheckpointError`` and ``OSError``."""
-    if not is_private(folder):
+def claim(folder: Path, run: Path, life: str, before: Sequence[str] = ()) -> None:
+    """Make a run's folder, or the one that is there, one of this life. What is of neither it nor ``before`` goes.
+
+    Raises:
+        CheckpointError: something else is there.
+        OSError: it cannot be written.
+    """
+    own = Owner(run=os.path.realpath(run), life=life)
+    known = owner_of(folder) if (there := is_private(folder)) else None
+    if there and (known is None or known.run != own.run or known.life not in (life, *before)):
+        remove(folder)
+        there = False
+    if not there:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700)
-    owner = Owner(run=os.path.realpath(run), life=life)
-    if owner_of(folder) != owner:
-        write_json(folder / OWNER, owner.model_dump(), private=True)
+    if known != own:
+        write_json(folder / OWNER, own.model_dump(), private=True)
 
 
 def owner_of(folder: Path) -> Owner | None:
@@ -95,18 +112,24 @@ def owner_of(folder: Path) -> Owner | None:
     return None
 
 
-def life_of(run: Path) -> str | None:
-    """The life of a run; None where it has none, or none that can be read."""
+def lives_of(run: Path) -> tuple[str, ...]:
+    """The lives of a run that count, the newest first; none where it has none that can be read."""
     with suppress(UserError, OSError):
-        return read_record(Life, run / LIFE, error=CheckpointError).life
-    return None
+        known = read_record(Life, run / LIFE, error=CheckpointError)
+        return known.life, *known.before
+    return ()
 
 
-def begin_life(run: Path) -> str:
-    """Give a run a new life and return it. Raises ``OSError``."""
+def begin_life(run: Path, before: Sequence[str] = ()) -> str:
+    """Give a run a new life and return it; those ``before`` count until :func:`settle_life`. Raises ``OSError``."""
     life = uuid.uuid4().hex
-    write_json(run / LIFE, Life(life=life).model_dump())
+    write_json(run / LIFE, Life(life=life, before=tuple(before)[:_STARTS]).model_dump())
     return life
+
+
+def settle_life(run: Path, life: str) -> None:
+    """From now on only this life counts. Raises ``OSError``."""
+    write_json(run / LIFE, Life(life=life).model_dump())
 
 
 def room(place: Path) -> int:
@@ -180,7 +203,7 @@ def _stale(folder: Path) -> str:
         return f"{run} is gone"
     if is_active(run):
         return ""
-    if life_of(run) != owner.life:
+    if owner.life not in lives_of(run):
         return f"{run} went on without it"
     step = max(_steps(folder), default=-1)
     if max(_steps(run), default=-1) >= step:

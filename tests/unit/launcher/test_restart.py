@@ -51,7 +51,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_job_that_starts_again_waits_for_the_lock_of_a_lost_host(run: Path) -> None:
-    first, second = _arguments(run, ("merged.yaml", "--merged", "--debug"), [False])
+    _, second = _arguments(run, ("merged.yaml", "--merged", "--debug"), [False])
     assert second == (str(run / "config.yaml"), "--resume", "--debug", "--wait", "180")
     config = str(run / "config.yaml")
     given = (config, "optimizer.lr=1e-4", "--resume")
