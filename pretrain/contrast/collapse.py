@@ -25,8 +25,11 @@ _LOOKS: dict[Split, int] = {"training": 3, "validation": 1}
 """So many looks in a row make a fall: the rows of a training step are few, and others each time."""
 _ONE_POINT = -0.1
 """Uniformity above this: nearly all representations in one point (0 is one point, about -4 an even spread)."""
-_CHANCE = 0.1
-"""Retrieval below this is nearly chance; encoders with random weights find most texts by their corruptions."""
+_SPREAD = -1.0
+"""After a fall into one point: uniformity below this is its end."""
+_FEW = 0.5
+"""Retrieval below this, in one point, is a collapse. New encoders that pool by the mean are in one point as well, and
+find most texts by their corruptions."""
 
 
 class Figures(NamedTuple):
@@ -43,9 +46,9 @@ class Figures(NamedTuple):
         """How far each is from collapse."""
         return self.retrieval, -self.uniformity, 1 - self.first_direction
 
-    def is_chance(self) -> bool:
-        """Whether this is an encoder that tells nothing apart, whatever it was before."""
-        return self.retrieval < _CHANCE and self.uniformity > _ONE_POINT
+    def are_of_one_point(self, limit: float = _ONE_POINT) -> bool:
+        """Whether they are those of one point (uniformity above ``limit``) that tells little apart."""
+        return self.retrieval < _FEW and self.uniformity > limit
 
 
 class Mark(Record):
@@ -86,11 +89,11 @@ class CollapseWatch:
     """Compares the figures of training and of validation, each with the best that the run has had.
 
     A *fall*: at least two of the three figures are less than half as far from collapse as at their best; or retrieval
-    is nearly chance and uniformity nearly 0, which finds a run that was never better. One figure alone may have other
+    is below a half and uniformity nearly 0, which finds a run that was never better. One figure alone may have other
     causes: retrieval falls where a longer queue holds more rows to tell apart, and the temperature moves uniformity.
 
-    Every fall is logged once, with its remedies; until two figures are three quarters as good again, ``status`` names
-    it. All ranks see the same figures.
+    Every fall is logged once, with its remedies; until two figures are three quarters as far from collapse again,
+    ``status`` names it. All ranks see the same figures.
 
     Args:
         section: the job's ``contrast``, for which remedies are named.
@@ -113,13 +116,14 @@ class CollapseWatch:
         before = self.state.past.get(split)
         best = _better(None if before is None else before.best, figures, step)
         past = Past(best=best) if before is None else before
-        lost = figures.is_chance() or _lost(figures, best, _RECOVERED if past.fallen else _LEFT) >= 2
+        limit, part = (_SPREAD, _RECOVERED) if past.fallen else (_ONE_POINT, _LEFT)
+        lost = figures.are_of_one_point(limit) or _lost(figures, best, part) >= 2
         doubts = past.doubts + 1 if lost else 0
         fallen = lost and (past.fallen or doubts >= _LOOKS[split])
         pasts = {**self.state.past, split: Past(best=best, doubts=doubts, fallen=fallen)}
         status = ""
         if fallen:
-            word = "COLLAPSED" if figures.is_chance() else "COLLAPSING"
+            word = "COLLAPSED" if figures.are_of_one_point() else "COLLAPSING"
             status = f"{word} (uniformity {figures.uniformity:.2f}, was {best.uniformity.value:.2f})"
         elif any(other.fallen for other in pasts.values()):
             status = self.state.status
