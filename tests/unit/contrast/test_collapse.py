@@ -1,6 +1,7 @@
 """A collapse is noticed by what the run itself has been; healthy runs, new encoders and overflows are none.
 
-The curves are measured: ``capt_tiny``, seed 1, on 3 MB of prose, a row of metrics every 10 steps.
+The curves are measured: ``capt_tiny`` on 3 MB of prose, a row of metrics every 10 steps, and validations of the studies
+in ``docs/results``.
 """
 
 from __future__ import annotations
@@ -54,6 +55,24 @@ NEVER_GOOD = training(10, (0.977, -0.00525, 0.999), (0.0703, -4.76e-05, 1), (0, 
 NEVER_GOOD_VALIDATED = validation((20, 0.0586, -1.04e-05, 1), (40, 0.042, -8.37e-06, 1))
 
 
+def study(first: int, every: int, *rows: tuple[float, float]) -> Curve:
+    """Validations of before ``first_direction`` was measured: one that is as far from collapse as uniformity is."""
+    return [
+        ("validation", first + every * i, Figures(float(retrieval), uniformity, 1 + uniformity / 4))
+        for i, (retrieval, uniformity) in enumerate(rows)
+    ]
+
+
+SHIPPED = study(50, 50, (1, -3.2), (1, -3.34), (1, -2.89), (1, -3.18), (1, -3.33))  # the queue starts at step 100
+CONSTANT_TAU = study(50, 50, (1, -3.41), (1, -3.64), (1, -2.94), (1, -3.47), (1, -3.6))
+LONG = study(
+    500, 500, (0.92, -2.56), (0.973, -2.69), (0.794, -2.31), (0.925, -2.95), (0.957, -3.16), (0.985, -3.21),
+    (0.989, -3.26), (0.989, -3.32), (0.992, -3.38), (0.993, -3.43), (0.99, -3.36), (0.99, -3.39),
+)  # fmt: skip
+LONG_FALL = study(500, 500, (0.927, -2.47), (0.958, -2.65), (0.062, -0.0), (0.026, -0.0), (0.012, -0.0))
+# fmt: skip
+
+
 def watched(curve: Curve, state: CollapseState | None = None) -> CollapseWatch:
     watch = CollapseWatch(ContrastSection())
     watch.state = state or watch.state
@@ -67,7 +86,11 @@ def _log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="pretrain.contrast.collapse")
 
 
-@pytest.mark.parametrize("curve", [ALONE, ALONE_VALIDATED], ids=["training", "validation"])
+@pytest.mark.parametrize(
+    "curve",
+    [ALONE, ALONE_VALIDATED, SHIPPED, CONSTANT_TAU, LONG],
+    ids=["training", "validation", "capt_tiny", "constant temperature", "6,000 steps"],
+)
 def test_a_healthy_run_is_none(curve: Curve, caplog: pytest.LogCaptureFixture) -> None:
     assert watched(curve).status == ""
     assert not caplog.records
@@ -86,10 +109,14 @@ def test_a_healthy_run_is_none(curve: Curve, caplog: pytest.LogCaptureFixture) -
             "step 250 (validation): the representations are collapsing: retrieval 1 (step 200) -> 0.959, uniformity "
             "-2.67 (step 200) -> -0.784, first direction 0.255 (step 100) -> 0.781. What helps: ",
         ),
+        (
+            LONG_FALL,
+            "step 1500 (validation): the representations are collapsing: retrieval 0.958 (step 1000) -> 0.062, ",
+        ),
         (NEVER_GOOD, "step 40 (training): the representations are collapsing: retrieval 0.977 (step 10) -> 0.0234, "),
         (NEVER_GOOD_VALIDATED, "step 20 (validation): the representations are collapsing: retrieval 0.0586 "),
     ],
-    ids=["training", "validation", "never good, training", "never good, validation"],
+    ids=["training", "validation", "6,000 steps", "never good, training", "never good, validation"],
 )
 def test_a_fall_is_named_once_when_it_begins(curve: Curve, expected: str, caplog: pytest.LogCaptureFixture) -> None:
     watch = watched(curve)
