@@ -70,7 +70,6 @@ LONG = study(
     (0.989, -3.26), (0.989, -3.32), (0.992, -3.38), (0.993, -3.43), (0.99, -3.36), (0.99, -3.39),
 )  # fmt: skip
 LONG_FALL = study(500, 500, (0.927, -2.47), (0.958, -2.65), (0.062, -0.0), (0.026, -0.0), (0.012, -0.0))
-# fmt: skip
 
 
 def watched(curve: Curve, state: CollapseState | None = None) -> CollapseWatch:
