@@ -110,6 +110,19 @@ def test_a_fault_of_a_rank_costs_the_steps_since_the_last_checkpoint(
         assert "strike" in crash["stacks"]  # where it hangs, though it holds the interpreter's lock
 
 
+def test_with_ephemeral_checkpoints_a_killed_rank_costs_the_step_it_was_in(
+    tmp_path: Path, undisturbed: dict[int, float]
+) -> None:
+    run = tmp_path / "run"
+    fault = {"kind": "kill", "step": 8, "rank": 1, "once": str(tmp_path / "struck")}
+    checkpoint = {"every": 6, "ephemeral": {"every": 1, "dir": str(tmp_path / "memory")}}
+    code, ends = _supervised(_mapping(run, fault=fault, checkpoint=checkpoint))
+    assert (code, [end.code for end in ends]) == (0, [1, 0])
+    assert "at step 7" in (run / "log" / "rank-0.log").read_text()
+    assert _losses(run) == undisturbed
+    assert list((tmp_path / "memory").iterdir()) == []
+
+
 def test_a_fault_that_comes_back_at_once_ends_the_job(tmp_path: Path) -> None:
     run = tmp_path / "run"
     code, ends = _supervised(_mapping(run, fault={"kind": "kill", "step": 3, "rank": 0}))
