@@ -282,6 +282,44 @@ def test_capt_clean_gives_up_what_a_run_has_in_memory(tmp_path: Path) -> None:
     assert _resumed_at(run) == 4
 
 
+def test_what_was_left_out_while_the_job_went_on_is_of_no_use(tmp_path: Path, losses: dict[int, float]) -> None:
+    """It may be of a future that did not come, though the run went on from a copy of it."""
+    run, memory = _crashed(tmp_path, hosts_of=1)
+    shutil.copytree(memory, tmp_path / "left-out")
+    assert run_ranks(_run, 3, _mapping(run, memory), True, CRASH, 1) == ["crash"] * 3
+    assert _resumed_at(run) == 6
+    shutil.rmtree(memory)
+    shutil.copytree(tmp_path / "left-out", memory)
+    assert run_ranks(_run, 3, _mapping(run, memory), True, 0, 1) == [0, 0, 0]
+    assert _resumed_at(run) == 4
+    assert _losses(run) == losses
+
+
+def test_until_all_hosts_are_of_the_new_life_the_one_before_counts(tmp_path: Path, losses: dict[int, float]) -> None:
+    """The job may die while it starts, when some hosts are of the new life already, and others are not."""
+    run, memory = _crashed(tmp_path, hosts_of=1)
+    (before,) = places.lives_of(run)
+    new = places.begin_life(run, [before])
+    places.claim(places.folder_of(memory / "host-1", run), run, new, [before])
+    assert run_ranks(_run, 3, _mapping(run, memory), True, 0, 1) == [0, 0, 0]
+    assert _resumed_at(run) == 6
+    assert _losses(run) == losses
+
+
+def test_a_folder_of_another_life_is_emptied_before_it_is_used(tmp_path: Path) -> None:
+    run, folder = tmp_path / "run", tmp_path / "memory"
+    old, middle, new = ("0" * 32, "1" * 32, "2" * 32)
+    places.claim(folder, run, old)
+    (folder / "checkpoints").mkdir()
+    places.claim(folder, run, middle, [old])
+    assert (folder / "checkpoints").exists()
+    places.claim(folder, run, new)
+    assert not (folder / "checkpoints").exists()
+    owner = places.owner_of(folder)
+    assert owner is not None
+    assert owner.life == new
+
+
 def test_a_folder_that_others_can_reach_is_neither_used_nor_removed(tmp_path: Path) -> None:
     folder = places.folder_of(tmp_path, tmp_path / "run")
     target = tmp_path / "target"

@@ -22,7 +22,7 @@ class Death(BaseException):
 
 
 Told = Callable[[str, str, str], None]
-"""Called after each call with its name and its path; then where to (``rename``) or what the link leads to (``symlink``)."""
+"""Called after each call with its name and path; then where to (``rename``), or what a link leads to (``symlink``)."""
 
 
 class Calls:

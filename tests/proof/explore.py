@@ -45,7 +45,7 @@ def explore(settings: Settings, omit: str = "", limit: int = 2_000_000) -> Found
 def search(
     first: S, moves: Moves[S], broken: Callable[[S], str], may_rest: Callable[[S], bool], limit: int = 2_000_000
 ) -> Found:
-    """Every state that can be reached, until one breaks an invariant, rests too early, or can no longer reach an end."""
+    """Every state that can be reached; ends where one breaks an invariant, rests too early, or cannot reach an end."""
     gc.disable()  # nothing here is a cycle, and looking for some takes as long as the search
     try:
         return _search(first, moves, broken, may_rest, limit)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.proof.moves import Move, move
-from tests.proof.state import (
+
+from tests.proof.state import (  # isort: skip
     BOOT, COMMIT, DONE, DURABLE, EXITED, FAILED, MANIFEST, POINT, PRUNE, PRUNED, READY, REFUSED, RENAME, SYNCED, TORN,
     TRAIN, WAITING, WRITE, WROTE, Checkpoint, Rank, Settings, State,
-)  # fmt: skip # isort: skip
+)  # fmt: skip
 
 
 def _ended(state: State, rank: Rank, how: int) -> State:

@@ -43,11 +43,7 @@ def start(state: State, settings: Settings) -> Iterator[Move]:
         if not hosts:
             continue
         gen = state.gens + 1
-        left = [
-            rank
-            for rank in state.ranks
-            if rank.head == number and rank.node in hosts and (settings.without != "left" or not rank.alive)
-        ]
+        left = [rank for rank in state.ranks if rank.head == number and rank.node in hosts]
         cleared = _without(state, left)
         new = tuple(Rank(gen, index, number, len(hosts), node, BOOT) for index, node in enumerate(hosts))
         running = Head("run", gen, hosts, head.restarts, head.first)
