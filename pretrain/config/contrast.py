@@ -50,7 +50,7 @@ class ContrastSection(Section):
         0.0,
         le=1000,
         description="queued rows that are near to the anchor count more: each in proportion to exp(hardness * cosine), "
-        "together as much as before; 0 = every row counts alike (the paper)",
+        "all together as often as before; 0 = every row counts alike (the paper)",
     )
     cached: bool | Literal["auto"] = Field(
         "auto",

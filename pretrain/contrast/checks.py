@@ -96,8 +96,8 @@ def check_queue(
 ) -> None:
     """Raise where the queue has another width or group than the loss, or where there would be no negatives.
 
-    So it does for a ``share`` that is negative, or that has no live keys to be a share of, and for a ``hardness`` that is
-    negative or no number.
+    So it does for a ``share`` that is negative, or that has no live keys to be a share of, and for a ``hardness`` that
+    is negative or no number.
     """
     if not (hardness >= 0 and math.isfinite(hardness)):
         raise ConfigError(f"hardness is a number of 0 or more, got {hardness}")

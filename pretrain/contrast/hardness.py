@@ -6,9 +6,9 @@ anchor, each counts
 .. math::
     w_{ij} = K_i \frac{e^{\alpha c_{ij}}}{\sum_{j'} e^{\alpha c_{ij'}}}
 
-times: :math:`K_i` times altogether, as without. This is the importance weighting of Robinson et al. 2021
-(arXiv:2010.04592, Eq. 4, without their correction for false negatives), of queued rows alone: live ones count once.
-The weights are numbers and take no gradient. So
+times, :math:`K_i` altogether, as without. This is the importance weighting of Robinson et al. 2021
+(arXiv:2010.04592, without their correction for false negatives), of queued rows alone: live ones count once. The
+weights are numbers and take no gradient. So
 
 .. math::
     \sum_j w_{ij} e^{c_{ij} / \tau} = K_i \frac{B_i}{A_i}, \qquad A_i = \sum_j e^{\alpha c_{ij}}, \quad
