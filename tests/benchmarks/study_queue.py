@@ -55,9 +55,9 @@ class Shape(NamedTuple):
 
 PARTS = {
     "ratio": Shape(8, 2000, 5e-4, (0, 64, 256, 1024), ("late", "momentum", "moments"), ("triangle",)),
-    "collapse": Shape(64, 250, 1e-3, (256, 1024, 2048, 4096, 8192), ("mean",), tuple(TEMPERATURES)),
+    "collapse": Shape(64, 250, 1e-3, (256, 1024, 2048, 4096, 8192), ("moments-share",), tuple(TEMPERATURES)),
     "shipped": Shape(
-        64, 400, 1e-3, (0, 256), ("late", "mean", "mean-share"), ("triangle",), ("books", "docstrings"), late=0.25
+        64, 400, 1e-3, (0, 256), ("late", "mean", "moments-share"), ("triangle",), ("books", "docstrings"), late=0.25
     ),
 }
 
