@@ -3,9 +3,11 @@
 ``CAPT_DATA=... python -m tests.benchmarks.study_queue ratio --out runs/queue-ratio`` is Figure 3 (left) of the CAPT
 paper at the size of a laptop: steps of 8 pairs, queues of 0, 4, 16 and 64 times the rows of a step, each of three
 guards, five seeds. ``... study_queue collapse --out runs/queue-collapse`` uses queues of 256 to 8,192 rows from the
-first step of a fast encoder, with both temperatures, and counts the runs that collapse.
+first step of a fast encoder, with both temperatures, and counts the runs that collapse. ``... study_queue shipped --out
+runs/queue-shipped`` is the job ``capt_tiny`` as it is shipped, on prose and on docstrings: which guard is to be its
+default?
 
-Both write ``trials.csv`` and ``tables.md``. Finished runs stay as they are, so the same command goes on after an
+All write ``trials.csv`` and ``tables.md``. Finished runs stay as they are, so the same command goes on after an
 interruption; more seeds, arms or ratios may be asked for later.
 """
 
@@ -22,8 +24,6 @@ from typing import NamedTuple
 from tests.benchmarks.studies import capt, finish, same_settings, together, write_trials
 from tests.benchmarks.study_queue_tables import trial_of, write_tables
 
-LATE = 0.4
-"""Of the steps: where a queue without another guard starts."""
 ARMS: dict[str, list[str]] = {
     "plain": ["contrast.drift=none"],
     "late": ["contrast.drift=none"],  # and contrast.queue_start
@@ -41,7 +41,7 @@ TEMPERATURES = {"triangle": [], "constant": ["contrast.temperature={type: consta
 
 
 class Shape(NamedTuple):
-    """Of a part of the study."""
+    """Of a part of the study; ``late`` of the steps are done before a queue starts that has no other guard."""
 
     pairs: int
     steps: int
@@ -49,11 +49,16 @@ class Shape(NamedTuple):
     queues: tuple[int, ...]
     arms: tuple[str, ...]
     temperatures: tuple[str, ...]
+    texts: tuple[str, ...] = ("books",)
+    late: float = 0.4
 
 
 PARTS = {
     "ratio": Shape(8, 2000, 5e-4, (0, 64, 256, 1024), ("late", "momentum", "moments"), ("triangle",)),
-    "collapse": Shape(64, 250, 1e-3, (256, 1024, 2048, 4096, 8192), ("mean",), tuple(TEMPERATURES)),
+    "collapse": Shape(64, 250, 1e-3, (256, 1024, 2048, 4096, 8192), ("moments-share",), tuple(TEMPERATURES)),
+    "shipped": Shape(
+        64, 400, 1e-3, (0, 256), ("late", "mean", "moments-share"), ("triangle",), ("books", "docstrings"), late=0.25
+    ),
 }
 
 
@@ -100,7 +105,7 @@ class Study:
 def train_and_measure(study: Study, key: Key) -> None:
     """Train, and measure sentence similarity without fine-tuning."""
     shape, folder = study.shape, study.run(key)
-    start = round(LATE * study.steps) if key.arm == "late" else 0
+    start = round(shape.late * study.steps) if key.arm == "late" else 0
     finish(
         folder, "pretrain", "capt_tiny", "run.threads=1", "run.log_every=20", "run.tensorboard=false",
         f"run.seed={key.seed}", *study.text(key.text), "engine.precision=bf16",
@@ -133,7 +138,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5, help="the last seed")
     parser.add_argument("--first-seed", type=int, default=1, help="share the seeds out over machines or evenings")
-    parser.add_argument("--texts", nargs="*", default=["books"], choices=["books", "docstrings"])
+    parser.add_argument("--texts", nargs="*", choices=["books", "docstrings"])
     parser.add_argument("--arms", nargs="*", choices=list(ARMS), help="guards of the queue")
     parser.add_argument("--queues", nargs="*", type=int, help="rows; 0 = no queue")
     parser.add_argument("--temperatures", nargs="*", choices=list(TEMPERATURES))
@@ -144,7 +149,7 @@ def main() -> int:
     if "CAPT_DATA" not in os.environ:
         parser.error("CAPT_DATA must name the folder with corpus and glue")
     shape = PARTS[options.part]
-    for name in ("queues", "arms", "temperatures"):
+    for name in ("queues", "arms", "temperatures", "texts"):
         if getattr(options, name) is None:
             setattr(options, name, list(getattr(shape, name)))
     data = Path(os.environ["CAPT_DATA"])
