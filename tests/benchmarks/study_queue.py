@@ -24,19 +24,21 @@ from typing import NamedTuple
 from tests.benchmarks.studies import capt, finish, same_settings, together, write_trials
 from tests.benchmarks.study_queue_tables import trial_of, write_tables
 
-ARMS: dict[str, list[str]] = {
-    "plain": ["contrast.drift=none"],
-    "late": ["contrast.drift=none"],  # and contrast.queue_start
-    "momentum": ["contrast.drift=none", "contrast.momentum=0.99"],
-    "mean": ["contrast.drift=mean"],
-    "moments": ["contrast.drift=moments"],
-    "share": ["contrast.drift=none", "contrast.queue_share=1"],
-    "mean-share": ["contrast.drift=mean", "contrast.queue_share=1"],
-    "moments-share": ["contrast.drift=moments", "contrast.queue_share=1"],
-    "separate": ["contrast.drift=none", "contrast.queue_weight=0.1"],
-    "moments-separate": ["contrast.drift=moments", "contrast.queue_weight=0.1"],
+PLAIN = {"drift": "none", "queue_share": "null", "queue_weight": "null"}
+ARMS: dict[str, dict[str, str]] = {
+    "none": {},  # no queue
+    "plain": {},
+    "late": {},  # and contrast.queue_start
+    "momentum": {"momentum": "0.99"},
+    "mean": {"drift": "mean"},
+    "moments": {"drift": "moments"},
+    "share": {"queue_share": "1"},
+    "mean-share": {"drift": "mean", "queue_share": "1"},
+    "moments-share": {"drift": "moments", "queue_share": "1"},
+    "separate": {"queue_weight": "0.1"},
+    "moments-separate": {"drift": "moments", "queue_weight": "0.1"},
 }
-"""Guard of the queue -> overrides."""
+"""Guard of the queue -> settings of ``contrast``, beside those of a queue without any."""
 TEMPERATURES = {"triangle": [], "constant": ["contrast.temperature={type: constant, value: 0.1}"]}
 
 
@@ -106,13 +108,14 @@ def train_and_measure(study: Study, key: Key) -> None:
     """Train, and measure sentence similarity without fine-tuning."""
     shape, folder = study.shape, study.run(key)
     start = round(shape.late * study.steps) if key.arm == "late" else 0
+    guard = [f"contrast.{name}={value}" for name, value in {**PLAIN, **ARMS[key.arm]}.items()]
     finish(
         folder, "pretrain", "capt_tiny", "run.threads=1", "run.log_every=20", "run.tensorboard=false",
         f"run.seed={key.seed}", *study.text(key.text), "engine.precision=bf16",
         f"batch.global={shape.pairs}", f"batch.micro={shape.pairs}", f"optimizer.lr={shape.rate:g}",
         f"schedule.max_steps={study.steps}", f"schedule.warmup_steps={round(0.05 * study.steps)}",
         "validate.every=" + str(max(1, study.steps // 5)), "checkpoint.every=0", "checkpoint.keep=1",
-        f"contrast.queue={key.queue}", f"contrast.queue_start={start}", *ARMS.get(key.arm, []),
+        f"contrast.queue={key.queue}", f"contrast.queue_start={start}", *guard,
         *TEMPERATURES[key.temperature], *study.extra,
     )  # fmt: skip
     if not (folder / "sts.json").exists():
@@ -139,7 +142,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5, help="the last seed")
     parser.add_argument("--first-seed", type=int, default=1, help="share the seeds out over machines or evenings")
     parser.add_argument("--texts", nargs="*", choices=["books", "docstrings"])
-    parser.add_argument("--arms", nargs="*", choices=list(ARMS), help="guards of the queue")
+    parser.add_argument("--arms", nargs="*", choices=[arm for arm in ARMS if arm != "none"], help="guards of the queue")
     parser.add_argument("--queues", nargs="*", type=int, help="rows; 0 = no queue")
     parser.add_argument("--temperatures", nargs="*", choices=list(TEMPERATURES))
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time, each with one thread")
