@@ -20,13 +20,14 @@ from pretrain.base.records import Count, Record, parse_record
 from pretrain.contrast.kernels.products import check_precision
 from pretrain.contrast.stats import ContrastStats
 from pretrain.contrast.term import ContrastTerm, diagnostics
-from pretrain.contrast.views import CachedContrast, Views
+from pretrain.contrast.views import CachedContrast, Views, joined
 from pretrain.data.sampler import micro_batches
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.loading import training_batches
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.task import Progress, StepMetrics, is_logged
+from pretrain.engine.weight_average import averaged_weights
 
 BatchT = TypeVar("BatchT")
 Assemble = Callable[[Int64[np.ndarray, " n"]], BatchT]
@@ -117,8 +118,10 @@ class ContrastTask(ABC, Generic[BatchT]):
         return {"model": self._module}
 
     def optimizers(self) -> Mapping[str, ModuleOptimizer]:
-        """None of its own."""
-        return {}
+        """The job's; with ``contrast.momentum`` it keeps an average of the weights."""
+        if not self.contrasts or self.job.contrast.momentum is None:
+            return {}
+        return {"model": ModuleOptimizer(self.job.optimizer, average=self.job.contrast.momentum)}
 
     def build_batches(self, progress: Progress) -> Iterator[list[BatchT]]:
         """This rank's micro-batches of each coming step."""
@@ -155,6 +158,7 @@ class ContrastTask(ABC, Generic[BatchT]):
             assert self.contrast is not None
             return self.contrast.loss(views, step=progress.step, stats=stats)
 
+        keys = self._keys(engine, batch, progress.step)
         cached = None
         if self.contrasts and self.job.contrast.is_cached(len(batch)):
             represent = [functools.partial(self.represent, engine, part, progress.step) for part in batch]
@@ -174,12 +178,28 @@ class ContrastTask(ABC, Generic[BatchT]):
             engine.step()
             for name, value in metrics.items():
                 totals[name] = totals.get(name, 0.0) + value.detach() / len(batch)
+        if keys is not None:
+            assert self.contrast is not None
+            self.contrast.push(keys)
         progress.samples += self.job.batch.global_
         progress.tokens += self.job.batch.global_ * self.job.data.sequence_length
         report: StepMetrics = {**totals, "grad_norm": engine.gradient_norm()}
         if self.contrasts:
             report |= diagnostics(stats, tau)
         return report
+
+    @torch.no_grad()
+    def _keys(self, engine: Engine, batch: list[BatchT], step: int) -> Views | None:
+        """What the queue gets of a step: both views of its samples, encoded by the averaged weights. None without them.
+
+        Dropout is on, and the random numbers are drawn again by the pass with a graph.
+        """
+        if not self.contrasts or self.job.contrast.momentum is None:
+            return None
+        devices = [engine.device] if engine.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), averaged_weights(engine):
+            seen = [self.represent(engine, part, step) for part in batch]
+        return joined(seen, torch.cat([views.s for views in seen]), torch.cat([views.s_hat for views in seen]))
 
     def save_state(self, folder: Path) -> dict[str, Any]:
         """Save this rank's queue shard; the JSON state names tokenizer and data by their digests."""

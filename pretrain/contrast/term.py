@@ -42,7 +42,8 @@ class ContrastTerm:
             self.queue.warn_if_smaller_than(2 * batch)
 
     def loss(self, views: Views, *, step: int, stats: ContrastStats | None = None) -> Float[Tensor, ""]:
-        """The loss of some samples of every rank (`capt_loss`, without its weight); both views then enter the queue.
+        """The loss of some samples of every rank (`capt_loss`, without its weight); both views then enter the queue,
+        unless an average of the encoder makes the rows of the queue (`push`).
 
         Args:
             views: of the samples; ``ids`` are not read where ``contrast.mask_duplicates`` is off. All ranks give as
@@ -67,9 +68,15 @@ class ContrastTerm:
         if stats is not None:  # in a pass of its own: sums with statistics follow the largest logit and round otherwise
             with torch.no_grad():
                 contrast(queue, in_batch=section.in_batch, queue_share=section.queue_share, stats=stats)
-        if self.queue is not None:
-            self.queue.enqueue(views.s.detach(), views.s_hat.detach(), ids=known, only=only)
+        if section.momentum is None:
+            self.push(views)
         return loss
+
+    def push(self, views: Views) -> None:
+        """Put both views into the queue, if there is one: with ``contrast.momentum`` those of a whole step."""
+        if self.queue is not None:
+            ids = views.ids if self.section.mask_duplicates else None
+            self.queue.enqueue(views.s.detach(), views.s_hat.detach(), ids=ids, only=views.only)
 
     def save(self, folder: Path) -> None:
         """Write this rank's rows of the queue into ``folder`` of a checkpoint."""
