@@ -160,6 +160,20 @@ class ValidateSection(Section):
     every: NonNegativeInt = Field(500, description="steps between two validations; 0 = only at the end")
 
 
+class EphemeralSection(Section):
+    """Checkpoints in the memory of the hosts, for a fast restart: the newest one, a copy of it on the next host."""
+
+    every: NonNegativeInt | Literal["auto"] = Field(
+        0,
+        description="steps between two checkpoints in memory; 0 = none; auto = as often as they cost at most 1% of the "
+        "time",
+    )
+    dir: PathField | None = Field(
+        None,
+        description="folder of each host for them; null = /dev/shm if it has room, else the folder for temporary files",
+    )
+
+
 class CheckpointSection(Section):
     """Checkpoints: ``every`` steps (0 = only at the end); the newest ``keep``, each ``keep_every``, the best stay."""
 
@@ -173,6 +187,7 @@ class CheckpointSection(Section):
     )
     best_mode: Literal["max", "min"] = Field("max", description="whether more or less of checkpoint.best is better")
     asynchronous: bool = Field(False, alias="async", description="write in a background thread")
+    ephemeral: EphemeralSection = EphemeralSection()
 
 
 class SuperviseSection(Section):

@@ -6,6 +6,7 @@ digits, and autograd through it is the oracle of every gradient test.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -95,6 +96,26 @@ def capt_loss_dense(
     keys = torch.cat([rows, queue])
     weights = torch.cat([torch.ones(len(rows)), torch.full((len(queue),), queue_weight, dtype=torch.float64)])
     return info_nce_dense(rows, partners, keys, torch.cat([live, queued], 1), temperature, weights).sum()
+
+
+def effective_negatives_by_terms(
+    anchors: Float[Tensor, "m d"],
+    keys: Float[Tensor, "c d"],
+    is_negative: Bool[Tensor, "m c"],
+    temperature: float,
+    weights: Float[Tensor, "m c"] | None = None,
+) -> list[float]:
+    """The effective number of negatives of each anchor (:func:`pretrain.contrast.stats.effective_number`)."""
+    numbers = []
+    for i, anchor in enumerate(anchors.detach().double()):
+        total = squares = 0.0
+        for j, key in enumerate(keys.detach().double()):
+            if is_negative[i, j]:
+                weight = 1.0 if weights is None else float(weights[i, j])
+                term = weight * math.exp(float(anchor @ key) / temperature)
+                total, squares = total + term, squares + term * term
+        numbers.append(total * total / squares if squares else 0.0)
+    return numbers
 
 
 def drifted_queue_by_terms(

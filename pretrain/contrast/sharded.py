@@ -36,7 +36,7 @@ from pretrain.contrast.exchange import Exchange
 from pretrain.contrast.kernels.products import Products
 from pretrain.contrast.kernels.protocol import InstanceIds, Kernel, SoftmaxSums
 from pretrain.contrast.queue import NO_ID
-from pretrain.contrast.stats import ContrastStats
+from pretrain.contrast.stats import ContrastStats, effective_number
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ class ShardedSoftmax(torch.autograd.Function):
             normaliser=anchors.new_zeros(len(queries)),
             weighted_keys=anchors.new_zeros(queries.shape) if any(ctx.needs_input_grad) else None,
             running_max=anchors.new_full((len(queries),), -1.0) / temperature if context.needs_max else None,
+            squares=anchors.new_zeros(len(queries)) if context.stats is not None else None,
         )
         _accumulate_keys(sums, queries, gathered_ids, live, blocks, context)
         sums = context.exchange.reduce_scatter(sums)
@@ -117,8 +118,12 @@ class ShardedSoftmax(torch.autograd.Function):
         if sums.running_max is not None:
             margins += sums.running_max
         losses = torch.logaddexp(margins, torch.zeros_like(margins))
-        if context.stats is not None and sums.running_max is not None:
-            context.stats.update(torch.sigmoid(-margins), (positive_logits - sums.running_max) * temperature)
+        if context.stats is not None and sums.running_max is not None and sums.squares is not None:
+            context.stats.update(
+                torch.sigmoid(-margins),
+                (positive_logits - sums.running_max) * temperature,
+                effective_number(sums.normaliser.double(), sums.squares.double()),
+            )
 
         if sums.weighted_keys is not None:
             tiny = torch.finfo(anchors.dtype).tiny  # an anchor without any negative: 0 / tiny, times sigmoid(-inf)

@@ -90,12 +90,17 @@ class ContrastTerm:
 
 
 def diagnostics(stats: ContrastStats | None, temperature: float | Tensor) -> dict[str, Tensor | float]:
-    """The metrics of a step with contrast: its temperature, and what ``stats`` holds in steps that are logged."""
+    """The metrics of a step with contrast: its temperature, and what ``stats`` holds in steps that are logged.
+
+    With ``stats`` it is collective.
+    """
     report: dict[str, Tensor | float] = {
         "temperature": temperature.detach() if isinstance(temperature, Tensor) else temperature
     }
     if stats is not None:
-        report["contrast/accuracy"] = stats.top1
-        report["contrast/margin"] = stats.margin
-        report["contrast/positive_probability"] = stats.positive_probability
+        whole = stats.over_ranks()
+        report["contrast/accuracy"] = whole.top1
+        report["contrast/margin"] = whole.margin
+        report["contrast/positive_probability"] = whole.positive_probability
+        report["contrast/effective_negatives"] = whole.effective_negatives
     return report

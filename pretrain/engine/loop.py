@@ -24,6 +24,8 @@ class Run:
     task: Task
     engines: Mapping[str, Engine]
     progress: Progress
+    resumed_from: Path | None = None
+    """The checkpoint that it continues from."""
     stopping: str = ""
     """Why the run ends before ``max_steps`` (all ranks agree); empty while it goes on."""
     diverged: bool = False

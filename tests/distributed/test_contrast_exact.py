@@ -73,6 +73,8 @@ def _cases(world: int) -> list[Case]:
         Case(ragged, pushed=600 * world, impl="dense"),
         Case(ragged, pushed=600 * world, temperature=0.001),
         Case(ragged, pushed=600 * world, stats=True),
+        Case(ragged, pushed=60 * world, stats=True, with_ids=True, temperature=0.01),
+        Case((0, *ragged[1:]), stats=True),
         Case(ragged, pushed=600 * world, learned=True),
         Case(ragged, pushed=600 * world, reduction="sum"),
         Case(ragged, pushed=600 * world, grad_reduction="sum"),
@@ -114,6 +116,7 @@ def _rank_solves(cases: list[Case]) -> list[dict[str, Any]]:
             stats=stats,
         )
         loss.backward()
+        whole = None if stats is None else stats.over_ranks()
         results.append(
             {
                 "loss": loss.item(),
@@ -121,7 +124,10 @@ def _rank_solves(cases: list[Case]) -> list[dict[str, Any]]:
                 "s_hat": s_hat.grad.numpy(),  # type: ignore[union-attr]
                 "tau": 0.0 if tau.grad is None else tau.grad.item(),
                 "rows": 0 if queue is None else len(queue),
-                "top1": None if stats is None else (stats.top1, stats.anchors),
+                "anchors": None if stats is None else stats.anchors,
+                "stats": None
+                if whole is None
+                else (whole.anchors, whole.top1, whole.margin, whole.effective_negatives),
             }
         )
     return results
@@ -146,8 +152,13 @@ def _check(case: Case, ranks: list[dict[str, Any]]) -> None:
         assert sum(r["tau"] for r in ranks) * share == pytest.approx(d_tau, rel=1e-10)
     assert max(r["rows"] for r in ranks) <= -(-K // case.world)
     if case.stats:
-        assert all(0 <= r["top1"][0] <= 1 for r in ranks)
-        assert [r["top1"][1] for r in ranks] == [2 * n for n in case.counts]
+        assert [r["anchors"] for r in ranks] == [2 * n for n in case.counts]
+        rows, partners = torch.cat([s, s_hat]).detach(), torch.cat([s_hat, s]).detach()
+        cosines = (rows @ torch.cat([rows, problem.queue]).T).masked_fill(~problem.is_negative(), -torch.inf)
+        margin = (rows * partners).sum(1) - cosines.amax(1)
+        expected = (len(rows), (margin > 0).double().mean(), margin.mean(), problem.effective_negatives())
+        for result in ranks:
+            assert result["stats"] == pytest.approx([float(value) for value in expected], rel=1e-10)
 
 
 @pytest.mark.parametrize("world", [2, 4])

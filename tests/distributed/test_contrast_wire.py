@@ -78,13 +78,13 @@ def test_rows_known_to_be_equal_are_not_counted() -> None:
     ("options", "frozen", "expected"),
     [
         ({"in_batch": "none"}, False, [8, 2 * N * D * 4, 2 * N * (D + 1) * 4]),
-        ({"stats": True}, False, [8, 2 * N * D * 4, 2 * 2 * N * 4, 2 * N * (D + 1) * 4, 2 * N * 4]),
+        ({"stats": True}, False, [8, 2 * N * D * 4, 2 * 2 * N * 4, 2 * N * (D + 2) * 4, 2 * N * 4]),
         ({"ids": True}, False, [8, 2 * N * D * 4, 2 * N * 8, 2 * N * (D + 1) * 4, 2 * N * 4]),
         ({}, True, [8, 2 * N * D * 4, 2 * N * 4]),
         ({"queue_share": 1.0}, False, [8, 8, 2 * N * D * 4, 2 * N * (D + 1) * 4, 2 * N * 4]),
         ({"precision": "bf16"}, False, [8, 2 * N * D * 2, 2 * N * (D + 1) * 4, 2 * N * 4]),
     ],
-    ids=["queue only", "running maximum", "ids", "validation", "share of the queue", "bf16"],
+    ids=["queue only", "statistics", "ids", "validation", "share of the queue", "bf16"],
 )
 def test_what_each_option_adds(options: dict[str, Any], frozen: bool, expected: list[int]) -> None:
     for result in run_ranks(_traffic, 2, 507, options, frozen):

@@ -81,7 +81,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "launcher/machine.py": (".read_text subprocess.run", "/proc/cpuinfo; nvidia-smi, with a time limit"),
     "launcher/preflight/probe.py": (
         "open os.fdopen os.open subprocess.run",
-        "files of the installed packages, hashed; a new file of ours, no link, read again; nvidia-smi, with a time limit",
+        "installed packages, hashed; a new file of ours, no link, read again; nvidia-smi, with a time limit",
     ),
     "launcher/preflight/session.py": (
         ".read_bytes subprocess.Popen",
@@ -105,6 +105,9 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/engine/allocator.py": ("ctypes.CDLL", "libc's mallopt"),
     "pretrain/engine/callbacks/profiler.py": (".read_bytes", "of a private temporary folder"),
     "pretrain/engine/checkpoint/index.py": ("safe_open", TENSORS),
+    "pretrain/engine/ephemeral/hosts.py": (".read_text", "/proc"),
+    "pretrain/engine/ephemeral/places.py": (".read_text", "/proc and /sys"),
+    "pretrain/engine/ephemeral/transfer.py": (".open", "the state of another host, in a private folder"),
     "pretrain/engine/heartbeat.py": ("mmap.mmap", "memory without a name, inherited from the launcher"),
     "pretrain/engine/provenance.py": ("subprocess.run", "git, in the source checkout; " + TOOL),
     "pretrain/report/__init__.py": (".write_text", OUT),

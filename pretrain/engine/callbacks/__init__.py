@@ -9,6 +9,7 @@ from pretrain.base.errors import ConfigError, shown
 from pretrain.config.schema import Job
 from pretrain.engine.callbacks.agreement import Agreement
 from pretrain.engine.callbacks.checkpointer import Checkpointer
+from pretrain.engine.callbacks.ephemeral import EphemeralCheckpointer
 from pretrain.engine.callbacks.garbage import GarbageCollector
 from pretrain.engine.callbacks.metrics import Metrics
 from pretrain.engine.callbacks.next_steps import NextSteps
@@ -37,7 +38,7 @@ def default_callbacks(job: Job, users: Sequence[Callback] = ()) -> list[Callback
     ]
     if job.run.profile_step:
         callbacks.append(Profiler())
-    return [*callbacks, Checkpointer(), GarbageCollector(), NextSteps()]
+    return [*callbacks, Checkpointer(), EphemeralCheckpointer(), GarbageCollector(), NextSteps()]
 
 
 def user_callbacks(job: Job) -> list[Callback]:

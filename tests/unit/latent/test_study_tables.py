@@ -41,6 +41,13 @@ def _result(best: float, proposal: str, **more: object) -> dict[str, object]:
             "ppl_best": known | {"proposal": proposal}, **more}  # fmt: skip
 
 
+def test_the_exact_bound_is_of_the_sentences_that_were_weighted() -> None:
+    everywhere, there = ({"value": value} for value in (157.9, 177.4))
+    assert trial_of("ptb", "VAE", 1, 3, _result(176.6, "prior", ppl_exact=everywhere)).ppl_exact == 157.9
+    result = _result(176.6, "prior", ppl_exact=everywhere, ppl_exact_there=there)
+    assert trial_of("ptb", "VAE", 1, 3, result).ppl_exact == 177.4
+
+
 def test_tables_take_each_rows_own_tightest_bound(tmp_path: Path) -> None:
     trials: list[Trial] = []
     for row, proposal, nats in (("LM", "exact", (10.0, 20.0)), ("iVAE", "refitted", (11.0, 22.0))):
