@@ -23,11 +23,11 @@ from pretrain.contrast.term import ContrastTerm, diagnostics
 from pretrain.contrast.views import CachedContrast, Views, joined
 from pretrain.data.sampler import micro_batches
 from pretrain.engine import distributed
+from pretrain.engine.engines.averaged import averaged_weights
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.loading import training_batches
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.task import Progress, StepMetrics, is_logged
-from pretrain.engine.weight_average import averaged_weights
 
 BatchT = TypeVar("BatchT")
 Assemble = Callable[[Int64[np.ndarray, " n"]], BatchT]

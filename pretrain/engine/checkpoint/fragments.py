@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
+from pretrain.engine.optim.average import AVERAGE
 from pretrain.engine.optim.build import STATE_TENSORS
 from pretrain.engine.row_shard import is_row_sharded, row_shard
-from pretrain.engine.weight_average import AVERAGE
 
 WEIGHT = "weight"
 

@@ -19,8 +19,8 @@ from pretrain.base.errors import CheckpointError
 from pretrain.engine import distributed
 from pretrain.engine.checkpoint.fragments import WEIGHT
 from pretrain.engine.checkpoint.manifest import Manifest
+from pretrain.engine.optim.average import AVERAGE
 from pretrain.engine.optim.build import STATE_TENSORS
-from pretrain.engine.weight_average import AVERAGE
 
 _KINDS = (WEIGHT, AVERAGE, *sorted({kind for kinds in STATE_TENSORS.values() for kind in kinds}))
 _KEY = re.compile(rf"({'|'.join(_KINDS)})/(.+)@(\d{{1,18}})", re.ASCII | re.DOTALL)

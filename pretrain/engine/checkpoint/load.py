@@ -31,8 +31,8 @@ from pretrain.engine.checkpoint.fragments import (
 from pretrain.engine.checkpoint.index import Index, read_index, read_index_together
 from pretrain.engine.checkpoint.manifest import EngineState, Manifest, ModuleRecord, read_manifest
 from pretrain.engine.engines.base import Engine
+from pretrain.engine.optim.average import AVERAGE
 from pretrain.engine.row_shard import is_row_sharded
-from pretrain.engine.weight_average import AVERAGE
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -15,9 +15,9 @@ from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.engines.deepspeed_config import clips_here, deepspeed_config
 from pretrain.engine.engines.gradients import clip_gradients, measure_gradients
+from pretrain.engine.optim.average import keep_average
 from pretrain.engine.optim.build import build_optimizer
 from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.weight_average import keep_average
 
 # DeepSpeed would compile this operator with g++ in the first run on CPUs (minutes) and load it in every other one. It
 # serves `inference_all_reduce` alone, which training never calls.

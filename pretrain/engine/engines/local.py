@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.engines.gradients import clip_gradients, measure_gradients
+from pretrain.engine.optim.average import keep_average
 from pretrain.engine.optim.build import build_optimizer
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.row_shard import is_row_sharded
-from pretrain.engine.weight_average import keep_average
 
 
 class LocalEngine:

@@ -15,7 +15,7 @@ class ModuleOptimizer:
     Args:
         section: type, learning rate, weight decay, clipping. A task makes it from sections of its own job.
         schedule: false keeps the learning rate at ``section.lr`` from the first update to the last.
-        average: decay of an average of the weights (:mod:`pretrain.engine.weight_average`); None keeps none.
+        average: decay of an average of the weights (:mod:`pretrain.engine.optim.average`); None keeps none.
     """
 
     section: OptimizerSection

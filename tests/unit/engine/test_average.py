@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from pretrain.base.errors import ConfigError
 from pretrain.config import load_job
+from pretrain.engine.engines.averaged import averaged_weights
 from pretrain.engine.engines.build import build_engines
+from pretrain.engine.optim.average import AVERAGE, keep_average
 from pretrain.engine.optim.build import STATE_TENSORS
 from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.weight_average import AVERAGE, averaged_weights, keep_average
 
 _DECAY = 0.9
 
