@@ -159,7 +159,16 @@ class _Job:
         return {rank: pulse._replace(seconds=min(pulse.seconds, now - self._awake)) for rank, pulse in seen.items()}
 
     def _end_by_stall(self, stalled: Stall) -> End:
-        """Ask the rank for its stacks, which one that is suspended cannot give, and let all be killed."""
+        """Ask the rank for its stacks, which one that is suspended cannot give, and let all be killed.
+
+        Of ranks that are equally far, of which one may wait for another, one that is suspended is the culprit.
+        """
+        place = (stalled.pulse.step, stalled.pulse.section)
+        level = {rank: pulse for rank, pulse in self._pulses().items() if (pulse.step, pulse.section) == place}
+        for rank, pulse in level.items():
+            if is_stopped(self._ranks[rank].pid):
+                stalled = stalled._replace(rank=rank, pulse=pulse)
+                break
         rank, pid = stalled.rank, self._ranks[stalled.rank].pid
         suspended = is_stopped(pid)
         if not suspended:

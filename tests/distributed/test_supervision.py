@@ -101,13 +101,18 @@ def test_a_fault_of_a_rank_costs_the_steps_since_the_last_checkpoint(
     assert status is not None
     assert (status.state, status.step) == ("done", STEPS)
     (crash,) = _crashes(run)
-    assert (crash["rank"], crash["step"], crash["section"]) == (1, 6, "step")  # six were done
+    assert (crash["step"], crash["section"]) == (6, "step")  # six were done
+    assert (
+        crash["rank"] == 1 or kind == "hang"
+    )  # both are in their step: on a busy machine the other may be there longer
     assert crash["signal"] == ("SIGKILL" if kind == "kill" else None)
     if kind in ("stop", "hang"):
-        assert "rank 1 hangs" in crash["cause"]
+        assert f"rank {crash['rank']} hangs" in crash["cause"]
         assert ("it is suspended" in crash["cause"]) == (kind == "stop")
     if kind == "hang":
-        assert "strike" in crash["stacks"]  # where it hangs, though it holds the interpreter's lock
+        assert ("strike" in crash["stacks"]) == (
+            crash["rank"] == 1
+        )  # where it hangs, though it holds the interpreter's lock
 
 
 def test_with_ephemeral_checkpoints_a_killed_rank_costs_the_step_it_was_in(
