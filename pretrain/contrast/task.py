@@ -147,6 +147,8 @@ class ContrastTask(ABC, Generic[BatchT]):
         A task's own losses are means over the whole step (all ranks, all micro-batches), and so is CAPT with
         ``contrast.cached``: Eq. 4's mean form over one batch, whatever the micro-batches are. Otherwise CAPT is the
         mean over micro-batches of that form, each micro-batch being one batch over all ranks.
+
+        With ``contrast.momentum`` the averaged encoder sees the step first, and its rows are queued at the end.
         """
         engine = engines["model"]
         assert self._module is not None

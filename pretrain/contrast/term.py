@@ -42,8 +42,9 @@ class ContrastTerm:
             self.queue.warn_if_smaller_than(2 * batch)
 
     def loss(self, views: Views, *, step: int, stats: ContrastStats | None = None) -> Float[Tensor, ""]:
-        """The loss of some samples of every rank (`capt_loss`, without its weight); both views then enter the queue,
-        unless an average of the encoder makes the rows of the queue (`push`).
+        """The loss of some samples of every rank (`capt_loss`, without its weight); both views then enter the queue.
+
+        With ``contrast.momentum`` they do not: the rows of the averaged encoder do, at the end of the step (`push`).
 
         Args:
             views: of the samples; ``ids`` are not read where ``contrast.mask_duplicates`` is off. All ranks give as
@@ -73,7 +74,7 @@ class ContrastTerm:
         return loss
 
     def push(self, views: Views) -> None:
-        """Put both views into the queue, if there is one: with ``contrast.momentum`` those of a whole step."""
+        """Put both views of some samples into the queue, if there is one."""
         if self.queue is not None:
             ids = views.ids if self.section.mask_duplicates else None
             self.queue.enqueue(views.s.detach(), views.s_hat.detach(), ids=ids, only=views.only)
