@@ -116,9 +116,8 @@ class _Job:
     def _wait_for_all(self) -> End:
         activity: Activity | None = None
         while not all(over := [processes.ended(rank) for rank in self._ranks]):
-            for index, rank in enumerate(self._ranks):
-                if over[index] and not self._as_wanted(rank.returncode):
-                    return self._end_by(index)
+            if (index := self._failed(over)) is not None:
+                return self._end_by(index)
             if self._asked:
                 activity = activity or Activity([rank.pid for rank in self._ranks])
                 if activity.idle() > self._patience:
@@ -126,10 +125,15 @@ class _Job:
             elif self._stall is not None and (stalled := find_stall(self._pulses(), self._stall)):
                 return self._end_by_stall(stalled)
             time.sleep(4 * _POLL if self._asked else _POLL)
-        for index, rank in enumerate(self._ranks):
-            if not self._as_wanted(rank.returncode):
-                return self._end_by(index)
+        if (index := self._failed(over)) is not None:
+            return self._end_by(index)
         return self._joint_end()
+
+    def _failed(self, over: list[bool]) -> int | None:
+        """The rank that ended the job: of several, one that a signal killed, which the others fell over."""
+        codes = {index: self._ranks[index].returncode for index, ended in enumerate(over) if ended}
+        failed = [index for index, code in codes.items() if not self._as_wanted(code)]
+        return min(failed, key=lambda index: codes[index] >= 0, default=None)
 
     def _as_wanted(self, code: int) -> bool:
         """Done, stopped, or asked to stop before it could hear it: a rank that still imports dies of the signal."""

@@ -7,11 +7,12 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from launcher.backends.local import run_ranks
+from launcher.backends.local import _Job, run_ranks
 from launcher.backends.processes import stop_asked, stop_signals
 from launcher.plan import Command, End, Launch, Options
 from launcher.restart import supervise
@@ -170,3 +171,14 @@ def test_a_job_that_was_asked_to_stop_is_not_started_again_however_it_ended(tmp_
     assert len(attempts) == 1
     with stop_signals(lambda _: None, lambda: None):  # the next job does not inherit it
         assert not stop_asked()
+
+
+@pytest.mark.parametrize(
+    ("codes", "culprit"), [((1, -9), 1), ((-9, 1), 0), ((1, 1), 0), ((0, 1), 1), ((75, 0), None), ((1, None), 0)]
+)
+def test_the_rank_that_a_signal_killed_is_named_before_those_that_fell_over_it(
+    codes: tuple[int | None, ...], culprit: int | None
+) -> None:
+    job = _Job((), 1.0, 1.0, None)
+    job._ranks = [SimpleNamespace(returncode=code) for code in codes]  # type: ignore[misc]
+    assert job._failed([code is not None for code in codes]) == culprit
