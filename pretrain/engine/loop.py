@@ -26,6 +26,8 @@ class Run:
     progress: Progress
     resumed_from: Path | None = None
     """The checkpoint that it continues from."""
+    batch: Any = None
+    """What this rank was fed in the newest step; None in a task that does many updates at once."""
     stopping: str = ""
     """Why the run ends before ``max_steps`` (all ranks agree); empty while it goes on."""
     diverged: bool = False
@@ -108,10 +110,10 @@ def train(run: Run, callbacks: Sequence[Callback]) -> None:
             if many is not None:
                 report = _step_many(run, many, batches, callbacks)
             else:
-                batch: Any = next(batches)
+                run.batch = next(batches)
                 heartbeat.enter("step")
                 set_update(run)
-                report = run.task.step(run.engines, batch, run.progress)
+                report = run.task.step(run.engines, run.batch, run.progress)
                 run.progress.step += 1
             report["lr"] = learning_rate(run.progress.step - 1, run.job.schedule, run.job.optimizer)
             for callback in callbacks:
