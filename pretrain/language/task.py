@@ -145,7 +145,8 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         """MLM loss and accuracy, retrieval, alignment, uniformity and noise invariance on held-out text."""
         if self.prepared.validation is None:
             return {}
-        return validate(engines["model"], self.assembler("validation"), self.job, len(self.prepared.validation))
+        samples = len(self.prepared.validation)
+        return self.validated(validate(engines["model"], self.assembler("validation"), self.job, samples), progress)
 
     def flops_per_step(self) -> float:
         """Forward and backward FLOP of one global batch, both views."""

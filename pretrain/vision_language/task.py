@@ -156,7 +156,8 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
         """Losses and accuracies of all objectives, and the metrics of the contrast, on held-out pairs."""
         if self.prepared.validation is None:
             return {}
-        return validate(engines["model"], self.assembler("validation"), self.job, len(self.prepared.validation))
+        pairs = len(self.prepared.validation)
+        return self.validated(validate(engines["model"], self.assembler("validation"), self.job, pairs), progress)
 
     def flops_per_step(self) -> float:
         """Forward and backward FLOP of one global batch, both views."""

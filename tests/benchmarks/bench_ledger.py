@@ -8,6 +8,7 @@ that never was. It prints one JSON object and exits with 1 when the bound is mis
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
@@ -49,7 +50,7 @@ def rank(folder: str, steps: int) -> tuple[float, float]:
 
     SampleLedger.after_step = timed  # type: ignore[method-assign]
     run_job(load_job("capt_tiny", [f"{key}={value}" for key, value in keys.items()]))
-    apart = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    apart = [after - before for before, after in itertools.pairwise(ends)]
     return statistics.median(apart), statistics.median(spent[1:])
 
 
