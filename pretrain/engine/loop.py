@@ -59,7 +59,10 @@ class Callback:
     """A concern of the loop. Hooks run on every rank, in the order of the callbacks."""
 
     def on_start(self, run: Run) -> None:
-        """Called before the first step."""
+        """Called before the first step; may refuse the job."""
+
+    def on_ready(self, run: Run) -> None:
+        """Called once all callbacks have started and the batches are at hand: nothing refuses the job any more."""
 
     def before_step(self, run: Run) -> None:
         """Called before a step's batch is fetched."""
@@ -102,6 +105,8 @@ def train(run: Run, callbacks: Sequence[Callback]) -> None:
         for callback in callbacks:
             callback.on_start(run)
         batches = run.task.build_batches(run.progress)
+        for callback in callbacks:
+            callback.on_ready(run)
         many = run.task if isinstance(run.task, ChunkedTask) else None
         while not run.finished and not run.stopping:
             heartbeat.enter("data", run.progress.step)

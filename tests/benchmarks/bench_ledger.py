@@ -24,7 +24,7 @@ from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from tests.language import write_corpus
 from tests.support import run_ranks
-from tests.unit.ledger.histories import edit, file_of, launch
+from tests.unit.ledger.histories import ORDER, edit, file_of, launch
 
 MOST_SHARE = 0.005
 WORLD = 4
@@ -35,7 +35,8 @@ def rank(folder: str, steps: int) -> tuple[float, float]:
     quiet_libraries(debug=False)
     keys = {
         "data.files": f"{folder}/text.txt", "data.cache": f"{folder}/cache", "run.dir": f"{folder}/run",
-        "run.threads": 1, "run.tensorboard": "false", "checkpoint.every": 0, "validate.every": 0, "loader.workers": 0,
+        "run.threads": 1, "run.tensorboard": "false", "checkpoint.every": 0, "validate.every": 0,
+        "data.workers": 1, "loader.workers": 0,
         "tokenizer.vocab_size": 400, "schedule.max_steps": steps, "schedule.warmup_steps": 1, "contrast.queue_start": 0,
     }  # fmt: skip
     spent: list[float] = []
@@ -73,7 +74,7 @@ def speed(steps: int) -> dict[str, Any]:
     """Seconds to check a run of four ranks with twelve samples a step."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder)
-        launch(run, WORLD, 0, [steps] * WORLD)
+        launch(run, WORLD, 0, [steps] * WORLD, order=ORDER.model_copy(update={"samples": 1_000_003}))
         begin = time.process_time()
         assert not check(run).faults
         seconds = time.process_time() - begin

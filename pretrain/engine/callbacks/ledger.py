@@ -25,18 +25,13 @@ class SampleLedger(Callback):
     def __init__(self) -> None:
         self._writer: LedgerWriter | None = None
         self._task: RecordedTask | None = None
-        self._begun = self._warned = False
+        self._warned = False
 
-    def before_step(self, run: Run) -> None:
-        if self._begun:
+    def on_ready(self, run: Run) -> None:
+        task = run.task
+        if not run.job.run.ledger or not isinstance(task, RecordedTask) or isinstance(task, ChunkedTask):
             return
-        self._begun = True
-        if run.job.run.ledger and isinstance(run.task, RecordedTask) and not isinstance(run.task, ChunkedTask):
-            self._task = run.task
-            self._begin(run, run.task)
-
-    def _begin(self, run: Run, task: RecordedTask) -> None:
-        """Make the files of this launch, now that nothing can refuse the job any more. Collective."""
+        self._task = task
         number = 0
         with distributed.synchronize_errors():
             if distributed.rank() == 0:

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from pretrain.base.atomic import sync
 from pretrain.base.errors import CheckpointError, DataError
-from pretrain.base.files import open_regular
+from pretrain.base.files import open_for_append, open_regular
 from pretrain.base.records import Count, Record, parse_record
 from pretrain.engine.durable import describe_write_error
 
@@ -95,8 +95,7 @@ class LedgerWriter:
 
     def __init__(self, folder: Path, header: Header) -> None:
         self.path = folder / f"rank-{header.rank:05d}.ledger"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        self._file = os.open(self.path, flags, 0o666)
+        self._file = open_for_append(self.path)
         self._waiting = header.model_dump_json().encode() + b"\n"
         self.flush()
         sync(folder)
@@ -109,7 +108,7 @@ class LedgerWriter:
     def flush(self) -> None:
         """Give the operating system what is waiting. Raises ``OSError``."""
         while self._waiting:
-            written = os.write(self._file, self._waiting)
+            written = os.write(self._file.fileno(), self._waiting)
             if not written:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             self._waiting = self._waiting[written:]
@@ -118,13 +117,13 @@ class LedgerWriter:
         """Make all steps durable, before a checkpoint that contains them is. Raises ``CheckpointError``."""
         try:
             self.flush()
-            os.fsync(self._file)
+            os.fsync(self._file.fileno())
         except OSError as error:
             raise CheckpointError(describe_write_error(self.path, error)) from error
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._file)
+        self._file.close()
 
 
 def read_launch(folder: Path) -> list[LedgerFile]:
