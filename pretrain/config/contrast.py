@@ -50,6 +50,12 @@ class ContrastSection(Section):
         None, ge=0, lt=1, description="queued rows are encoded by an average of the weights with this decay per update "
         "(.99 to .9995), in a pass of their own; null = the rows of the training pass"
     )  # fmt: skip
+    hardness: NonNegativeFloat = Field(
+        0.0,
+        le=1000,
+        description="queued rows that are near to the anchor count more: each in proportion to exp(hardness * cosine), "
+        "all together as often as before; 0 = every row counts alike (the paper)",
+    )
     cached: bool | Literal["auto"] = Field(
         "auto",
         description="one contrast over the whole step, whatever the micro-batches: each is then encoded twice; auto: "
@@ -94,6 +100,8 @@ class ContrastSection(Section):
                 "contrast.queue_weight is of a term beside that of the batch: it needs contrast.queue, and "
                 "contrast.in_batch other than none"
             )
+        if self.hardness and self.queue == 0:
+            raise ValueError("contrast.hardness weighs the rows of the queue: it needs contrast.queue, or set it to 0")
         return self
 
     def is_cached(self, micro_batches: int) -> bool:

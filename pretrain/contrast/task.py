@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,7 +29,7 @@ from pretrain.engine.engines.averaged import averaged_weights
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.loading import training_batches
 from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.task import Progress, StepMetrics, is_logged, to_float
+from pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics, is_logged, to_float
 
 BatchT = TypeVar("BatchT")
 Assemble = Callable[[Int64[np.ndarray, " n"]], BatchT]
@@ -60,6 +62,8 @@ class ContrastTask(ABC, Generic[BatchT]):
     """What a task keeps in ``state.json``."""
     words: str
     """What a task calls the data that it is trained on."""
+    noise: tuple[str, ...]
+    """The sections of the job that say how samples are corrupted."""
 
     def __init__(self, job: Any) -> None:
         self.job = job
@@ -115,6 +119,21 @@ class ContrastTask(ABC, Generic[BatchT]):
     @abstractmethod
     def digests(self) -> Mapping[str, tuple[str, str]]:
         """What the data are: the name in ``state.json`` -> (what it is called in messages, its digest)."""
+
+    @abstractmethod
+    def rows(self, batch: BatchT) -> Rows:
+        """The ids of the samples of a micro-batch (their places in the data), and both views of each."""
+
+    def sample_order(self) -> SampleOrder:
+        """That of `pretrain.data.sampler.Sampler`. Other text, tokenizer or length of samples make other data."""
+        data = {name: digest for name, (_, digest) in self.digests().items()}
+        kept = {**data, "tokenizer": self.fingerprint, "length": self.job.data.sequence_length}
+        noise = self.job.model_dump(mode="json", include=set(self.noise))
+        return SampleOrder(self.samples, self.job.run.seed, _digest(kept), _digest(noise))
+
+    def consumed(self, batch: list[BatchT]) -> list[Rows]:
+        """The rows of every micro-batch."""
+        return [self.rows(part) for part in batch]
 
     def build_modules(self) -> Mapping[str, nn.Module]:
         """The module with its heads (and the temperature, when learned), from the seed or ``model.init``."""
@@ -256,3 +275,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         self.collapse.state = stored.collapse
         if self.contrast is not None and stored.queue:
             self.contrast.load(folder)
+
+
+def _digest(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]

@@ -59,7 +59,7 @@ class ContrastTerm:
         queue = self.queue if step >= section.queue_start else None
         contrast = functools.partial(
             capt_loss, views.s[rows], views.s_hat[rows],
-            temperature=views.temperature, reduction=section.reduction,
+            temperature=views.temperature, hardness=section.hardness, reduction=section.reduction,
             ids=None if known is None else known[rows], impl=section.impl, precision=section.precision,
             equal_rows=only is None,
         )  # fmt: skip
