@@ -53,7 +53,7 @@ def averaged_weights(engine: Engine) -> Iterator[None]:
 
 def _exchange_whole(engine: Engine) -> dict[Tensor, Tensor]:
     """Let every parameter that has an average be it; returns what each was."""
-    state, live = engine.base_optimizer.state, {}
+    state, live = engine.base_optimizer.state, dict[Tensor, Tensor]()
     for p in engine.module.parameters():
         if AVERAGE in state.get(p, {}):
             live[p], p.data = p.data, state[p][AVERAGE]
