@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import environment, raycluster
-from launcher.backends import processes
+from launcher.supervisor import processes
 from launcher.hostfile import Host
 from launcher.plan import Command, End, Launch, Plan
 from pretrain.base.errors import ConfigError

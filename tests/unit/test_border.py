@@ -68,9 +68,9 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "finetune/glue/files.py": (".open gzip.open", TEXT),
     "finetune/glue/submission.py": ("zipfile.ZipFile zipfile.ZipInfo", "extracts nothing; " + OUT),
     "launcher/backends/__init__.py": ("importlib.import_module", "one of five names, by type"),
-    "launcher/backends/activity.py": (".read_text", "/proc"),
+    "launcher/supervisor/activity.py": (".read_text", "/proc"),
     "launcher/backends/deepspeed.py": ("subprocess.run", "pdsh: every word checked or quoted for the remote shell"),
-    "launcher/backends/processes.py": (
+    "launcher/supervisor/processes.py": (
         ".read_text ctypes.CDLL subprocess.Popen",
         "/proc; libc's prctl; the planned command, no shell",
     ),
