@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import activity
+from launcher.supervisor import activity
 from launcher.supervisor.activity import Activity
 
 
