@@ -68,8 +68,10 @@ class Watcher:
         return code in (DONE, STOPPED) or (self.asked is not None and code == -self.asked)
 
     def _end_by_a_rank(self) -> End:
-        """Find the rank that ended first: one that was killed rather than those that then missed it."""
+        """Find the rank that ended first: one that was killed or lost rather than those that then missed it."""
         self._wait(self._ranks.delay)
+        while not self._ranks.is_fresh() and self._ranks.lost() is None:  # bounded: a silent host is lost
+            self._ranks.look(_POLL)
         if (lost := self._ranks.lost()) is not None:
             return self._end_by_loss(lost)
         unwanted = self._unwanted()
@@ -151,8 +153,6 @@ class Watcher:
             return End(code, early if code == STOPPED else "")
         log.error("the ranks disagree on how the job ended: exit codes %s", codes)
         return End(FAILED, f"the ranks disagree on how the job ended: exit codes {codes}")
-
-
 
 
 def _cause(code: int) -> str:

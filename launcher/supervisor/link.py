@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import signal
@@ -48,6 +47,7 @@ class Link:
         self.stacks: Stacks | None = None
         self.lost = ""
         """Why nothing is to be heard of this node any more."""
+        self.in_order = False
         self._unsent += packed({"folder": str(Path.cwd()), "path": path})
 
     def send(self, what: str, **details: Any) -> None:
@@ -109,18 +109,19 @@ class Link:
         self._unsent = b""
         self._pipes()[0].close()
 
-    def close(self, until: float) -> bool:
-        """Wait for ssh to end, and end it; whether the node has seen all its ranks end."""
-        while self._ssh.poll() is None and time.monotonic() < until:
-            pump([self], 0.05)
-        in_order = self._ssh.returncode == 0
+    def is_ending(self) -> bool:
+        """Whether ssh is still there, and can be expected to end."""
+        return self._ssh.poll() is None and not self.lost
+
+    def close(self) -> None:
+        """End ssh. The end is ``in_order`` when the node has seen all its ranks end."""
+        self.in_order = self._ssh.poll() == 0
         processes.kill_tree(self._ssh)
         self._ssh.wait()
-        with suppress(OSError, ValueError):
+        with suppress(OSError):
             self.read()
         for pipe in self._pipes():
             pipe.close()
-        return in_order
 
     def _pipes(self) -> tuple[Any, Any, Any]:
         return self._ssh.stdin, self._ssh.stdout, self._ssh.stderr
