@@ -42,13 +42,15 @@ def supervise(launch: Launch, attempt: Callable[[Launch], End]) -> End:
         except UserError as error:
             log.error("not started again: %s", error)
             return end
-        launch = resumed(launch)
+        launch = resumed(launch, end)
 
 
-def resumed(launch: Launch) -> Launch:
-    """The launch that continues the run of another one."""
+def resumed(launch: Launch, end: End) -> Launch:
+    """The launch that continues the run of another one, which ended so."""
     debugging = ["--debug"] * ("--debug" in launch.arguments)
-    return replace(launch, arguments=(str(launch.run_dir / CONFIG), "--resume", *debugging), files={}, unmerged=None)
+    arguments = (str(launch.run_dir / CONFIG), "--resume", *debugging)
+    left = {**launch.left, **end.left}
+    return replace(launch, arguments=arguments, files={}, unmerged=None, again=True, left=left)
 
 
 def _may_go_on(run: Path) -> bool:

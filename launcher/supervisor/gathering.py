@@ -58,7 +58,7 @@ class Gathering:
     def _gather(self, hosts: list[Host], lines: dict[Host, Link]) -> tuple[list[Host], list[Link]]:
         missing = self._call(hosts, lines)
         if not missing or self.stopped():
-            return hosts, [lines[host] for host in hosts]
+            return hosts, [lines[host] for host in hosts if host in lines]
         told = "; ".join(f"{host.name} cannot be reached: {reason}" for host, reason in missing.items())
         if self.policy is None:
             raise NotReachedError(told)
@@ -97,9 +97,7 @@ class Gathering:
                 break
         return hosts, missing
 
-    def _shrink(
-        self, hosts: list[Host], told: str, lines: dict[Host, Link]
-    ) -> tuple[list[Host], list[Link]]:
+    def _shrink(self, hosts: list[Host], told: str, lines: dict[Host, Link]) -> tuple[list[Host], list[Link]]:
         """As many of the hosts, in their order, as the global batch can be shared among."""
         for count in range(len(hosts), 0, -1):
             if not self.fits(sum(host.slots for host in hosts[:count])):

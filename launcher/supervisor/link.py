@@ -182,5 +182,3 @@ def pump(links: Iterable[Link], seconds: float) -> None:
                 link.read()
     for link in links:
         link.judge()
-
-

@@ -127,7 +127,12 @@ class Supervisor:
             return
         self._reported, self._known = time.monotonic(), over
         ranks = [
-            {"pid": self._ranks.where(rank)[1], "born": self._born[rank], "code": code, "pulse": self._ranks.pulse(rank)}
+            {
+                "pid": self._ranks.where(rank)[1],
+                "born": self._born[rank],
+                "code": code,
+                "pulse": self._ranks.pulse(rank),
+            }
             for rank, code in enumerate(self._ranks.codes)
         ]
         self._say(ranks=ranks, idle=self._ranks.idle() if self._asked else 0.0)
