@@ -7,13 +7,12 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from launcher.plan import End, Launch
 from launcher.requeue import again
 from launcher.supervisor.crash import write_crash
+from launcher.supervisor.processes import stop_asked, stop_signals
 from pretrain.base.errors import UserError
 from pretrain.engine.run_folder import CONFIG, FAILED, read_status
 
@@ -24,25 +23,19 @@ def supervise(launch: Launch, attempt: Callable[[Launch], End]) -> End:
     """Carry out a launch, and again as a resumed one while ``supervise.restarts`` allows it.
 
     A job is started again when a process of it died, hung, or ended with an error of the program. It is not when its
-    input is bad, when it was asked to stop, when it says itself that it cannot go on (a loss that is no number), when
-    it had not begun, or when it made no step since it was started the last time.
+    input is bad, when it was asked to stop (however it ended then), when it says itself that it cannot go on (a loss
+    that is no number), when it had not begun, or when it made no step since it was started the last time.
     """
-    limit = launch.job.supervise.restarts
     own = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
-    while True:
-        end = attempt(launch)
-        if end.crash is not None and (launch.run_dir / CONFIG).is_file():
-            report = write_crash(launch.run_dir, end.crash)
-            log.error("%s%s", end.crash.cause, f" ({report})" if report else "")
-        if end.code != FAILED or not limit or not _may_go_on(launch.run_dir):
-            return end
-        try:
-            if not again(launch.run_dir, end.code, limit, own):
+    with stop_signals(lambda _: None, lambda: None):  # of an attempt's own, only what comes between two gets here
+        while True:
+            end = attempt(launch)
+            if end.crash is not None and (launch.run_dir / CONFIG).is_file():
+                report = write_crash(launch.run_dir, end.crash)
+                log.error("%s%s", end.crash.cause, f" ({report})" if report else "")
+            if end.code != FAILED or not _may_go_on(launch, own):
                 return end
-        except UserError as error:
-            log.error("not started again: %s", error)
-            return end
-        launch = resumed(launch, end)
+            launch = resumed(launch, end)
 
 
 def resumed(launch: Launch, end: End) -> Launch:
@@ -53,11 +46,16 @@ def resumed(launch: Launch, end: End) -> Launch:
     return replace(launch, arguments=arguments, files={}, unmerged=None, again=True, left=left)
 
 
-def _may_go_on(run: Path) -> bool:
-    """Whether the folder holds a run, and the job has not said that going on makes no sense."""
-    if not (run / CONFIG).is_file():
+def _may_go_on(launch: Launch, own: str) -> bool:
+    """Whether a failed job may be started again; it is counted then."""
+    run, limit = launch.run_dir, launch.job.supervise.restarts
+    if not limit or not (run / CONFIG).is_file():
         return False
-    with suppress(UserError):
+    try:
         status = read_status(run)
-        return status is None or not status.final
-    return True
+        if status is not None and status.final:
+            return False
+        return not stop_asked() and again(run, FAILED, limit, own)
+    except UserError as error:
+        log.error("not started again: %s", error)
+        return False

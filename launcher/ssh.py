@@ -21,9 +21,9 @@ def ssh_command(host: str, environment: Mapping[str, str], program: bytes) -> li
     """ssh to a host, and there this Python at the same path, which reads ``program`` from stdin.
 
     What ``program`` needs to know follows it on stdin: nothing of it stands in a command line. The connection is its
-    own (``-S none``): one that is shared with others of the user would end, or last, as theirs does.
+    own (``ControlPath=none``): one that is shared with others of the user would end, or last, as theirs does.
     """
-    options = ["-a", "-x", "-T", "-S", "none", *shlex.split(ssh_options(environment))]
+    options = ["-a", "-x", "-T", "-o", "ControlPath=none", *shlex.split(ssh_options(environment))]
     return ["ssh", *options, host, remote_command(program)]
 
 

@@ -1,8 +1,8 @@
 """Several hosts over ssh: a supervisor on each starts and watches its ranks, and this process judges them all.
 
-Nothing but ssh and this Python is needed on a host. The job's environment goes through ssh's stdin. A host that is lost
-is waited for, replaced by another of the hostfile, or done without (``supervise.on_lost_node``), when the job is started
-again.
+Nothing but ssh and this Python is needed on a host. The job's environment goes through ssh's stdin. A host that is
+lost is waited for, replaced by another of the hostfile, or done without (``supervise.on_lost_node``), when the job is
+started again.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def start(launch: Launch, plan: Plan) -> End:
             if asked:
                 end(links)
                 return End(STOPPED, f"{asked[0].name} received before the ranks were started")
-            return _run(launch, plan, hosts, links)
+            return _run(launch, plan, hosts, links, asked)
     except NotReachedError as error:
         log.error("%s", error)
         return End(FAILED, str(error), Crash.here(str(error)[:2000]))
@@ -100,7 +100,9 @@ def _gathering(launch: Launch, plan: Plan, asked: Sequence[signal.Signals], outp
     )
 
 
-def _run(launch: Launch, plan: Plan, hosts: Sequence[Host], links: Sequence[Link]) -> End:
+def _run(
+    launch: Launch, plan: Plan, hosts: Sequence[Host], links: Sequence[Link], asked: Sequence[signal.Signals]
+) -> End:
     ranks = RemoteRanks(links, [host.slots for host in hosts])
     watcher = Watcher(ranks, stall=launch.job.supervise.stall)
     first, chosen = hosts[0], launch.options.master_addr
@@ -110,6 +112,8 @@ def _run(launch: Launch, plan: Plan, hosts: Sequence[Host], links: Sequence[Link
     shared = {"PYTHONPATH": "", **plan.forwarded_env}
     try:
         with processes.stop_signals(watcher.stop, ranks.kill):
+            if asked:  # it came after the hosts were reached
+                watcher.stop(asked[0])
             ranks.start(commands[0].argv, shared, [command.env for command in commands], launch.left)
             ended = watcher.watch()
     finally:

@@ -8,7 +8,6 @@ import socket
 import time
 
 from launcher.plan import End
-from launcher.supervisor import processes
 from launcher.supervisor.crash import Crash
 from launcher.supervisor.heartbeats import Pulse, Stall, find_stall
 from launcher.supervisor.ranks import Lost, Ranks
@@ -68,7 +67,7 @@ class Watcher:
         return code in (DONE, STOPPED) or (self.asked is not None and code == -self.asked)
 
     def _end_by_a_rank(self) -> End:
-        """Find the rank that ended first: one that was killed or lost rather than those that then missed it."""
+        """Name the rank that ended the job: of several one that a signal killed, which the others fell over."""
         self._wait(self._ranks.delay)
         while not self._ranks.is_fresh() and self._ranks.lost() is None:  # bounded: a silent host is lost
             self._ranks.look(_POLL)
@@ -100,15 +99,25 @@ class Watcher:
         if now - self._looked > _SUSPENDED:
             self._awake = now
         self._looked = now
-        if not self._ranks.is_fresh():
-            return None
+        return find_stall(self._pulses(), stall) if self._ranks.is_fresh() else None
+
+    def _pulses(self) -> dict[int, Pulse]:
+        """What the ranks do that run."""
         pulses = {rank: self._ranks.pulse(rank) for rank, code in enumerate(self._ranks.codes) if code is None}
         seen = {rank: pulse for rank, pulse in pulses.items() if pulse is not None}
-        seen = {rank: pulse._replace(seconds=min(pulse.seconds, now - self._awake)) for rank, pulse in seen.items()}
-        return find_stall(seen, stall)
+        awake = time.monotonic() - self._awake
+        return {rank: pulse._replace(seconds=min(pulse.seconds, awake)) for rank, pulse in seen.items()}
 
     def _end_by_stall(self, stalled: Stall) -> End:
-        """Ask the rank for its stacks, which one that is suspended cannot give, and let all be killed."""
+        """Ask the rank for its stacks, which one that is suspended cannot give, and let all be killed.
+
+        Of ranks that are equally far, of which one may wait for another, one that is suspended is the culprit.
+        """
+        place = (stalled.pulse.step, stalled.pulse.section)
+        for rank, pulse in self._pulses().items():
+            if (pulse.step, pulse.section) == place and self._ranks.is_suspended(rank):
+                stalled = stalled._replace(rank=rank, pulse=pulse)
+                break
         rank = stalled.rank
         stacks, suspended = self._ranks.stacks(rank)
         reason = f"{stalled}{self._on_host(rank)}{'; it is suspended' if suspended else ''}; all ranks are killed"

@@ -1,4 +1,4 @@
-"""``capt report``, ``capt doctor`` and ``capt bench``."""
+"""``capt report``, ``capt doctor``, ``capt clean`` and ``capt bench``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from launcher.commands import options as o
 
 
 def register(app: typer.Typer) -> None:
-    """Add ``report``, ``doctor`` and ``bench`` to the command line."""
+    """Add ``report``, ``doctor``, ``clean`` and ``bench`` to the command line."""
     app.command(epilog="\b\nExample: capt report runs/first runs/second --out report")(report)
     app.command(epilog="\b\nExample: capt doctor capt_tiny --hostfile hosts --json")(doctor)
+    app.command(epilog="\b\nExample: capt clean")(clean)
     app.command(
         epilog="\b\nExample: capt bench contrast --out docs/benchmarks\n"
         "Options of a benchmark follow two dashes: capt bench ace -- --files my.txt"
@@ -60,6 +61,25 @@ def doctor(
     else:
         typer.echo(table(checks))
     return 1 if any(check.level == "fail" for check in checks) else 0
+
+
+def clean(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUN...]", help="Runs whose checkpoints in memory are given up.")
+    ] = None,
+) -> None:
+    """Remove ephemeral checkpoints from the memory of this host: those of no more use, or all those of the runs named.
+
+    Never those of a run that is training.
+    """
+    from launcher.clean import clean as remove
+
+    removed = 0
+    for folder, reason in remove(runs or []):
+        removed += 1
+        typer.echo(f"{folder}: removed: {reason}")
+    if not removed:
+        typer.echo("nothing to remove: no such checkpoints in the memory of this host")
 
 
 def bench(

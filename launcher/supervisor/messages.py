@@ -3,8 +3,8 @@
 The node speaks first, and at least twice a second (``now`` is its clock). The head sends every ``now`` back: a *lease*.
 A node whose own words of ``LEASE`` seconds ago have not come back is alone, kills its ranks and ends. The head, which
 hears nothing for ``SILENCE`` seconds, knows by then that it has: a word of the node that it had answered was said, and
-the lease counted from, before it was heard. No clocks are compared, and what was under way in a cable that is plugged in
-again counts from when it was sent.
+the lease counted from, before it was heard. No clocks are compared, and what was under way in a cable that is plugged
+in again counts from when it was sent.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ class Up(Record):
 
 
 class RankNews(Record):
-    """A rank: its process, exit code and pulse."""
+    """A rank: its process, exit code and pulse, and whether it is suspended."""
 
     pid: Count
     born: Count
     code: int | None = Field(None, ge=-128, le=255)
     pulse: _Beat | None = None
+    suspended: bool = False
 
 
 class Stacks(Record):

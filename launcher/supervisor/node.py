@@ -69,7 +69,7 @@ class Supervisor:
                 self._ranks.look(0.0)
                 self._report()
                 if time.monotonic() > self._lease:
-                    raise OSError(f"nothing heard of the head for {LEASE:g} s")  # noqa: TRY301 - one way to end
+                    raise OSError(f"nothing heard of the head for {LEASE:g} s")
         except OSError as error:
             problem = " ".join(str(error).split())
         finally:
@@ -132,6 +132,7 @@ class Supervisor:
                 "born": self._born[rank],
                 "code": code,
                 "pulse": self._ranks.pulse(rank),
+                "suspended": self._ranks.is_suspended(rank),
             }
             for rank, code in enumerate(self._ranks.codes)
         ]

@@ -121,6 +121,18 @@ def end_recorded(recorded: Sequence[tuple[int, int]], seconds: float) -> list[in
     return []
 
 
+class _Stop:
+    """Of this process, as signals are: how many ``stop_signals`` blocks are open, and whether one was asked to stop."""
+
+    blocks = 0
+    asked = False
+
+
+def stop_asked() -> bool:
+    """Whether a stop signal came since the outermost open :func:`stop_signals` block began."""
+    return _Stop.asked
+
+
 @contextmanager
 def stop_signals(stop: Callable[[signal.Signals], None], kill: Callable[[], None]) -> Iterator[None]:
     """While active, SIGTERM, SIGUSR1, SIGHUP and Ctrl-C call ``stop``; a second Ctrl-C calls ``kill``.
@@ -132,6 +144,7 @@ def stop_signals(stop: Callable[[signal.Signals], None], kill: Callable[[], None
 
     def handler(number: int, frame: FrameType | None) -> None:
         nonlocal interrupts
+        _Stop.asked = True
         interrupts += number == signal.SIGINT
         if interrupts > 1:
             log.warning("second Ctrl-C: stopping at once, without a checkpoint")
@@ -143,9 +156,13 @@ def stop_signals(stop: Callable[[signal.Signals], None], kill: Callable[[], None
     handled = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup asked for it to be ignored
         handled.append(signal.SIGHUP)
+    if _Stop.blocks == 0:
+        _Stop.asked = False
+    _Stop.blocks += 1
     before = {number: signal.signal(number, handler) for number in handled}
     try:
         yield
     finally:
+        _Stop.blocks -= 1
         for number, old in before.items():
             signal.signal(number, old)

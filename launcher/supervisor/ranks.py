@@ -58,6 +58,9 @@ class Ranks(Protocol):
     def idle(self) -> float:
         """Seconds since a rank did anything, as far as the calls of this method saw it."""
 
+    def is_suspended(self, rank: int) -> bool:
+        """Whether a rank is suspended, as far as is known."""
+
     def stacks(self, rank: int) -> tuple[str, bool]:
         """The stacks of a rank, which are asked for, and whether it is suspended, so that it cannot tell them."""
 
@@ -124,11 +127,15 @@ class LocalRanks:
         self._activity = self._activity or Activity([rank.pid for rank in self._ranks])
         return self._activity.idle()
 
+    def is_suspended(self, rank: int) -> bool:
+        """Whether a rank is suspended now."""
+        return self.codes[rank] is None and is_stopped(self._ranks[rank].pid)
+
     def stacks(self, rank: int) -> tuple[str, bool]:
         """Ask a rank for its stacks by SIGQUIT; within two seconds they are there, or it cannot write them."""
         pid, page, before = self._ranks[rank].pid, self._pages[rank], ""
         if self.codes[rank] is not None or is_stopped(pid):
-            return page.stacks(), self.codes[rank] is None
+            return page.stacks(), self.is_suspended(rank)
         os.kill(pid, signal.SIGQUIT)
         deadline = time.monotonic() + HEARING
         while time.monotonic() < deadline and not processes.ended(self._ranks[rank]):

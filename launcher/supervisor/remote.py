@@ -97,6 +97,11 @@ class RemoteRanks:
         running = [link.idle for rank, (link, _) in enumerate(self._places) if self.codes[rank] is None]
         return min(running, default=0.0)
 
+    def is_suspended(self, rank: int) -> bool:
+        """Whether a rank was suspended when its node was last heard."""
+        link, index = self._places[rank]
+        return bool(link.ranks) and link.ranks[index].suspended
+
     def stacks(self, rank: int) -> tuple[str, bool]:
         """Have a rank asked for its stacks."""
         link, index = self._places[rank]

@@ -30,6 +30,7 @@ class RunSection(Section):
     seed: NonNegativeInt = Field(1, description="seed of initialisation, data order, noise and dropout")
     log_every: PositiveInt = Field(10, description="steps between two lines of metrics.jsonl and of the log")
     tensorboard: bool = Field(True, description="also write TensorBoard files")
+    ledger: bool = Field(True, description="record which samples every step used, for capt ledger check")
     deterministic: bool = Field(False, description="torch.use_deterministic_algorithms (slower on GPUs)")
     threads: NonNegativeInt = Field(
         0, le=4096, description="CPU threads per process; 0 = cores / processes on this host"
@@ -160,6 +161,20 @@ class ValidateSection(Section):
     every: NonNegativeInt = Field(500, description="steps between two validations; 0 = only at the end")
 
 
+class EphemeralSection(Section):
+    """Checkpoints in the memory of the hosts, for a fast restart: the newest one, a copy of it on the next host."""
+
+    every: NonNegativeInt | Literal["auto"] = Field(
+        0,
+        description="steps between two checkpoints in memory; 0 = none; auto = as often as they cost at most 1% of the "
+        "time",
+    )
+    dir: PathField | None = Field(
+        None,
+        description="folder of each host for them; null = /dev/shm if it has room, else the folder for temporary files",
+    )
+
+
 class CheckpointSection(Section):
     """Checkpoints: ``every`` steps (0 = only at the end); the newest ``keep``, each ``keep_every``, the best stay."""
 
@@ -173,6 +188,7 @@ class CheckpointSection(Section):
     )
     best_mode: Literal["max", "min"] = Field("max", description="whether more or less of checkpoint.best is better")
     asynchronous: bool = Field(False, alias="async", description="write in a background thread")
+    ephemeral: EphemeralSection = EphemeralSection()
 
 
 class SuperviseSection(Section):

@@ -70,16 +70,24 @@ class Exchange:
         """
         if len(self.counts) == 1:
             return sums
-        weighted_keys, normaliser = sums.weighted_keys, sums.normaliser[:, None]
-        columns = [normaliser] if weighted_keys is None else [weighted_keys, normaliser]
+        numbers = [sums.normaliser] if sums.squares is None else [sums.normaliser, sums.squares]
+        columns = [each[:, None] for each in numbers]
+        if sums.weighted_keys is not None:
+            columns.append(sums.weighted_keys)
         by_owner = torch.cat(columns, dim=1).unflatten(0, (len(self.counts), -1))
         totals = distributed.reduce_scatter_sum(by_owner, self.group)[: self.counts[self.rank]]
         return SoftmaxSums(
-            normaliser=totals[:, -1],
-            weighted_keys=None if weighted_keys is None else totals[:, :-1],
+            normaliser=totals[:, 0],
+            weighted_keys=None if sums.weighted_keys is None else totals[:, len(numbers) :],
             running_max=None if sums.running_max is None else sums.running_max[self.local_rows],
+            squares=None if sums.squares is None else totals[:, 1],
+            largest=None if sums.largest is None else sums.largest[self.local_rows],
         )
 
     def all_reduce_max(self, values: Tensor) -> Tensor:
         """The elementwise maximum over the ranks."""
         return values if len(self.counts) == 1 else distributed.all_reduce_max(values, self.group)
+
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        """The elementwise sum over the ranks."""
+        return values if len(self.counts) == 1 else distributed.all_reduce_sum(values, self.group)

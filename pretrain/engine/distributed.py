@@ -210,6 +210,18 @@ def _wait_for_all() -> None:
             logger.warning("waiting for %d of %d ranks since %.0f s", missing, world_size(), told - begin)
 
 
+def exchange(send: Sequence[tuple[int, Tensor]], receive: Sequence[tuple[int, Tensor]]) -> None:
+    """Send each of some CPU tensors to a rank, and fill others by what ranks send, all at the same time.
+
+    Only the ranks that are named take part. What a rank sends to another arrives in the order in which it was sent.
+    """
+    work = [dist.isend(x, rank, group=_control_group) for rank, x in send]
+    work += [dist.irecv(x, rank, group=_control_group) for rank, x in receive]
+    for each in work:
+        if each is not None:
+            each.wait()
+
+
 def barrier() -> None:
     """Wait for all ranks."""
     if world_size() > 1:

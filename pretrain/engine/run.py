@@ -25,6 +25,7 @@ from pretrain.engine.checkpoint import (
     verify_together,
 )
 from pretrain.engine.engines.build import build_engines
+from pretrain.engine.ephemeral.find import newest_ephemeral
 from pretrain.engine.loop import NEVER, Callback, Run, train
 from pretrain.engine.precision import check_precision
 from pretrain.engine.run_folder import DONE, STOPPED
@@ -55,7 +56,7 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None, wa
         check_precision(job.engine.precision)
         callbacks = user_callbacks(job)
     with open_run_folder(job, resume=resume, wait=wait) as status:
-        source = _choose_checkpoint(job.run.dir, checkpoint) if resume else None
+        source = _choose_checkpoint(job, checkpoint) if resume else None
         with distributed.synchronize_errors(
             patient=True
         ):  # prepares tokenizer and data; ranks wait for each other by lock
@@ -99,7 +100,7 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
         with distributed.synchronize_errors():
             if distributed.rank() == 0:
                 _warn_of_other_micro_batches(source, job)
-    return Run(job, job.run.dir, task, engines, progress)
+    return Run(job, job.run.dir, task, engines, progress, source)
 
 
 class _StatusCallback(Callback):
@@ -128,8 +129,12 @@ def _train(run: Run, status: RunStatus, callbacks: Sequence[Callback]) -> int:
     return STOPPED
 
 
-def _choose_checkpoint(run_dir: Path, name: str | None) -> Path | None:
-    """Return the checkpoint to resume from, verified; None for a run that ended before its first one."""
+def _choose_checkpoint(job: Job, name: str | None) -> Path | None:
+    """Return the checkpoint to resume from, verified; None for a run that ended before its first one.
+
+    Without a name it is the newest one, be it permanent or ephemeral (then it is a folder of this host).
+    """
+    run_dir = job.run.dir
     with distributed.synchronize_errors():
         newest = [None, *checkpoints_of(run_dir)][-1]
         source = find_checkpoint(run_dir / "checkpoints" / name) if name else newest
@@ -137,6 +142,10 @@ def _choose_checkpoint(run_dir: Path, name: str | None) -> Path | None:
     with distributed.synchronize_errors():
         if chosen != str(source):
             raise ConfigError(f"run.dir {run_dir}: ranks see different checkpoints ({source} and {chosen})")
+    if name is None:
+        ephemeral = newest_ephemeral(job, after=-1 if source is None else int(source.name[5:]))
+        if ephemeral is not None:
+            return ephemeral
     if source is None:
         if distributed.rank() == 0:
             logger.warning("%s has no complete checkpoint yet: starting at step 0", run_dir)

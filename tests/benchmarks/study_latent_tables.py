@@ -19,6 +19,8 @@ BASELINES = ("LM", "VAE")
 class Trial(NamedTuple):
     """One run on the test text. Perplexities are upper bounds but ``ppl_dual``, which bounds nothing.
 
+    All are of the sentences that were weighted, but ``rec``, ``kl_exact`` and ``ppl_dual``, which are of all.
+
     Attributes:
         best_error: standard error of ``ppl_best`` over sentences (delta method).
         best_draw_error: the same over draws.
@@ -55,11 +57,17 @@ def trial_of(data: str, row: str, seed: int, epochs: float, result: Mapping[str,
     best, bridge = result["ppl_best"], result.get("bridge") or {}
     return Trial(
         data, row, seed, epochs, Path(result["checkpoint"]).name, result.get("rec"), result.get("kl_exact"),
-        result.get("ppl_dual"), *(result[name]["value"] for name in BOUNDS), best.get("proposal"), best.get("nats"),
+        result.get("ppl_dual"), *(_value(result, name) for name in BOUNDS), best.get("proposal"), best.get("nats"),
         best.get("standard_error"), best.get("draw_error"), best.get("draws"), best.get("sentences"),
         bridge.get("sentences"), bridge.get("tightest_minus_bridge"),
         bridge.get("tightest_minus_bridge_standard_error"),
     )  # fmt: skip
+
+
+def _value(result: Mapping[str, Any], name: str) -> float | None:
+    """A perplexity, of the sentences that were weighted where these were fewer than all."""
+    found: Mapping[str, Any] = result.get(f"{name}_there") or result[name]
+    return found["value"]
 
 
 SentencesOf = Callable[[str, str, int], Path]
@@ -142,6 +150,21 @@ def best_of(trial: Trial, path: Path) -> Sentences:
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     return Sentences(*(np.array([float(row[name]) for row in rows]) for name in (trial.proposal, "words")))
+
+
+COLUMNS = ("words", "exact", "q", "prior", "mixture", "refitted")
+"""Of a file of sentences; a row lacks the bounds that it does not have."""
+
+
+def write_sentences(trials: Sequence[Trial], sentences: SentencesOf, out: Path) -> None:
+    """Write every bound of every sentence of all runs into one file, so that each paired difference can be redone."""
+    with out.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["data", "row", "seed", *COLUMNS])
+        for trial in trials:
+            with sentences(trial.data, trial.row, trial.seed).open(newline="") as own:
+                for row in csv.DictReader(own):
+                    writer.writerow([trial.data, trial.row, trial.seed, *(row.get(name, "") for name in COLUMNS)])
 
 
 class Difference(NamedTuple):

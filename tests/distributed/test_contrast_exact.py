@@ -33,6 +33,7 @@ class Case:
     learned: bool = False
     stats: bool = False
     impl: str = "chunked"
+    hardness: float = 0.0
 
     @property
     def world(self) -> int:
@@ -73,6 +74,8 @@ def _cases(world: int) -> list[Case]:
         Case(ragged, pushed=600 * world, impl="dense"),
         Case(ragged, pushed=600 * world, temperature=0.001),
         Case(ragged, pushed=600 * world, stats=True),
+        Case(ragged, pushed=60 * world, stats=True, with_ids=True, temperature=0.01),
+        Case((0, *ragged[1:]), stats=True),
         Case(ragged, pushed=600 * world, learned=True),
         Case(ragged, pushed=600 * world, reduction="sum"),
         Case(ragged, pushed=600 * world, grad_reduction="sum"),
@@ -81,6 +84,21 @@ def _cases(world: int) -> list[Case]:
         Case(ragged, pushed=600 * world, with_ids=True, in_batch="local"),
         Case(ragged, with_ids=True, temperature=0.3),
         Case((0, *ragged[1:]), pushed=60 * world),
+    ]
+    cases += [Case(ragged, t, 600 * world, hardness=hardness) for t in (0.5, 0.05) for hardness in (2.0, 30.0, 1000.0)]
+    cases += [
+        Case(even, pushed=60 * world, noise=0.05, hardness=20.0),
+        Case(ragged, pushed=600 * world, noise=0.05, dtype=torch.float32, hardness=20.0),
+        Case(ragged, pushed=60 * world, in_batch="none", hardness=20.0),
+        Case(ragged, pushed=60 * world, in_batch="local", hardness=20.0),
+        Case(ragged, pushed=600 * world, impl="dense", hardness=20.0),
+        Case(ragged, pushed=600 * world, learned=True, hardness=20.0),
+        Case(ragged, pushed=600 * world, stats=True, hardness=20.0),
+        Case(ragged, pushed=60 * world, stats=True, with_ids=True, temperature=0.01, hardness=200.0),
+        Case((0, *ragged[1:]), pushed=60 * world, with_ids=True, hardness=20.0),
+        Case(ragged, pushed=600 * world, with_ids=True, hardness=20.0),
+        Case(ragged, pushed=1, with_ids=True, hardness=20.0),  # a queued row on one rank, for some anchors not even it
+        Case(ragged, pushed=1, with_ids=True, stats=True, hardness=1000.0),
     ]
     return cases
 
@@ -111,9 +129,11 @@ def _rank_solves(cases: list[Case]) -> list[dict[str, Any]]:
             grad_reduction=case.grad_reduction,  # type: ignore[arg-type]
             ids=None if ids is None else ids[mine],
             impl=case.impl,
+            hardness=case.hardness,
             stats=stats,
         )
         loss.backward()
+        whole = None if stats is None else stats.over_ranks()
         results.append(
             {
                 "loss": loss.item(),
@@ -121,7 +141,10 @@ def _rank_solves(cases: list[Case]) -> list[dict[str, Any]]:
                 "s_hat": s_hat.grad.numpy(),  # type: ignore[union-attr]
                 "tau": 0.0 if tau.grad is None else tau.grad.item(),
                 "rows": 0 if queue is None else len(queue),
-                "top1": None if stats is None else (stats.top1, stats.anchors),
+                "anchors": None if stats is None else stats.anchors,
+                "stats": None
+                if whole is None
+                else (whole.anchors, whole.top1, whole.margin, whole.effective_negatives),
             }
         )
     return results
@@ -131,7 +154,7 @@ def _check(case: Case, ranks: list[dict[str, Any]]) -> None:
     s, s_hat = case.rows()
     ids = torch.arange(case.pushed)[-K:] % 7
     problem = Problem(
-        s, s_hat, case.owner(), case.queued()[-K:], case.temperature, case.in_batch, case.ids(), ids
+        s, s_hat, case.owner(), case.queued()[-K:], case.temperature, case.in_batch, case.ids(), ids, case.hardness
     )  # fmt: skip
     loss, d_s, d_s_hat, d_tau = problem.solve(case.reduction)
     share = 1 / case.world if case.grad_reduction == "mean" else 1.0
@@ -146,8 +169,13 @@ def _check(case: Case, ranks: list[dict[str, Any]]) -> None:
         assert sum(r["tau"] for r in ranks) * share == pytest.approx(d_tau, rel=1e-10)
     assert max(r["rows"] for r in ranks) <= -(-K // case.world)
     if case.stats:
-        assert all(0 <= r["top1"][0] <= 1 for r in ranks)
-        assert [r["top1"][1] for r in ranks] == [2 * n for n in case.counts]
+        assert [r["anchors"] for r in ranks] == [2 * n for n in case.counts]
+        rows, partners = torch.cat([s, s_hat]).detach(), torch.cat([s_hat, s]).detach()
+        cosines = (rows @ torch.cat([rows, problem.queue]).T).masked_fill(~problem.is_negative(), -torch.inf)
+        margin = (rows * partners).sum(1) - cosines.amax(1)
+        expected = (len(rows), (margin > 0).double().mean(), margin.mean(), problem.effective_negatives())
+        for result in ranks:
+            assert result["stats"] == pytest.approx([float(value) for value in expected], rel=1e-10)
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -11,8 +12,12 @@ from typing import Any
 import pytest
 
 from launcher.backends.local import run_ranks
+from launcher.backends.watching import Watcher
 from launcher.plan import Command, End, Launch, Options
 from launcher.restart import supervise
+from launcher.supervisor.heartbeats import Pulse
+from launcher.supervisor.processes import stop_asked, stop_signals
+from launcher.supervisor.ranks import LocalRanks
 from pretrain.base.files import write_text
 from pretrain.config.load import job_from_mapping
 from pretrain.config.writer import job_to_yaml
@@ -93,19 +98,37 @@ def test_a_fault_of_a_rank_costs_the_steps_since_the_last_checkpoint(
     begin = time.monotonic()
     code, ends = _supervised(_mapping(run, fault=fault))
     assert (code, [end.code for end in ends]) == (0, [1, 0])
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - begin < 120  # far less than the time-out of the process group
     assert _losses(run) == undisturbed
     status = read_status(run)
     assert status is not None
     assert (status.state, status.step) == ("done", STEPS)
     (crash,) = _crashes(run)
-    assert (crash["rank"], crash["step"], crash["section"]) == (1, 6, "step")  # six were done
+    assert (crash["step"], crash["section"]) == (6, "step")  # six were done
+    assert (
+        crash["rank"] == 1 or kind == "hang"
+    )  # both are in their step: on a busy machine the other may be there longer
     assert crash["signal"] == ("SIGKILL" if kind == "kill" else None)
     if kind in ("stop", "hang"):
-        assert "rank 1 hangs" in crash["cause"]
+        assert f"rank {crash['rank']} hangs" in crash["cause"]
         assert ("it is suspended" in crash["cause"]) == (kind == "stop")
     if kind == "hang":
-        assert "strike" in crash["stacks"]  # where it hangs, though it holds the interpreter's lock
+        assert ("strike" in crash["stacks"]) == (
+            crash["rank"] == 1
+        )  # where it hangs, though it holds the interpreter's lock
+
+
+def test_with_ephemeral_checkpoints_a_killed_rank_costs_the_step_it_was_in(
+    tmp_path: Path, undisturbed: dict[int, float]
+) -> None:
+    run = tmp_path / "run"
+    fault = {"kind": "kill", "step": 8, "rank": 1, "once": str(tmp_path / "struck")}
+    checkpoint = {"every": 6, "ephemeral": {"every": 1, "dir": str(tmp_path / "memory")}}
+    code, ends = _supervised(_mapping(run, fault=fault, checkpoint=checkpoint))
+    assert (code, [end.code for end in ends]) == (0, [1, 0])
+    assert "at step 7" in (run / "log" / "rank-0.log").read_text()
+    assert _losses(run) == undisturbed
+    assert list((tmp_path / "memory").iterdir()) == []
 
 
 def test_a_fault_that_comes_back_at_once_ends_the_job(tmp_path: Path) -> None:
@@ -127,3 +150,72 @@ def test_without_restarts_the_first_fault_is_the_end(tmp_path: Path) -> None:
     code, ends = _supervised(mapping, world=1)
     assert (code, len(ends)) == (1, 1)
     assert len(_crashes(tmp_path / "run")) == 1
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_job_that_was_asked_to_stop_is_not_started_again_however_it_ended(tmp_path: Path, inside: bool) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    job = job_from_mapping(_mapping(run), "test")
+    write_text(run / "config.yaml", job_to_yaml(job))
+    attempts = []
+
+    def attempt(launch: Launch) -> End:
+        attempts.append(launch)
+        with stop_signals(lambda _: None, lambda: None):
+            for _ in range(2 * inside):  # Ctrl-C twice: all ranks are killed
+                signal.raise_signal(signal.SIGINT)
+        if not inside:
+            signal.raise_signal(signal.SIGTERM)
+        return End(1, "rank 0 was killed by SIGKILL")
+
+    assert supervise(Launch("pretrain", (), job, Options()), attempt).code == 1
+    assert len(attempts) == 1
+    with stop_signals(lambda _: None, lambda: None):  # the next job does not inherit it
+        assert not stop_asked()
+
+
+class _Seen(LocalRanks):
+    """Ranks of which only what is seen of them is there."""
+
+    def __init__(self, codes: tuple[int | None, ...], suspended: int | None = None) -> None:
+        super().__init__()
+        self.codes, self._suspended = list(codes), suspended
+
+    def look(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def pulse(self, rank: int) -> Pulse:
+        return Pulse("step", 6, 9.0 - rank, 5, 0.1)
+
+    def where(self, rank: int) -> tuple[str, int]:
+        return f"node-{rank}", 1
+
+    def is_suspended(self, rank: int) -> bool:
+        return rank == self._suspended
+
+    def stacks(self, rank: int) -> tuple[str, bool]:
+        return "", rank == self._suspended
+
+
+@pytest.mark.parametrize(
+    ("codes", "culprit"), [((1, -9), 1), ((-9, 1), 0), ((1, 1), 0), ((0, 1), 1), ((75, 0), None), ((1, None), 0)]
+)
+def test_the_rank_that_a_signal_killed_is_named_before_those_that_fell_over_it(
+    codes: tuple[int | None, ...], culprit: int | None
+) -> None:
+    end = Watcher(_Seen(codes), grace=0.1).watch()
+    assert end.code == 1
+    assert (end.crash.rank if end.crash else None) == culprit
+
+
+@pytest.mark.parametrize(("suspended", "culprit"), [(None, 0), (1, 1), (0, 0)])
+def test_of_ranks_equally_far_the_suspended_one_is_named(
+    suspended: int | None, culprit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher = Watcher(_Seen((None, None), suspended), stall=1.0)
+    monkeypatch.setattr(watcher, "_awake", time.monotonic() - 100)
+    crash = watcher.watch().crash
+    assert crash is not None
+    assert (crash.rank, crash.host) == (culprit, f"node-{culprit}")
+    assert ("it is suspended" in crash.cause) == (suspended is not None)

@@ -42,8 +42,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "pretrain.engine.callbacks": (
         *(*BASE, "pretrain.config", "pretrain.registry"),
-        *_in("pretrain.engine", "checkpoint", "distributed", "durable", "flags", "heartbeat", "interruption", "loop"),
-        *_in("pretrain.engine", "metrics_file", "run_folder", "task"),
+        *_in(
+            "pretrain.engine", "checkpoint", "distributed", "durable", "ephemeral", "flags", "heartbeat", "interruption"
+        ),
+        *_in("pretrain.engine", "ledger", "loop", "metrics_file", "run_folder", "task"),
+    ),
+    "pretrain.engine.ledger": (
+        *(*BASE, "pretrain.data.sampler"),
+        *_in("pretrain.engine", "checkpoint", "durable", "task"),
     ),
     "pretrain.engine": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
     # ---- what tasks are built of

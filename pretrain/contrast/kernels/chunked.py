@@ -64,7 +64,7 @@ def accumulate(sums: SoftmaxSums, q: Tensor, keys: Tensor, ids: InstanceIds | No
     for rows, columns, anchors, k in _split_blocks(q, keys, products, dtype):
         block = sums[rows]
         weights = block.exponentials(_logits(workspace, anchors, k), ids and ids.block(rows, columns))
-        block.normaliser.add_(weights.sum(1))
+        block.add(weights)
         if block.weighted_keys is not None:
             multiply(block.weighted_keys, products.split(weights, dtype), k, add=True)
 

@@ -20,7 +20,7 @@ def accumulate(sums: SoftmaxSums, q: Tensor, keys: Tensor, ids: InstanceIds | No
     dtype = sums.normaliser.dtype
     k = products.split(keys, dtype)
     weights = sums.exponentials(_product(products.split(q, dtype), transpose(k), dtype), ids)
-    sums.normaliser.add_(weights.sum(1))
+    sums.add(weights)
     if sums.weighted_keys is not None:
         sums.weighted_keys.add_(_product(products.split(weights, dtype), k, dtype))
 

@@ -44,9 +44,11 @@ class PendingSave:
         """Names of further files of this rank that are written already."""
         self._files = files
         self.metadata = metadata
-        self._manifest = manifest
-        self._hashed: dict[str, dict[str, Any]] = {}
+        self.manifest = manifest
+        self.hashed: dict[str, dict[str, Any]] = {}
         self._mode = public_mode()
+        self.leads = distributed.rank() == 0
+        """Whether this rank makes the folder, and clears it away after a failure."""
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
 
@@ -61,12 +63,12 @@ class PendingSave:
     def _write(self) -> None:
         try:
             for name in self.ready:
-                self._seal(name)
+                self.seal(name)
             while self._files:
                 name, tensors = self._files.popitem()
                 write_tensors(self.temporary / name, tensors, {"format": "pt"})
                 del tensors
-                self._seal(name)
+                self.seal(name)
         except OSError as error:  # a network file system says that it is full when a file is made durable
             self._error = CheckpointError(describe_write_error(self.temporary, error))
             self._files = {}
@@ -74,11 +76,12 @@ class PendingSave:
             self._error = error
             self._files = {}
 
-    def _seal(self, name: str) -> None:
+    def seal(self, name: str) -> None:
+        """Make a file of this rank durable, and note its size and digest."""
         path = self.temporary / name
         path.chmod(self._mode)  # safetensors writes for the owner alone
         sync(path)
-        self._hashed[name] = {"size": path.stat().st_size, "sha256": sha256(path)}
+        self.hashed[name] = {"size": path.stat().st_size, "sha256": sha256(path)}
 
     def done(self) -> bool:
         """True when this rank has nothing left to write."""
@@ -96,22 +99,26 @@ class PendingSave:
             with distributed.synchronize_errors(patient=True):  # a rank may write for longer than a collective may wait
                 if self._error is not None:
                     raise self._error
-            hashed = distributed.gather_objects(self._hashed)
-            with distributed.synchronize_errors():
-                if distributed.rank() == 0:
-                    self._finish({name: record for each in hashed for name, record in each.items()})
+            self.complete()
         except Exception:
-            if distributed.rank() == 0:
+            if self.leads:
                 shutil.rmtree(self.temporary, ignore_errors=True)
             raise
         return self.target
+
+    def complete(self) -> None:
+        """Make a checkpoint of what all ranks have written. Collective."""
+        hashed = distributed.gather_objects(self.hashed)
+        with distributed.synchronize_errors():
+            if distributed.rank() == 0:
+                self._finish({name: record for each in hashed for name, record in each.items()})
 
     def _finish(self, files: dict[str, dict[str, Any]]) -> None:
         folder = self.temporary
         try:
             write_json(folder / STATE, self.metadata)
-            self._seal(STATE)
-            write_json(folder / MANIFEST, {**self._manifest, "files": files | {STATE: self._hashed[STATE]}})
+            self.seal(STATE)
+            write_json(folder / MANIFEST, {**self.manifest, "files": files | {STATE: self.hashed[STATE]}})
             sync(folder)
             if self.target.exists():  # a damaged or older checkpoint of the same step
                 shutil.rmtree(self.target)

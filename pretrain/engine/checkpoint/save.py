@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,11 +43,13 @@ def _describe(module: nn.Module) -> dict[str, Any]:
 
 
 def begin_save(
-    run_dir: Path, job: Job, engines: Mapping[str, Engine], task: Task, progress: Progress, *, asynchronous: bool
-) -> PendingSave:
+    run_dir: Path, job: Job, engines: Mapping[str, Engine], task: Task, progress: Progress, *, asynchronous: bool,
+    make: Callable[[Path, TensorFiles, dict[str, Any], dict[str, Any]], PendingSave] = PendingSave,
+) -> PendingSave:  # fmt: skip
     """Snapshot the state of all engines and the task and start writing it. Collective.
 
-    With ``asynchronous`` training may go on at once; ``commit`` is called when every rank is ``done``.
+    With ``asynchronous`` training may go on at once; ``commit`` is called when every rank is ``done``. ``make`` makes
+    the pending save; where ranks other than 0 lead (hosts with a folder each), they make theirs.
     """
     target = step_folder(run_dir, progress.step)
     modules = {name: engine.module for name, engine in engines.items()}
@@ -70,17 +72,19 @@ def begin_save(
             "has_moments": bool(engine.base_optimizer.state),
             "loss_scale": engine.loss_scale_state(),
         }
-    save = PendingSave(target, files, {"progress": progress.to_json(), "engines": engine_state}, manifest)
+    save = make(target, files, {"progress": progress.to_json(), "engines": engine_state}, manifest)
     with distributed.synchronize_errors():
         if distributed.rank() == 0:
             save.ready += _prepare_folder(save.temporary, job, task)
+        elif save.leads:
+            _make_folder(save.temporary)
     try:
         with distributed.synchronize_errors():  # before the task writes, which may hold collectives
             _make_own_folder(save)
         with distributed.synchronize_errors():
             save.metadata["task"] = _save_task(task, save)
     except Exception:
-        if distributed.rank() == 0:
+        if save.leads:
             shutil.rmtree(save.temporary, ignore_errors=True)
         raise
     save.write(asynchronous=asynchronous)
@@ -127,9 +131,8 @@ def _manifest(job: Job, modules: Mapping[str, nn.Module], progress: dict[str, in
 
 def _prepare_folder(folder: Path, job: Job, task: Task) -> list[str]:
     """Make the temporary folder with all that rank 0 puts there; returns the names of the files."""
+    _make_folder(folder)
     try:
-        _clear(folder)
-        folder.mkdir(parents=True)
         write_text(folder / CONFIG, job_to_yaml(job))
         for name, source in task.export_files().items():
             if source.is_dir():
@@ -139,6 +142,14 @@ def _prepare_folder(folder: Path, job: Job, task: Task) -> list[str]:
         return _names_in(folder)
     except (OSError, shutil.Error) as error:
         shutil.rmtree(folder, ignore_errors=True)
+        raise CheckpointError(describe_write_error(folder, error)) from error
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        _clear(folder)
+        folder.mkdir(parents=True)
+    except OSError as error:
         raise CheckpointError(describe_write_error(folder, error)) from error
 
 

@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pretrain.base.errors import ConfigError
-from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
+from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss, info_nce
 from pretrain.contrast.checks import check_options
+from pretrain.contrast.reference import effective_negatives_by_terms
 from pretrain.contrast.temperature import Learned
 from tests.unit.contrast.support import TEMPERATURES, Problem, clustered, near, relative, unit
 
@@ -175,6 +176,36 @@ def test_stats() -> None:
     assert stats.margin == pytest.approx(_margin(s, s_hat, _queue(50)), abs=1e-6)
     capt_loss(s[2:], s_hat[2:], temperature=0.05, stats=stats)
     assert (stats.anchors, stats.top1) == (20, pytest.approx(16 / 20))
+
+
+@pytest.mark.parametrize("impl", ["chunked", "dense"])
+@pytest.mark.parametrize("temperature", [0.5, 0.05, 0.005])
+@pytest.mark.parametrize("share", [None, 0.4])
+def test_effective_negatives_are_those_of_the_literal_sums(impl: str, temperature: float, share: float | None) -> None:
+    s, s_hat, queue = unit(6, D, seed=0), unit(6, D, seed=1), _queue(50)
+    stats = ContrastStats()
+    capt_loss(s, s_hat, queue, temperature=temperature, queue_share=share, impl=impl, stats=stats)
+    held = len(queue.rows)
+    weights = torch.ones(12, 12 + held, dtype=torch.float64)
+    weights[:, 12:] = 1.0 if share is None else share * 12 / held
+    problem = Problem(s, s_hat, torch.zeros(6, dtype=torch.int64), queue.rows, temperature)
+    rows = torch.cat([s, s_hat])
+    numbers = effective_negatives_by_terms(
+        rows, torch.cat([rows, queue.rows]), problem.is_negative(), temperature, weights
+    )
+    assert stats.effective_negatives == pytest.approx(sum(numbers) / 12, rel=1e-10)
+
+
+def test_effective_negatives_of_one_point_are_all_and_of_one_hard_negative_one() -> None:
+    same, hard = ContrastStats(), ContrastStats()
+    point = unit(1, D, seed=0).expand(6, D)
+    capt_loss(point, point, temperature=0.05, stats=same)
+    assert same.effective_negatives == pytest.approx(10)
+    axes = torch.eye(9, D, dtype=torch.float64)
+    queue = ShardedQueue(9, D, dtype=torch.float64)
+    queue.enqueue(axes)
+    info_nce(axes[:1], axes[1:2], queue=queue, temperature=0.02, in_batch="none", stats=hard)
+    assert hard.effective_negatives == pytest.approx(1)
 
 
 def test_one_overflowed_row_makes_the_loss_nan_and_no_error() -> None:

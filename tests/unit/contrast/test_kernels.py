@@ -20,7 +20,7 @@ def _problem(n: int, c: int, d: int, tau: float) -> tuple[torch.Tensor, torch.Te
 def _sums(n: int, d: int, value: float, reference: float | None) -> SoftmaxSums:
     full = torch.full((n, d + 1), value, dtype=torch.float64)
     at = None if reference is None else torch.full((n,), reference, dtype=torch.float64)
-    return SoftmaxSums(full[:, 0].clone(), full[:, 1:].clone(), at)
+    return SoftmaxSums(full[:, 0].clone(), full[:, 1:].clone(), at, full[:, 0].clone())
 
 
 def _ids(n: int, c: int) -> InstanceIds:
@@ -37,7 +37,7 @@ def test_sums_are_equal(n: int, c: int, d: int, masked: bool, running: bool) -> 
         sums = _sums(n, d, 1.0, -3.0 if running else None)
         kernel.accumulate(sums, q, keys, _ids(n, c) if masked else None)
         results.append(sums)
-    for name in ("normaliser", "weighted_keys", "running_max"):
+    for name in ("normaliser", "weighted_keys", "running_max", "squares"):
         torch.testing.assert_close(getattr(results[0], name), getattr(results[1], name), rtol=1e-11, atol=1e-12)
 
 

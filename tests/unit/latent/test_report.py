@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -11,7 +12,7 @@ import pytest
 
 from pretrain.config import flatten
 from pretrain.config.load import load_job
-from pretrain.latent.report.plots import shown_steps
+from pretrain.latent.report.plots import plotted, shown_steps
 from pretrain.latent.report.published import GENERATED, PUBLISHED
 from pretrain.latent.report.rows import cluster_label, dataset_of, row_name, text_rows, variant_of
 from pretrain.report import report
@@ -134,3 +135,13 @@ def test_clusters_have_a_table_and_plots(tmp_path: Path) -> None:
     assert (tmp_path / "report" / "codes-k4.png").stat().st_size > 5000
     assert shown_steps([]) == []
     assert shown_steps(range(5000, 85_000, 5000)) == [5000, 15_000, 30_000, 80_000]
+
+
+def test_the_plot_shows_the_exact_bound_of_the_sentences_that_were_weighted(tmp_path: Path) -> None:
+    job = load_job(PTB / "vae.yaml")
+    (tmp_path / "config.yaml").write_text(json.dumps(job.model_dump(mode="json", by_alias=True)))
+    row = {"step": 10, "split": "validation", "loss": 120.0, "nelbo_iw": 120.0, "ppl_exact": 157.9}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    (found,) = text_rows([read_run(tmp_path)])
+    assert plotted(found, "ppl_exact") == 157.9
+    assert plotted(replace(found, estimates={"ppl_exact_there": {"value": 177.4}}), "ppl_exact") == 177.4

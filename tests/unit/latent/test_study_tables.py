@@ -7,7 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.benchmarks.study_latent_tables import Sentences, Trial, best_of, paired_difference, trial_of, write_tables
+from tests.benchmarks.study_latent_tables import (
+    Sentences,
+    Trial,
+    best_of,
+    paired_difference,
+    trial_of,
+    write_sentences,
+    write_tables,
+)
 
 RNG = np.random.default_rng(0)
 WORDS = RNG.integers(3, 40, 500).astype(float)
@@ -41,6 +49,13 @@ def _result(best: float, proposal: str, **more: object) -> dict[str, object]:
             "ppl_best": known | {"proposal": proposal}, **more}  # fmt: skip
 
 
+def test_the_exact_bound_is_of_the_sentences_that_were_weighted() -> None:
+    everywhere, there = ({"value": value} for value in (157.9, 177.4))
+    assert trial_of("ptb", "VAE", 1, 3, _result(176.6, "prior", ppl_exact=everywhere)).ppl_exact == 157.9
+    result = _result(176.6, "prior", ppl_exact=everywhere, ppl_exact_there=there)
+    assert trial_of("ptb", "VAE", 1, 3, result).ppl_exact == 177.4
+
+
 def test_tables_take_each_rows_own_tightest_bound(tmp_path: Path) -> None:
     trials: list[Trial] = []
     for row, proposal, nats in (("LM", "exact", (10.0, 20.0)), ("iVAE", "refitted", (11.0, 22.0))):
@@ -63,3 +78,10 @@ def test_tables_take_each_rows_own_tightest_bound(tmp_path: Path) -> None:
     assert f"| iVAE | LM | +1.50 | 0.50 | 0.00 | {np.exp(3 / 6):.3f} |" in text
     assert "| AE | LM | +15.00 | 5.00 |  |" in text
     assert "| AE | 1 | 2 | +0.25 ± 0.05 |" in text
+
+    write_sentences(trials[:3], path, tmp_path / "sentences.csv")
+    assert (tmp_path / "sentences.csv").read_text().splitlines() == [
+        "data,row,seed,words,exact,q,prior,mixture,refitted",
+        "ptb,LM,1,2,10.0,0,,,", "ptb,LM,1,4,20.0,0,,,", "ptb,LM,2,2,10.0,0,,,", "ptb,LM,2,4,20.0,0,,,",
+        "ptb,iVAE,1,2,,0,,,11.0", "ptb,iVAE,1,4,,0,,,22.0",
+    ]  # fmt: skip

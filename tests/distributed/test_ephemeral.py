@@ -1,0 +1,303 @@
+"""Checkpoints in memory: a job that lost a rank or a host continues from them, and nothing wrong is ever taken."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.clean import clean
+from pretrain.base.errors import CheckpointError, ConfigError, UserError
+from pretrain.base.locks import file_lock
+from pretrain.config.load import job_from_mapping
+from pretrain.engine.callbacks import ephemeral
+from pretrain.engine.checkpoint import checkpoints_of
+from pretrain.engine.ephemeral import find, hosts, places
+from pretrain.engine.quiet import quiet_libraries
+from pretrain.engine.run import run_job
+from pretrain.registry import TASKS
+from tests.support import run_ranks
+from tests.toy.task import ToyTask
+
+TASKS["toy"] = "tests.toy"
+LAST, CRASH = 9, 8
+
+
+def _mapping(run_dir: Path, memory: Path, **section: Any) -> dict[str, Any]:
+    return {
+        "task": {"type": "toy"},
+        "run": {"dir": str(run_dir), "log_every": 1, "tensorboard": False, "threads": 1},
+        "batch": {"global": 12, "micro": 2},
+        "schedule": {"max_steps": LAST, "warmup_steps": 2},
+        "optimizer": {"lr": 1e-2},
+        "validate": {"every": 0},
+        "checkpoint": {"every": 4, "ephemeral": {"every": 3, "dir": str(memory), **section}},
+    }
+
+
+def _run(
+    mapping: dict[str, Any], resume: bool = False, crash: int = 0, hosts_of: int = 0, fault: str = "", name: str = ""
+) -> int | str:
+    """Train on this rank; ``crash`` ends all ranks in that step, ``hosts_of`` ranks are a host with a memory each."""
+    quiet_libraries(debug=False)
+    logging.getLogger("pretrain").setLevel(logging.INFO)
+    rank = int(os.environ["RANK"])
+    if hosts_of:
+        host = f"host-{rank // hosts_of}"
+        hosts._this_host = lambda: (host, "")
+        section = mapping["checkpoint"]["ephemeral"]
+        section["dir"] = str(Path(section["dir"]) / host)
+    if crash:
+        real_step = ToyTask.step
+
+        def step(self: ToyTask, engines: Any, batch: Any, progress: Any) -> Any:
+            if progress.step + 1 == crash:
+                raise RuntimeError("crash")
+            return real_step(self, engines, batch, progress)
+
+        ToyTask.step = step  # type: ignore[method-assign]
+    if fault:
+        _break(fault, Path(mapping["checkpoint"]["ephemeral"]["dir"]))
+    job = job_from_mapping(mapping, "test")
+    try:
+        return run_job(job, resume=resume, checkpoint=name or None)
+    except UserError as error:
+        return f"{type(error).__name__}: {error}"
+    except RuntimeError as error:
+        return str(error)
+
+
+def _break(fault: str, first: Path) -> None:
+    """No room in the first or in any place; or the file system says so only when a file is written."""
+    from pretrain.engine import durable
+
+    ephemeral.places = find.places = lambda given: [first, first.with_name("second")]  # type: ignore[assignment]
+    if fault == "room":
+        ephemeral.room = lambda place: 0 if place == first else 1 << 40
+    if fault == "nowhere":
+        ephemeral.room = lambda place: 1000
+    if fault == "write":
+        real = durable.save_file
+
+        def full(tensors: Any, path: Path, metadata: Any) -> None:
+            if first in path.parents and os.environ["RANK"] == "1":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(tensors, path, metadata)
+
+        durable.save_file = full  # type: ignore[assignment]
+
+
+def _losses(run_dir: Path) -> dict[int, float]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row["loss"] for row in rows}
+
+
+def _log(run_dir: Path) -> str:
+    return (run_dir / "log" / "rank-0.log").read_text()
+
+
+def _resumed_at(run_dir: Path) -> int:
+    """The step from which the last job of the run continued."""
+    return int(_log(run_dir).rpartition(" at step ")[2].split()[0])
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """Of three ranks, without a fault and without ephemeral checkpoints."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert run_ranks(_run, 3, _mapping(folder / "run", folder / "memory", every=0)) == [0, 0, 0]
+    assert not (folder / "memory").exists()
+    return _losses(folder / "run")
+
+
+def _crashed(tmp_path: Path, world: int = 3, hosts_of: int = 0, crash: int = CRASH) -> tuple[Path, Path]:
+    """A run that ended by a fault in the step after 7, with checkpoints of step 4 on disk and 6 in memory."""
+    run, memory = tmp_path / "run", tmp_path / "memory"
+    assert run_ranks(_run, world, _mapping(run, memory), False, crash, hosts_of) == ["crash"] * world
+    assert [path.name for path in checkpoints_of(run)] == ["step-00000004"]
+    return run, memory
+
+
+def _in_memory(memory: Path) -> list[str]:
+    """The files of the checkpoints below a folder, by host."""
+    return sorted(str(path.relative_to(memory)) for path in memory.rglob("step-*/*"))
+
+
+def test_a_job_continues_from_memory_as_if_nothing_had_happened(tmp_path: Path, losses: dict[int, float]) -> None:
+    run, memory = _crashed(tmp_path)
+    (folder,) = memory.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert [path.name for path in checkpoints_of(folder)] == ["step-00000006"]  # only the newest
+    assert run_ranks(_run, 3, _mapping(run, memory), True) == [0, 0, 0]
+    assert _resumed_at(run) == 6
+    assert _losses(run) == losses
+    assert list(memory.iterdir()) == []
+    assert not (run / "ephemeral.json").exists()
+    assert [path.name for path in checkpoints_of(run)][-1] == "step-00000009"
+
+
+@pytest.mark.parametrize("world", [1, 2, 6])
+def test_another_number_of_ranks_continues_from_it(tmp_path: Path, losses: dict[int, float], world: int) -> None:
+    run, memory = _crashed(tmp_path)
+    assert run_ranks(_run, world, {**_mapping(run, memory), "batch": {"global": 12, "micro": 2}}, True) == [0] * world
+    assert _resumed_at(run) == 6
+    assert _losses(run) == pytest.approx(losses, rel=1e-5)
+
+
+def test_a_lost_host_is_replaced_from_its_neighbour(tmp_path: Path, losses: dict[int, float]) -> None:
+    run, memory = _crashed(tmp_path, hosts_of=1)
+    shutil.rmtree(memory / "host-1")
+    assert run_ranks(_run, 3, _mapping(run, memory), True, CRASH, 1) == ["crash"] * 3
+    assert "of step 6 from other hosts" in _log(run)
+    assert _resumed_at(run) == 6
+    shutil.rmtree(memory / "host-0")  # what was given to the new host is as good
+    shutil.rmtree(memory / "host-2")
+    assert run_ranks(_run, 3, _mapping(run, memory), True, 0, 1) == [0, 0, 0]
+    assert _resumed_at(run) == 6
+    assert _losses(run) == losses
+    assert [list(host.iterdir()) for host in memory.iterdir()] == [[], [], []]
+
+
+def test_two_ranks_a_host_share_the_work(tmp_path: Path) -> None:
+    run, memory = _crashed(tmp_path, world=3, hosts_of=2)  # hosts of two ranks and of one
+    files = [path for path in _in_memory(memory) if "seen-" in path]
+    assert len(files) == 6  # three, each twice
+    shutil.rmtree(memory / "host-0")
+    assert run_ranks(_run, 3, _mapping(run, memory), True, 0, 2) == [0, 0, 0]
+    assert _resumed_at(run) == 6
+
+
+def test_with_two_neighbours_lost_the_permanent_one_serves(tmp_path: Path, losses: dict[int, float]) -> None:
+    run, memory = _crashed(tmp_path, hosts_of=1)
+    shutil.rmtree(memory / "host-1")
+    shutil.rmtree(memory / "host-2")
+    assert run_ranks(_run, 3, _mapping(run, memory), True, 0, 1) == [0, 0, 0]
+    assert "lost or damaged on every host" in _log(run)
+    assert _resumed_at(run) == 4
+    assert _losses(run) == losses
+
+
+@pytest.mark.parametrize("hosts_of", [0, 1])
+def test_a_damaged_file_is_found_and_comes_from_a_neighbour_if_there_is_one(
+    tmp_path: Path, losses: dict[int, float], hosts_of: int
+) -> None:
+    run, memory = _crashed(tmp_path, hosts_of=hosts_of)
+    (path, *_) = sorted(memory.rglob("model-optimizer-00001-*"))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert run_ranks(_run, 3, _mapping(run, memory), True, 0, hosts_of) == [0, 0, 0]
+    assert _resumed_at(run) == (6 if hosts_of else 4)
+    assert ("model-optimizer-00001" in _log(run)) == (not hosts_of)
+    assert _losses(run) == losses
+
+
+def test_what_is_of_another_run_or_another_future_is_not_taken(tmp_path: Path, losses: dict[int, float]) -> None:
+    run, memory = _crashed(tmp_path)
+    kept = tmp_path / "kept"
+    shutil.copytree(memory, kept)
+    # from an older checkpoint, on a host that has none of it: another future begins, and ends by a fault at once
+    mapping = _mapping(run, tmp_path / "elsewhere")
+    assert run_ranks(_run, 3, mapping, True, 6, 0, "", "step-00000004") == ["crash"] * 3
+    assert run_ranks(_run, 3, _mapping(run, memory), True) == [0, 0, 0]
+    assert "an earlier life" in _log(run)
+    assert _resumed_at(run) == 4
+    assert _losses(run) == losses
+    shutil.rmtree(run)  # a new run under the old name
+    shutil.copytree(kept, memory, dirs_exist_ok=True)
+    assert run_ranks(_run, 3, _mapping(run, memory), False, CRASH) == ["crash"] * 3
+    assert _losses(run) == {step: loss for step, loss in losses.items() if step < CRASH}
+
+
+def test_a_permanent_one_that_is_newer_is_taken(tmp_path: Path) -> None:
+    run, memory = tmp_path / "run", tmp_path / "memory"
+    assert run_ranks(_run, 2, _mapping(run, memory), False, 9) == ["crash"] * 2  # 6 in memory, 8 on disk
+    assert run_ranks(_run, 2, _mapping(run, memory), True) == [0, 0]
+    assert "is not used: the run has a checkpoint of step 8" in _log(run)
+    assert _resumed_at(run) == 8
+    assert list(memory.iterdir()) == []
+
+
+def test_switched_off_for_the_resumed_job_it_is_used_still(tmp_path: Path) -> None:
+    run, memory = _crashed(tmp_path, world=1)
+    assert run_ranks(_run, 1, _mapping(run, memory, every=0), True) == [0]
+    assert _resumed_at(run) == 6
+    assert list(memory.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "said", "used"),
+    [
+        ("room", "has room for 0 bytes", 1),
+        ("nowhere", "training goes on without ephemeral checkpoints", 0),
+        ("write", "training goes on with another place for them", 1),
+    ],
+)
+def test_full_memory_costs_no_training(
+    tmp_path: Path, losses: dict[int, float], fault: str, said: str, used: int
+) -> None:
+    run, memory = tmp_path / "run", tmp_path / "first"
+    mapping = {**_mapping(run, memory, every=1)}
+    assert run_ranks(_run, 3, mapping, False, CRASH, 0, fault) == ["crash"] * 3
+    assert _log(run).count(said) == 1
+    folders = list((tmp_path / "second").iterdir()) if (tmp_path / "second").exists() else []
+    assert len(folders) == used
+    assert not memory.exists() or list(memory.iterdir()) == []
+    assert run_ranks(_run, 3, mapping, True, 0, 0, fault) == [0, 0, 0]
+    assert _resumed_at(run) == (7 if used else 4)
+    assert _losses(run) == losses
+
+
+def test_stale_folders_of_other_runs_are_removed_and_others_stay(tmp_path: Path) -> None:
+    run, memory = _crashed(tmp_path, world=1)
+    (folder,) = memory.iterdir()
+    stranger = memory / "somebody-elses"
+    stranger.mkdir()
+    assert list(places.remove_stale([memory])) == []  # it is of use: 6 is newer than 4
+    old = places.newest_change(folder) - places.KEPT - 1
+    (manifest,) = folder.rglob("manifest.json")
+    os.utime(manifest, (old, old))
+    with file_lock(run / ".training"):
+        assert list(places.remove_stale([memory])) == []  # a process trains there
+    ((removed, reason),) = places.remove_stale([memory])
+    assert (removed, "a day" in reason) == (folder, True)
+    assert list(memory.iterdir()) == [stranger]
+
+
+def test_capt_clean_gives_up_what_a_run_has_in_memory(tmp_path: Path) -> None:
+    run, memory = _crashed(tmp_path, world=1)
+    with file_lock(run / ".training"), pytest.raises(ConfigError, match="is training"):
+        list(clean([run]))
+    assert [folder.parent for folder, _ in clean([run])] == [memory]
+    assert list(memory.iterdir()) == []
+    with pytest.raises(ConfigError, match="holds no run"):
+        list(clean([memory]))
+    assert run_ranks(_run, 1, _mapping(run, memory), True) == [0]
+    assert _resumed_at(run) == 4
+
+
+def test_a_folder_that_others_can_reach_is_neither_used_nor_removed(tmp_path: Path) -> None:
+    folder = places.folder_of(tmp_path, tmp_path / "run")
+    target = tmp_path / "target"
+    target.mkdir(mode=0o700)
+    folder.symlink_to(target)
+    with pytest.raises(CheckpointError, match="not a private folder"):
+        places.claim(folder, tmp_path / "run", "0" * 32)
+    folder.unlink()
+    folder.mkdir(mode=0o755)
+    with pytest.raises(CheckpointError, match="not a private folder"):
+        places.claim(folder, tmp_path / "run", "0" * 32)
+    assert list(places.remove_stale([tmp_path])) == []
+    assert folder.is_dir()
+
+
+def test_automatic_distance_keeps_the_share() -> None:
+    assert ephemeral.distance(cost=0.1, step=0.1, before=1000) == 100  # one step's time in a hundred steps
+    assert ephemeral.distance(cost=0.001, step=10.0, before=10) == 1
+    assert ephemeral.distance(cost=60.0, step=0.1, before=10) == 40  # a single slow save is no measure
