@@ -154,7 +154,7 @@ def _start_sshds(names: tuple[str, ...], addresses: tuple[str, ...], folder: Pat
         config.write_text(
             f"ListenAddress {address}\nHostKey {keys}/host\nAuthorizedKeysFile {keys}/user.pub\nPidFile none\n"
             "StrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin prohibit-password\nMaxStartups 100\n"
-            f"SetEnv TMPDIR={_temporary(folder, address)}\n"
+            f"SetEnv TMPDIR={_temporary(folder, address)} TORCHINDUCTOR_CACHE_DIR={folder}/compiled\n"
         )
         daemon = f"{_which('sshd')} -f {config} -E {keys}/log-{address}"
         own = f"mount -t tmpfs -o size=1g own /dev/shm && exec {daemon}"  # ip gives it mounts of its own

@@ -104,7 +104,7 @@ def test_without_a_spare_that_is_left_the_host_is_waited_for() -> None:
 def test_a_host_is_waited_for_until_it_answers_or_time_is_up() -> None:
     assert Cluster(B, answers_at=4).gather("wait") == [A, B]
     cluster = Cluster(B)
-    with pytest.raises(NotReachedError, match="not reached in .* minutes: b: No route to host"):
+    with pytest.raises(NotReachedError, match=r"not reached in .* minutes: b: No route to host"):
         cluster.gather("wait", patience=0.1)
     assert cluster.open() == []
 
