@@ -120,7 +120,8 @@ class Watcher:
                 break
         rank = stalled.rank
         stacks, suspended = self._ranks.stacks(rank)
-        reason = f"{stalled}{self._on_host(rank)}{'; it is suspended' if suspended else ''}; all ranks are killed"
+        state = "; it is suspended" if suspended else ""
+        reason = f"rank {rank}{self._on_host(rank)} {stalled}{state}; all ranks are killed"
         log.error("%s", reason)
         return End(FAILED, reason, self._crash(rank, reason, stalled.pulse, stacks))
 

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from launcher.supervisor import processes
 from launcher.supervisor.activity import Activity
 from launcher.supervisor.heartbeats import Page, Pulse, is_stopped
+from launcher.supervisor.scratch import Scratch
 
 HEARING = 2.0
 """Seconds that a rank has to write its stacks."""
@@ -77,15 +78,18 @@ class LocalRanks:
         self.codes: list[int | None] = []
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._pages: list[Page] = []
+        self._scratch: Scratch | None = None
         self._asked: signal.Signals | None = None
         self._activity: Activity | None = None
 
     def start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Start the next rank. Raises ``OSError`` where the program cannot be started."""
+        self._scratch = self._scratch or Scratch()
         page = Page(len(self._pages))
         self._pages.append(page)
         inherits = page.descriptors
-        rank = processes.start(argv, {**env, **page.env}, on_parent_death=signal.SIGKILL, inherits=inherits)
+        given = {**env, **page.env, **self._scratch.env}
+        rank = processes.start(argv, given, on_parent_death=signal.SIGKILL, inherits=inherits)
         self._ranks.append(rank)
         self.codes.append(None)
         if self._asked:  # it came while ranks were started
@@ -147,10 +151,12 @@ class LocalRanks:
         return page.stacks(), False
 
     def close(self) -> None:
-        """Kill what still runs, see it end, and give the pages back."""
+        """Kill what still runs, see it end, and give back the pages and the place for files."""
         self.kill()
         for rank in self._ranks:
             rank.wait()
         for page in self._pages:
             page.close()
         self._pages.clear()
+        if self._scratch is not None:
+            self._scratch.close()

@@ -88,6 +88,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
         "the probe's own source; ssh: every word checked or quoted for the remote shell",
     ),
     "launcher/supervisor/heartbeats.py": (".read_text mmap.mmap", "/proc; memory without a name, shared with a rank"),
+    "launcher/supervisor/scratch.py": ("os.open", "our own temporary folders, no link followed"),
     "launcher/supervisor/node.py": (".read_text os.open", "/proc; /dev/null"),
     "launcher/sweep/trial_log.py": (".open", OWN),
     "launcher/sweep/restart.py": (".open .read_text", TYPED + "; " + OWN),
