@@ -53,14 +53,14 @@ def _train(mapping: dict[str, Any], resume: bool = False) -> int:
     return run_job(job_from_mapping(mapping, "test"), resume=resume)
 
 
-def _wait_for_step(run: Path, launch: int) -> None:
+def _wait_for_steps(run: Path, launch: int, steps: int) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         folders = dict(launches_of(run))
-        if launch in folders and any(len(file.rows) for file in read_launch(folders[launch])):
+        if launch in folders and any(len(file.rows) >= steps for file in read_launch(folders[launch])):
             return
         time.sleep(0.01)
-    raise AssertionError(f"launch {launch} makes no step")
+    raise AssertionError(f"launch {launch} does not make {steps} steps")
 
 
 def test_each_id_once_an_epoch_over_random_kills(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_each_id_once_an_epoch_over_random_kills(tmp_path: Path) -> None:
     mapping = _toy(run, steps)
     for number, world in enumerate((2, 1, 3, 2, 3), start=1):
         ranks, _ = start_ranks(_train, world, mapping, number > 1)
-        _wait_for_step(run, number)
-        time.sleep(draw.uniform(0, 0.4))
+        _wait_for_steps(run, number, draw.randint(1, 40))
+        time.sleep(draw.uniform(0, 0.03))
         for rank in draw.sample(ranks, world):
             rank.kill()
         for rank in ranks:

@@ -21,6 +21,7 @@ from launcher.supervisor.ranks import LocalRanks
 from pretrain.base.files import write_text
 from pretrain.config.load import job_from_mapping
 from pretrain.config.writer import job_to_yaml
+from pretrain.engine.ledger.check import check
 from pretrain.engine.run_folder import read_status
 from pretrain.registry import TASKS
 from tests.support import free_port
@@ -100,6 +101,7 @@ def test_a_fault_of_a_rank_costs_the_steps_since_the_last_checkpoint(
     assert (code, [end.code for end in ends]) == (0, [1, 0])
     assert time.monotonic() - begin < 120  # far less than the time-out of the process group
     assert _losses(run) == undisturbed
+    assert check(run).faults == []
     status = read_status(run)
     assert status is not None
     assert (status.state, status.step) == ("done", STEPS)
@@ -128,6 +130,9 @@ def test_with_ephemeral_checkpoints_a_killed_rank_costs_the_step_it_was_in(
     assert (code, [end.code for end in ends]) == (0, [1, 0])
     assert "at step 7" in (run / "log" / "rank-0.log").read_text()
     assert _losses(run) == undisturbed
+    report = check(run)
+    assert report.faults == []
+    assert [(each.head.step, each.kept) for each in report.launches] == [(0, 7), (7, 5)]
     assert list((tmp_path / "memory").iterdir()) == []
 
 

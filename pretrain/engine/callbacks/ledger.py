@@ -69,7 +69,7 @@ class SampleLedger(Callback):
             self._writer.append(run.progress.step, rows, ids, contents)
         except OSError as error:
             if not self._warned:
-                logger.warning("%s: %s; training goes on, and what is not written waits", self._writer.path, error)
+                logger.warning("%s; training goes on, and what is not written waits", error)
             self._warned = True
 
     def next_due(self, run: Run) -> int:

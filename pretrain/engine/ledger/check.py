@@ -60,7 +60,7 @@ def check(run: Path, since: int = 1) -> Report:
             "recorded, has not begun, or is of an earlier version"
         )
     report = Report(run, newest)
-    report.launches, faults = read_history(run, newest)
+    report.launches, faults = read_history(run, newest, since)
     for launch in report.launches:
         wrong, notes = check_launch(run, launch, since)
         faults += wrong

@@ -7,7 +7,6 @@ a row at the end, and a host that loses power rows of zeros; neither is a row.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -107,11 +106,12 @@ class LedgerWriter:
 
     def flush(self) -> None:
         """Give the operating system what is waiting. Raises ``OSError``."""
-        while self._waiting:
-            written = os.write(self._file.fileno(), self._waiting)
-            if not written:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-            self._waiting = self._waiting[written:]
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[os.write(self._file.fileno(), self._waiting) :]
+        except OSError as error:
+            error.filename = str(self.path)  # a write does not say of which file
+            raise
 
     def sync(self) -> None:
         """Make all steps durable, before a checkpoint that contains them is. Raises ``CheckpointError``."""

@@ -12,34 +12,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pretrain.base.errors import UserError
 from pretrain.engine.checkpoint import checkpoints_of, read_manifest
-from pretrain.engine.ledger.files import Header, LedgerFile, launches_of, read_launch
+from pretrain.engine.ledger.files import Header, LedgerFile, launch_folder, launches_of, read_launch
+
+Kind = Literal["hole", "damaged", "steps", "position", "ids", "order", "contents"]
+"""What is wrong: steps that the run went on from are not recorded; a file is no ledger, or contradicts others; step
+numbers do not grow by one; a launch begins at another sample than the one behind the last; a step used other samples
+than were its turn; the order was changed within an epoch; a step was done again with other contents."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that must not be: where, what, and what to do. ``kind`` is one of `KINDS`."""
+    """Something that must not be: where, what, and what to do."""
 
-    kind: str
+    kind: Kind
     text: str
     remedy: str
     step: int | None = None
     id: int | None = None
     rank: int | None = None
     file: Path | None = None
-
-
-KINDS = {
-    "hole": "steps that the run went on from are not recorded",
-    "damaged": "a file is no ledger, or contradicts itself",
-    "steps": "step numbers do not grow by one",
-    "position": "a launch begins at another sample than the one after the last that was used",
-    "ids": "a step used other samples than were its turn: one comes twice, is missing, or is exchanged",
-    "order": "the order of the samples was changed within an epoch",
-    "contents": "a step was done again with other contents",
-}
 
 
 @dataclass
@@ -85,24 +80,24 @@ def newest_checkpoint(run: Path) -> Newest:
     return Newest(progress.step, progress.samples)
 
 
-def read_history(run: Path, newest: Newest) -> tuple[list[Launch], list[Fault]]:
-    """The launches that trained, in their order, and what is wrong with the files as such."""
+def read_history(run: Path, newest: Newest, since: int = 1) -> tuple[list[Launch], list[Fault]]:
+    """The launches that trained, in their order, and what is wrong with the files of steps from ``since`` on."""
     launches: list[Launch] = []
-    faults: list[Fault] = []
+    faults: dict[int, Fault] = {}
     known = launches_of(run)
     for number in range(1, known[-1][0] if known else 0):
         if number not in dict(known):
             text = f"the ledger of launch {number} is not there, but that of launch {known[-1][0]} is"
-            faults.append(Fault("hole", text, remedy_for_files(run), file=run / "ledger" / f"launch-{number:04d}"))
+            faults[number] = Fault("hole", text, remedy_for_files(run), file=launch_folder(run, number))
     for number, folder in known:
         try:
             head, problem = _head(read_launch(folder))
         except (UserError, OSError) as error:
-            faults.append(Fault("damaged", str(error), remedy_for_files(run), file=folder))
+            faults[number] = Fault("damaged", str(error), remedy_for_files(run), file=folder)
             continue
         if problem is not None:
             text, rank, file = problem
-            faults.append(Fault("damaged", text, remedy_for_files(run), rank=rank, file=file or folder))
+            faults[number] = Fault("damaged", text, remedy_for_files(run), rank=rank, file=file or folder)
         elif head is not None:
             launches.append(Launch(number, folder, head, kept_to=1 << 62, needed_to=0))
     for place, launch in enumerate(launches):
@@ -111,12 +106,17 @@ def read_history(run: Path, newest: Newest) -> tuple[list[Launch], list[Fault]]:
             launch.kept_to = launch.needed_to = min(later)
         else:
             launch.needed_to = max(launch.head.step, newest.step)
-    return launches, faults
+    for number in list(faults):  # of a launch the steps up to the beginning of the next one may be in the model
+        after = next((launch.head.step for launch in launches if launch.number > number), None)
+        if after is not None and after < since:
+            del faults[number]
+    return launches, [faults[number] for number in sorted(faults)]
 
 
 def remedy_for_files(run: Path) -> str:
     """What helps where files are lost or damaged."""
-    return f"put back the files of {run / 'ledger'}; capt ledger check {run} --since STEP checks what follows a step"
+    rest = f"capt ledger check {run} --since STEP checks the rest"
+    return f"put back the files of {run / 'ledger'}; where they are lost, or run.ledger was false, {rest}"
 
 
 def _head(files: Sequence[LedgerFile]) -> tuple[Header | None, tuple[str, int | None, Path | None] | None]:

@@ -17,7 +17,7 @@ from pretrain.engine.ledger.digest import find_exchange, hash_ids
 from pretrain.engine.ledger.files import Header, LedgerFile, read_launch
 from pretrain.engine.ledger.history import Fault, Launch, remedy_for_files
 
-_AT_ONCE = 1 << 20
+_AT_ONCE = 1 << 16
 """Samples whose place in the order is computed at once."""
 
 

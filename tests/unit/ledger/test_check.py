@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from launcher.cli import main
 from pretrain.base.errors import UserError
 from pretrain.engine.ledger.check import check
-from pretrain.engine.ledger.files import ROW
+from pretrain.engine.ledger.files import ROW, Header, LedgerWriter, read_launch
 from tests.unit.ledger.histories import BATCH, ORDER, checkpoint, edit, file_of, launch
 
 _WORLDS = (1, 2, 3, 4, 6)
@@ -217,7 +219,8 @@ def test_lost_files_are_found(tmp_path: Path) -> None:
     faults = check(tmp_path).faults
     assert {fault.kind for fault in faults} == {"hole"}
     assert "the ledger of launch 1 is not there" in faults[0].text
-    assert check(tmp_path, since=6).faults == faults[:1], "a launch that is not there may be of any step"
+    assert check(tmp_path, since=5).faults, "launch 2 began after step 5, which the lost one has done"
+    assert check(tmp_path, since=6).faults == []
 
 
 def test_the_beginning_may_be_taken_as_it_is(tmp_path: Path) -> None:
@@ -231,6 +234,24 @@ def test_the_beginning_may_be_taken_as_it_is(tmp_path: Path) -> None:
     edit(file_of(tmp_path, 1, 0), _without(9))
     assert _first(tmp_path, since=6).step == 9
     assert check(tmp_path, since=10).faults == []
+
+
+def test_the_ledger_may_have_been_off_for_a_while(tmp_path: Path) -> None:
+    launch(tmp_path, 2, 0, [5, 5])
+    launch(tmp_path, 2, 10, [14, 14])
+    checkpoint(tmp_path, 14)
+    fault = _first(tmp_path)
+    assert (fault.kind, fault.step, fault.rank) == ("hole", 6, 0)
+    assert "or run.ledger was false" in fault.remedy
+    assert _first(tmp_path, since=10).step == 10
+    assert check(tmp_path, since=11).faults == []
+
+
+def test_a_damaged_launch_may_be_passed_over(tmp_path: Path) -> None:
+    _history(tmp_path)
+    file_of(tmp_path, 1, 0).write_bytes(b"[]\n")
+    assert _first(tmp_path, since=5).kind == "damaged"
+    assert check(tmp_path, since=6).faults == []
 
 
 def test_a_checkpoint_of_other_samples_is_found(tmp_path: Path) -> None:
@@ -316,3 +337,40 @@ def test_a_ledger_that_is_a_fifo_or_a_folder_is_refused(tmp_path: Path) -> None:
     assert _first(tmp_path).kind == "damaged"
     with pytest.raises(UserError):
         check(tmp_path / "nowhere")
+
+
+def test_a_row_that_cannot_be_written_waits_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a row that a full disk took half of, the other half comes later; and the error names the file."""
+    folder = tmp_path / "ledger" / "launch-0001"
+    folder.mkdir(parents=True)
+    head = Header(rank=0, world=1, step=0, samples=0, batch=BATCH, order=ORDER)
+    writer, write = LedgerWriter(folder, head), os.write
+    room = [7, 0]
+
+    def full(file: int, content: bytes) -> int:
+        if not (left := room.pop(0) if room else len(content)):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, content[:left])
+
+    monkeypatch.setattr("os.write", full)
+    with pytest.raises(OSError, match=r"rank-00000\.ledger"):
+        writer.append(1, 12, 5, 6)
+    writer.append(2, 12, 7, 8)
+    monkeypatch.undo()
+    writer.close()
+    (file,) = read_launch(folder)
+    assert file.rows.tolist() == [(1, 12, 5, 6), (2, 12, 7, 8)]
+
+
+def test_going_back_takes_back_all_launches_since(tmp_path: Path) -> None:
+    """``capt resume RUN --checkpoint``: another future begins, and what was wrong in the earlier one is only noted."""
+    launch(tmp_path, 2, 0, [10, 10], feed=_exchange(6, 0, by=1))
+    launch(tmp_path, 3, 8, [12, 12, 12])
+    launch(tmp_path, 1, 3, [9])
+    checkpoint(tmp_path, 3)
+    checkpoint(tmp_path, 9)
+    report = check(tmp_path)
+    assert report.faults == []
+    assert [each.kept for each in report.launches] == [3, 0, 6]
+    assert sum((each.last - each.first + 1) * each.used for each in report.epochs) == 9 * BATCH
+    assert ["step 6" in note for note in report.notes] == [True]
