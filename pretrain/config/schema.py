@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from pretrain.base.errors import did_you_mean, shown
 from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
+from pretrain.config.guard import GuardSection
 
 SCHEMA_VERSION = 1
 
@@ -226,6 +227,7 @@ class Job(Section):
     validate_: ValidateSection = Field(ValidateSection(), alias="validate")
     checkpoint: CheckpointSection = CheckpointSection()
     supervise: SuperviseSection = SuperviseSection()
+    guard: GuardSection = GuardSection()
 
     @model_validator(mode="after")
     def _optimizer_fits_sharding(self) -> Job:

@@ -81,6 +81,7 @@ class ShardedQueue:
         self._write_position = 0
         self._filled = 0
         self._leaves_out = False
+        self.pushed = 0  # rows given to this rank so far, those that it has dropped since included
         self.drift = drift
         self._group = group
 
@@ -156,6 +157,7 @@ class ShardedQueue:
             own = statistics(views if only is None else [view[only] for view in views], self.drift, self._group)
             views = tuple(own.residuals(view) for view in views)
         for view in views:
+            self.pushed += len(view)
             self._push(view, ids)
 
     def _push(self, rows: Tensor, ids: Tensor | None) -> None:

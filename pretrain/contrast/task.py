@@ -246,6 +246,11 @@ class ContrastTask(ABC, Generic[BatchT]):
             seen = [self.represent(engine, part, step) for part in batch]
         return joined(seen, torch.cat([views.s for views in seen]), torch.cat([views.s_hat for views in seen]))
 
+    def shared_numbers(self) -> Mapping[str, int | float | str]:
+        """What of the queue is the same on every rank: its size, and how many rows each has pushed since the start."""
+        queue = None if self.contrast is None else self.contrast.queue
+        return {} if queue is None else {"queue capacity": queue.capacity, "rows pushed into the queue": queue.pushed}
+
     def save_state(self, folder: Path) -> dict[str, Any]:
         """Save this rank's queue shard; the JSON state names tokenizer and data by their digests."""
         if self.contrast is not None:

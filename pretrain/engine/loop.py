@@ -31,7 +31,8 @@ class Run:
     stopping: str = ""
     """Why the run ends before ``max_steps`` (all ranks agree); empty while it goes on."""
     diverged: bool = False
-    """Set on all ranks together when the loss or the gradient is no longer a number."""
+    """Set on all ranks together when the state is not to be kept: the loss or the gradient is no number, or the ranks
+    do not hold the same parameters."""
     settle: Callable[[], None] = lambda: None
     """Waits until all ranks know what any has found in the steps done (a signal, a divergence, which raises). Ranks
     otherwise hear of it a few steps late, so whatever is about to keep the state calls it first, on all ranks."""

@@ -115,6 +115,15 @@ class Task(Protocol):
 
 
 @runtime_checkable
+class SharedNumbers(Protocol):
+    """A task that keeps, beside parameters, numbers that are the same on every rank; they are compared now and then."""
+
+    def shared_numbers(self) -> Mapping[str, int | float | str]:
+        """Name the numbers that every rank must hold alike."""
+        ...
+
+
+@runtime_checkable
 class ChunkedTask(Task, Protocol):
     """A task whose updates are so short that the loop's look at each of them would cost as much as the update.
 

@@ -90,6 +90,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     return _losses(run)
 
 
+def test_a_rank_whose_weights_differ_ends_the_attempt_and_the_next_one_goes_on(
+    tmp_path: Path, undisturbed: dict[int, float], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    fault = {"kind": "flip", "step": 7, "rank": 1, "once": str(tmp_path / "struck")}
+    code, ends = _supervised(_mapping(run, fault=fault, engine={"zero_stage": 0}))
+    assert (code, [end.code for end in ends]) == (0, [1, 0])
+    assert "differs in model.norm.weight" in capfd.readouterr().err
+    assert _losses(run) == undisturbed
+
+
 @pytest.mark.parametrize("kind", ["kill", "stop", "hang", "crash"])
 def test_a_fault_of_a_rank_costs_the_steps_since_the_last_checkpoint(
     tmp_path: Path, undisturbed: dict[int, float], kind: str

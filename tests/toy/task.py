@@ -93,6 +93,8 @@ class ToyTask:
                 total += float(distance.detach()) / len(batch)
             total += 0.0 if loss.isnan() else float(loss.detach()) / len(batch)
             self.seen += part
+        if self.job.fault.hits("flip", progress.step + 1):
+            engine.module.get_parameter("norm.weight").detach().view(torch.int32)[3] ^= 1  # the last bit of one number
         progress.samples += self.job.batch.global_
         if self.job.fault.hits("nan", progress.step + 1):
             total = float("nan")

@@ -42,10 +42,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "pretrain.engine.callbacks": (
         *(*BASE, "pretrain.config", "pretrain.registry"),
-        *_in(
-            "pretrain.engine", "checkpoint", "distributed", "durable", "ephemeral", "flags", "heartbeat", "interruption"
-        ),
-        *_in("pretrain.engine", "ledger", "loop", "metrics_file", "run_folder", "task"),
+        *_in("pretrain.engine", "checkpoint", "checksums", "distributed", "durable", "ephemeral", "flags", "heartbeat"),
+        *_in("pretrain.engine", "interruption", "ledger", "loop", "metrics_file", "row_shard", "run_folder", "task"),
     ),
     "pretrain.engine.ledger": (
         *(*BASE, "pretrain.data.sampler"),

@@ -16,6 +16,7 @@ from pretrain.engine.callbacks.metrics import Metrics
 from pretrain.engine.callbacks.next_steps import NextSteps
 from pretrain.engine.callbacks.profiler import Profiler
 from pretrain.engine.callbacks.progress import ProgressDisplay
+from pretrain.engine.callbacks.replicas import Replicas
 from pretrain.engine.callbacks.throughput import Throughput
 from pretrain.engine.callbacks.validator import Validator
 from pretrain.engine.loop import Callback
@@ -34,6 +35,7 @@ def default_callbacks(job: Job, users: Sequence[Callback] = ()) -> list[Callback
         Throughput(),
         Agreement(),
         SampleLedger(),
+        Replicas(),
         metrics,
         Validator(metrics),
         ProgressDisplay(metrics),
