@@ -98,7 +98,7 @@ def test_a_rank_whose_weights_differ_ends_the_attempt_and_the_next_one_goes_on(
     code, ends = _supervised(_mapping(run, fault=fault, engine={"zero_stage": 0}))
     assert (code, [end.code for end in ends]) == (0, [1, 0])
     assert "differs in model.norm.weight" in capfd.readouterr().err
-    assert _losses(run) == undisturbed
+    assert _losses(run) == pytest.approx(undisturbed, rel=1e-6)  # of ZeRO 1: sums in another order
 
 
 @pytest.mark.parametrize("kind", ["kill", "stop", "hang", "crash"])
