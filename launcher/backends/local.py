@@ -116,9 +116,8 @@ class _Job:
     def _wait_for_all(self) -> End:
         activity: Activity | None = None
         while not all(over := [processes.ended(rank) for rank in self._ranks]):
-            for index, rank in enumerate(self._ranks):
-                if over[index] and not self._as_wanted(rank.returncode):
-                    return self._end_by(index)
+            if (index := self._failed(over)) is not None:
+                return self._end_by(index)
             if self._asked:
                 activity = activity or Activity([rank.pid for rank in self._ranks])
                 if activity.idle() > self._patience:
@@ -126,10 +125,15 @@ class _Job:
             elif self._stall is not None and (stalled := find_stall(self._pulses(), self._stall)):
                 return self._end_by_stall(stalled)
             time.sleep(4 * _POLL if self._asked else _POLL)
-        for index, rank in enumerate(self._ranks):
-            if not self._as_wanted(rank.returncode):
-                return self._end_by(index)
+        if (index := self._failed(over)) is not None:
+            return self._end_by(index)
         return self._joint_end()
+
+    def _failed(self, over: list[bool]) -> int | None:
+        """The rank that ended the job: of several, one that a signal killed, which the others fell over."""
+        codes = {index: self._ranks[index].returncode for index, ended in enumerate(over) if ended}
+        failed = [index for index, code in codes.items() if not self._as_wanted(code)]
+        return min(failed, key=lambda index: codes[index] >= 0, default=None)
 
     def _as_wanted(self, code: int) -> bool:
         """Done, stopped, or asked to stop before it could hear it: a rank that still imports dies of the signal."""
@@ -159,7 +163,16 @@ class _Job:
         return {rank: pulse._replace(seconds=min(pulse.seconds, now - self._awake)) for rank, pulse in seen.items()}
 
     def _end_by_stall(self, stalled: Stall) -> End:
-        """Ask the rank for its stacks, which one that is suspended cannot give, and let all be killed."""
+        """Ask the rank for its stacks, which one that is suspended cannot give, and let all be killed.
+
+        Of ranks that are equally far, of which one may wait for another, one that is suspended is the culprit.
+        """
+        place = (stalled.pulse.step, stalled.pulse.section)
+        level = {rank: pulse for rank, pulse in self._pulses().items() if (pulse.step, pulse.section) == place}
+        for rank, pulse in level.items():
+            if is_stopped(self._ranks[rank].pid):
+                stalled = stalled._replace(rank=rank, pulse=pulse)
+                break
         rank, pid = stalled.rank, self._ranks[stalled.rank].pid
         suspended = is_stopped(pid)
         if not suspended:

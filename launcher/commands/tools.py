@@ -74,8 +74,12 @@ def clean(
     """
     from launcher.clean import clean as remove
 
+    removed = 0
     for folder, reason in remove(runs or []):
+        removed += 1
         typer.echo(f"{folder}: removed: {reason}")
+    if not removed:
+        typer.echo("nothing to remove: no such checkpoints in the memory of this host")
 
 
 def bench(

@@ -46,6 +46,12 @@ class ContrastSection(Section):
     queue_weight: NonNegativeFloat | None = Field(
         None, description="the queue in a loss of its own with this weight (XBM); null = in one softmax with the batch"
     )
+    hardness: NonNegativeFloat = Field(
+        0.0,
+        le=1000,
+        description="queued rows that are near to the anchor count more: each in proportion to exp(hardness * cosine), "
+        "all together as often as before; 0 = every row counts alike (the paper)",
+    )
     cached: bool | Literal["auto"] = Field(
         "auto",
         description="one contrast over the whole step, whatever the micro-batches: each is then encoded twice; auto: "
@@ -85,6 +91,8 @@ class ContrastSection(Section):
                 "contrast.queue_weight is of a term beside that of the batch: it needs contrast.queue, and "
                 "contrast.in_batch other than none"
             )
+        if self.hardness and self.queue == 0:
+            raise ValueError("contrast.hardness weighs the rows of the queue: it needs contrast.queue, or set it to 0")
         return self
 
     def is_cached(self, micro_batches: int) -> bool:

@@ -30,6 +30,7 @@ class RunSection(Section):
     seed: NonNegativeInt = Field(1, description="seed of initialisation, data order, noise and dropout")
     log_every: PositiveInt = Field(10, description="steps between two lines of metrics.jsonl and of the log")
     tensorboard: bool = Field(True, description="also write TensorBoard files")
+    ledger: bool = Field(True, description="record which samples every step used, for capt ledger check")
     deterministic: bool = Field(False, description="torch.use_deterministic_algorithms (slower on GPUs)")
     threads: NonNegativeInt = Field(
         0, le=4096, description="CPU threads per process; 0 = cores / processes on this host"

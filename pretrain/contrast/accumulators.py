@@ -1,13 +1,19 @@
-"""What validation collects over batches and ranks: rows of both views, and sums over masked tokens."""
+"""What is collected over batches and ranks: rows, and sums over masked tokens."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from pretrain.base.errors import DataError
-from pretrain.engine.distributed import all_reduce_max, all_reduce_sum, device, gather_ragged
+from pretrain.contrast.metrics import first_direction, uniformity
+from pretrain.engine.distributed import all_reduce_max, all_reduce_sum, device, gather_ragged, world_size
+
+_SAMPLE = 256
+"""Rows of a step over all ranks: enough for both figures, and their Gram matrix is small."""
 
 
 class PairAccumulator:
@@ -32,6 +38,30 @@ class PairAccumulator:
         if len(pairs) < 2:
             raise DataError(f"validation needs at least two sequences to compare, got {len(pairs)}")
         return pairs[:, 0], pairs[:, 1]
+
+
+class RowSample:
+    """Some rows of a training step, to see how they are spread: the first of each rank, as many on all ranks."""
+
+    def __init__(self) -> None:
+        self._room = -(-_SAMPLE // world_size())
+        self._rows: list[Tensor] = []
+
+    def update(self, rows: Float[Tensor, "b d"]) -> None:
+        """Add unit rows of this rank; those beyond its part of the sample are left out."""
+        self._rows.append(rows.detach()[: self._room].float())
+        self._room -= len(self._rows[-1])
+
+    def compute(self) -> dict[str, float]:
+        """``uniformity`` and ``first_direction`` of the rows of all ranks (collective; N x d floats).
+
+        Rows that are not finite (fp16 overflow) do not count. Of fewer than two rows both are NaN.
+        """
+        rows, _ = gather_ragged(torch.cat(self._rows))
+        rows = rows[rows.isfinite().all(dim=1)]
+        if len(rows) < 2:
+            return {"uniformity": math.nan, "first_direction": math.nan}
+        return {"uniformity": uniformity(rows), "first_direction": first_direction(rows)}
 
 
 class MaskedTokenAccumulator:

@@ -1,20 +1,172 @@
-"""The warning that representations collapse into one point, in the same words for every task."""
+"""Notices that representations collapse into few directions or one point, by what the run itself has been before."""
 
 from __future__ import annotations
 
 import logging
+import math
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+from pydantic import Field
+
+from pretrain.base.records import Count, Record
+
+if TYPE_CHECKING:
+    from pretrain.config.contrast import ContrastSection
 
 logger = logging.getLogger(__name__)
 
-_COLLAPSED = -0.1
+Split = Literal["training", "validation"]
+
+_LEFT = 0.5
+"""A figure has fallen that is less than this part of its best distance from collapse."""
+_RECOVERED = 0.75
+"""After a fall it has to have this part of it again: one value between the two is neither a fall nor its end."""
+_LOOKS: dict[Split, int] = {"training": 3, "validation": 1}
+"""So many looks in a row make a fall: the rows of a training step are few, and others each time."""
+_ONE_POINT = -0.1
 """Uniformity above this: nearly all representations in one point (0 is one point, about -4 an even spread)."""
+_SPREAD = -1.0
+"""After a fall into one point: uniformity below this is its end."""
+_FEW = 0.5
+"""Retrieval below this, in one point, is a collapse. New encoders that pool by the mean are in one point as well, and
+find most texts by their corruptions."""
 
 
-def warn_of_collapse(uniformity: float) -> None:
-    """Warn where ``uniformity`` (:func:`pretrain.contrast.metrics.uniformity`) is that of nearly one point."""
-    if uniformity > _COLLAPSED:
-        logger.warning(
-            "uniformity is %.3f: the representations are collapsing into one point; contrast.drift=mean, a lower "
-            "optimizer.lr or a smaller contrast.queue helps",
-            uniformity,
+class Figures(NamedTuple):
+    """What tells a collapse: each has a value that only a collapsed encoder has, and its distance from it."""
+
+    retrieval: float
+    """Share of the anchors that find their positive, 0 to 1; 0 is collapse."""
+    uniformity: float
+    """Of the originals (`pretrain.contrast.metrics.uniformity`), at most 0, which is collapse."""
+    first_direction: float
+    """Of the originals (`pretrain.contrast.metrics.first_direction`), at most 1, which is collapse."""
+
+    def distances(self) -> tuple[float, float, float]:
+        """How far each is from collapse."""
+        return self.retrieval, -self.uniformity, 1 - self.first_direction
+
+    def are_of_one_point(self, limit: float = _ONE_POINT) -> bool:
+        """Whether they are those of one point (uniformity above ``limit``) that tells little apart."""
+        return self.retrieval < _FEW and self.uniformity > limit
+
+
+class Mark(Record):
+    """A figure at its best, and the step at which it was so."""
+
+    value: float
+    step: Count
+
+
+class Best(Record):
+    """`Figures` at their best, each for itself."""
+
+    retrieval: Mark
+    uniformity: Mark
+    first_direction: Mark
+
+    def figures(self) -> Figures:
+        """Their values."""
+        return Figures(self.retrieval.value, self.uniformity.value, self.first_direction.value)
+
+
+class Past(Record):
+    """What is known of a split: its best figures, looks in a row like those of a collapse, and whether it is one."""
+
+    best: Best
+    doubts: Count = 0
+    fallen: bool = False
+
+
+class CollapseState(Record):
+    """What `CollapseWatch` keeps in ``state.json``."""
+
+    past: dict[Split, Past] = Field(default_factory=dict)
+    status: Annotated[str, Field(max_length=200)] = ""
+
+
+class CollapseWatch:
+    """Compares the figures of training and of validation, each with the best that the run has had.
+
+    A *fall*: at least two of the three figures are less than half as far from collapse as at their best; or retrieval
+    is below a half and uniformity nearly 0, which finds a run that was never better. One figure alone may have other
+    causes: retrieval falls where a longer queue holds more rows to tell apart, and the temperature moves uniformity.
+
+    Every fall is logged once, with its remedies; until two figures are three quarters as far from collapse again,
+    ``status`` names it. All ranks see the same figures.
+
+    Args:
+        section: the job's ``contrast``, for which remedies are named.
+    """
+
+    def __init__(self, section: ContrastSection) -> None:
+        self.state = CollapseState()
+        self._remedies = remedies(section)
+
+    @property
+    def status(self) -> str:
+        """What the progress line says: empty, or for instance ``COLLAPSING (uniformity -0.94, was -3.41)``."""
+        return self.state.status
+
+    def look(self, split: Split, step: int, figures: Figures) -> None:
+        """Take notice of the figures after ``step``. Figures that are not finite (an overflowed step) tell nothing."""
+        if not all(map(math.isfinite, figures)):
+            return
+        was_fallen = bool(self.state.status)
+        before = self.state.past.get(split)
+        best = _better(None if before is None else before.best, figures, step)
+        past = Past(best=best) if before is None else before
+        limit, part = (_SPREAD, _RECOVERED) if past.fallen else (_ONE_POINT, _LEFT)
+        lost = figures.are_of_one_point(limit) or _lost(figures, best, part) >= 2
+        doubts = past.doubts + 1 if lost else 0
+        fallen = lost and (past.fallen or doubts >= _LOOKS[split])
+        pasts = {**self.state.past, split: Past(best=best, doubts=doubts, fallen=fallen)}
+        status = ""
+        if fallen:
+            word = "COLLAPSED" if figures.are_of_one_point() else "COLLAPSING"
+            status = f"{word} (uniformity {figures.uniformity:.2f}, was {best.uniformity.value:.2f})"
+        elif any(other.fallen for other in pasts.values()):
+            status = self.state.status
+        self.state = CollapseState(past=pasts, status=status)
+        if status and not was_fallen:
+            self._warn(split, step, figures, best)
+        elif was_fallen and not status:
+            logger.info("step %d: the representations have recovered from their collapse", step)
+
+    def _warn(self, split: Split, step: int, figures: Figures, best: Best) -> None:
+        changes = ", ".join(
+            f"{name.replace('_', ' ')} {mark.value:.3g} (step {mark.step}) -> {value:.3g}"
+            for (name, mark), value in zip(best, figures, strict=True)
         )
+        logger.warning(
+            "step %d (%s): the representations are collapsing: %s. What helps: %s", step, split, changes, self._remedies
+        )
+
+
+def remedies(section: ContrastSection) -> str:
+    """What keeps a job with these settings from a collapse, of what it does not do yet."""
+    ways = []
+    if section.queue and section.in_batch == "none":
+        ways.append("contrast.in_batch=global")
+    elif section.queue:
+        if section.queue_weight is None:
+            ways.append("contrast.queue_weight=0.1")
+            if section.drift != "moments" or section.queue_share is None:
+                ways.append("contrast.drift=moments with contrast.queue_share=1")
+        ways.append("a later contrast.queue_start")
+    return ", ".join([*ways, "a longer schedule.warmup_steps or a lower optimizer.lr"])
+
+
+def _lost(figures: Figures, best: Best, part: float) -> int:
+    """How many figures have less than ``part`` of their best distance from collapse."""
+    distances = zip(figures.distances(), best.figures().distances(), strict=True)
+    return sum(now < part * then for now, then in distances)
+
+
+def _better(best: Best | None, figures: Figures, step: int) -> Best:
+    """The best of each figure, these included."""
+    if best is None:
+        return Best(**{name: Mark(value=value, step=step) for name, value in figures._asdict().items()})
+    farther = [now > then for now, then in zip(figures.distances(), best.figures().distances(), strict=True)]
+    marks = zip(best, figures, farther, strict=True)
+    return Best(**{name: Mark(value=value, step=step) if better else mark for (name, mark), value, better in marks})

@@ -82,11 +82,29 @@ def uniformity(s: Float[Tensor, "n d"]) -> float:
     return float((all_reduce_sum(total) / (len(s) * (len(s) - 1))).log())
 
 
+def first_direction(s: Float[Tensor, "n d"]) -> float:
+    r"""Share of the rows' sum of squares that lies in their first principal direction, 1/min(n, d) to 1.
+
+    The largest eigenvalue of :math:`S^\top S` over its trace. Rows are **not** centred: so it is 1 both where all rows
+    are one point and where all lie on one line, and an even spread has about 1/d.
+
+    Raises:
+        ValueError: rows without unit norm, or fewer than two rows.
+    """
+    s = _unit_rows(s)
+    if len(s) <= s.shape[1]:
+        products = s @ s.T  # has the same eigenvalues but for zeros
+    else:
+        mine = s[slice(*_bounds(len(s)))]
+        products = all_reduce_sum(mine.T @ mine)
+    return float(torch.linalg.eigvalsh(products)[-1]) / len(s)
+
+
 def contrast_metrics(s: Float[Tensor, "n d"], s_hat: Float[Tensor, "n d"], temperature: float) -> dict[str, float]:
     """How well N texts and their corruptions find each other, under the names of the metrics file.
 
     ``loss/capt_fixed`` (`contrastive_loss`), ``retrieval/to_corrupted`` and ``retrieval/to_original``
-    (`retrieval_accuracy` in both directions), ``alignment``, and ``uniformity`` of the originals.
+    (`retrieval_accuracy` in both directions), ``alignment``, ``uniformity`` and ``first_direction`` of the originals.
 
     Args:
         s: unit rows of the originals.
@@ -99,6 +117,7 @@ def contrast_metrics(s: Float[Tensor, "n d"], s_hat: Float[Tensor, "n d"], tempe
         "retrieval/to_original": retrieval_accuracy(s_hat, s),
         "alignment": alignment(s, s_hat),
         "uniformity": uniformity(s),
+        "first_direction": first_direction(s),
     }
 
 
@@ -173,7 +192,12 @@ def _mean_product_of_random_pairs(a: Tensor, b: Tensor) -> Tensor:
 
 def _query_blocks(n: int, keys: int) -> Iterator[slice]:
     """This rank's part of n query rows, in blocks that stay below ``_MAX_SIMILARITIES`` against ``keys`` keys."""
-    start, stop = (n * r // world_size() for r in (rank(), rank() + 1))
+    start, stop = _bounds(n)
     size = max(1, _MAX_SIMILARITIES // keys)
     for first in range(start, stop, size):
         yield slice(first, min(first + size, stop))
+
+
+def _bounds(n: int) -> tuple[int, int]:
+    """First and last place (exclusive) of this rank's part of n rows."""
+    return n * rank() // world_size(), n * (rank() + 1) // world_size()

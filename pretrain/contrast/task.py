@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,16 +19,16 @@ from torch import Tensor, nn
 from pretrain.base.errors import CheckpointError
 from pretrain.base.randomness import EPOCHS, derive
 from pretrain.base.records import Count, Record, parse_record
+from pretrain.contrast.collapse import CollapseState, CollapseWatch, Figures
 from pretrain.contrast.kernels.products import check_precision
-from pretrain.contrast.stats import ContrastStats
-from pretrain.contrast.term import ContrastTerm, diagnostics
+from pretrain.contrast.term import ContrastTerm, StepDiagnostics
 from pretrain.contrast.views import CachedContrast, Views
 from pretrain.data.sampler import micro_batches
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.loading import training_batches
 from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.task import Progress, StepMetrics, is_logged
+from pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics, is_logged, to_float
 
 BatchT = TypeVar("BatchT")
 Assemble = Callable[[Int64[np.ndarray, " n"]], BatchT]
@@ -37,13 +39,15 @@ that makes a mean over what the whole step holds, on all ranks and in all micro-
 
 
 class ContrastState(Record):
-    """The part of ``state.json`` that `ContrastTask.save_state` writes: the tokenizer's digest, the queue's length.
+    """The part of ``state.json`` that `ContrastTask.save_state` writes: the tokenizer's digest, the queue's length, and
+    what a collapse is measured by.
 
     A task adds the digests of its data, under the names of `ContrastTask.digests`. None is data of an unknown digest.
     """
 
     tokenizer: Annotated[str, Field(pattern="^[0-9a-f]{32,64}$")]
     queue: Count
+    collapse: CollapseState = CollapseState()
 
 
 class ContrastTask(ABC, Generic[BatchT]):
@@ -57,15 +61,22 @@ class ContrastTask(ABC, Generic[BatchT]):
     """What a task keeps in ``state.json``."""
     words: str
     """What a task calls the data that it is trained on."""
+    noise: tuple[str, ...]
+    """The sections of the job that say how samples are corrupted."""
 
     def __init__(self, job: Any) -> None:
         self.job = job
-        self.status = ""
+        self.collapse = CollapseWatch(job.contrast)
         self.contrasts: bool = job.contrast.weight > 0
         if self.contrasts:
             check_precision(job.contrast.precision, distributed.device())
         self.contrast: ContrastTerm | None = None
         self._module: Any = None
+
+    @property
+    def status(self) -> str:
+        """That the representations have collapsed; mostly nothing."""
+        return self.collapse.status
 
     @property
     @abstractmethod
@@ -108,6 +119,21 @@ class ContrastTask(ABC, Generic[BatchT]):
     def digests(self) -> Mapping[str, tuple[str, str]]:
         """What the data are: the name in ``state.json`` -> (what it is called in messages, its digest)."""
 
+    @abstractmethod
+    def rows(self, batch: BatchT) -> Rows:
+        """The ids of the samples of a micro-batch (their places in the data), and both views of each."""
+
+    def sample_order(self) -> SampleOrder:
+        """That of `pretrain.data.sampler.Sampler`. Other text, tokenizer or length of samples make other data."""
+        data = {name: digest for name, (_, digest) in self.digests().items()}
+        kept = {**data, "tokenizer": self.fingerprint, "length": self.job.data.sequence_length}
+        noise = self.job.model_dump(mode="json", include=set(self.noise))
+        return SampleOrder(self.samples, self.job.run.seed, _digest(kept), _digest(noise))
+
+    def consumed(self, batch: list[BatchT]) -> list[Rows]:
+        """The rows of every micro-batch."""
+        return [self.rows(part) for part in batch]
+
     def build_modules(self) -> Mapping[str, nn.Module]:
         """The module with its heads (and the temperature, when learned), from the seed or ``model.init``."""
         torch.manual_seed(derive(self.job.run.seed, "init"))
@@ -148,12 +174,14 @@ class ContrastTask(ABC, Generic[BatchT]):
         engine = engines["model"]
         assert self._module is not None
         tau = self._module.temperature(progress.step)
-        stats = ContrastStats() if self.contrasts and is_logged(self.job, progress.step + 1) else None
+        seen = StepDiagnostics() if self.contrasts and is_logged(self.job, progress.step + 1) else None
         scales = self.scales(batch, engine.device)
 
         def contrast(views: Views) -> Tensor:
             assert self.contrast is not None
-            return self.contrast.loss(views, step=progress.step, stats=stats)
+            if seen is not None:
+                seen.update(views)
+            return self.contrast.loss(views, step=progress.step, stats=None if seen is None else seen.stats)
 
         cached = None
         if self.contrasts and self.job.contrast.is_cached(len(batch)):
@@ -178,7 +206,22 @@ class ContrastTask(ABC, Generic[BatchT]):
         progress.tokens += self.job.batch.global_ * self.job.data.sequence_length
         report: StepMetrics = {**totals, "grad_norm": engine.gradient_norm()}
         if self.contrasts:
-            report |= diagnostics(stats, tau)
+            report["temperature"] = tau.detach() if isinstance(tau, Tensor) else tau
+        if seen is not None:
+            figures = seen.compute()
+            report |= figures
+            self.collapse.look("training", progress.step + 1, Figures(
+                figures["contrast/accuracy"], figures["contrast/uniformity"], figures["contrast/first_direction"]
+            ))  # fmt: skip
+        return report
+
+    def validated(self, report: StepMetrics, progress: Progress) -> StepMetrics:
+        """``report`` of a validation at ``progress``, after a look at whether the representations have collapsed."""
+        if self.contrasts:
+            retrieval = sum(to_float(report[f"retrieval/to_{view}"]) for view in ("corrupted", "original")) / 2
+            self.collapse.look("validation", progress.step, Figures(
+                retrieval, to_float(report["uniformity"]), to_float(report["first_direction"])
+            ))  # fmt: skip
         return report
 
     def save_state(self, folder: Path) -> dict[str, Any]:
@@ -186,7 +229,8 @@ class ContrastTask(ABC, Generic[BatchT]):
         if self.contrast is not None:
             self.contrast.save(folder)
         data = {name: digest for name, (_, digest) in self.digests().items()}
-        return {"tokenizer": self.fingerprint, **data, "queue": self.job.contrast.queue}
+        state = {"tokenizer": self.fingerprint, **data, "queue": self.job.contrast.queue}
+        return {**state, "collapse": self.collapse.state.model_dump(mode="json")}
 
     def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
         """Reload the queue for this world size; refuse another tokenizer, and other data unless it is meant.
@@ -206,5 +250,10 @@ class ContrastTask(ABC, Generic[BatchT]):
                     f"{folder}: trained on other {what} than this job reads (files or data.* options have changed"
                     " since); data.allow_change=true goes on with what there is now"
                 )
+        self.collapse.state = stored.collapse
         if self.contrast is not None and stored.queue:
             self.contrast.load(folder)
+
+
+def _digest(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]

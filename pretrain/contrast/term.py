@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pretrain.contrast.accumulators import RowSample
 from pretrain.contrast.capt import capt_loss
 from pretrain.contrast.queue import ShardedQueue
 from pretrain.contrast.stats import ContrastStats
@@ -56,7 +57,7 @@ class ContrastTerm:
         queue = self.queue if step >= section.queue_start else None
         contrast = functools.partial(
             capt_loss, views.s[rows], views.s_hat[rows],
-            temperature=views.temperature, reduction=section.reduction,
+            temperature=views.temperature, hardness=section.hardness, reduction=section.reduction,
             ids=None if known is None else known[rows], impl=section.impl, precision=section.precision,
             equal_rows=only is None,
         )  # fmt: skip
@@ -82,18 +83,24 @@ class ContrastTerm:
             self.queue.load_shards(folder)
 
 
-def diagnostics(stats: ContrastStats | None, temperature: float | Tensor) -> dict[str, Tensor | float]:
-    """The metrics of a step with contrast: its temperature, and what ``stats`` holds in steps that are logged.
+class StepDiagnostics:
+    """What a step that is logged tells of its contrast. All ranks make one in the same steps."""
 
-    With ``stats`` it is collective.
-    """
-    report: dict[str, Tensor | float] = {
-        "temperature": temperature.detach() if isinstance(temperature, Tensor) else temperature
-    }
-    if stats is not None:
-        whole = stats.over_ranks()
-        report["contrast/accuracy"] = whole.top1
-        report["contrast/margin"] = whole.margin
-        report["contrast/positive_probability"] = whole.positive_probability
-        report["contrast/effective_negatives"] = whole.effective_negatives
-    return report
+    def __init__(self) -> None:
+        self.stats = ContrastStats()
+        self._rows = RowSample()
+
+    def update(self, views: Views) -> None:
+        """Look at the rows of some samples of this rank."""
+        self._rows.update(views.s if views.only is None else views.s[views.only])
+
+    def compute(self) -> dict[str, float]:
+        """The metrics by name, equal on all ranks (collective)."""
+        whole = self.stats.over_ranks()
+        return {
+            "contrast/accuracy": whole.top1,
+            "contrast/margin": whole.margin,
+            "contrast/positive_probability": whole.positive_probability,
+            "contrast/effective_negatives": whole.effective_negatives,
+            **{f"contrast/{name}": value for name, value in self._rows.compute().items()},
+        }

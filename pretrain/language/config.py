@@ -16,7 +16,9 @@ from pretrain.models.config import RobertaConfig
 from pretrain.models.tokenizer import TokenizerSection
 
 MASKED_METRICS = ("loss/mlm", "accuracy/mlm", "validation_samples")
-CONTRAST_METRICS = ("loss/capt_fixed", "retrieval/to_corrupted", "retrieval/to_original", "alignment", "uniformity")
+CONTRAST_METRICS = (
+    "loss/capt_fixed", "retrieval/to_corrupted", "retrieval/to_original", "alignment", "uniformity", "first_direction",
+)  # fmt: skip
 NOISE_METRICS = ("cosine_gap", "centred_gap", "drift", "top1")
 """What validation reports; the last of them for both ways of pooling, as ``noise/mean/top1``."""
 

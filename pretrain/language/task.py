@@ -19,7 +19,7 @@ from pretrain.contrast.views import Views
 from pretrain.data.corruption import IGNORE
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
-from pretrain.engine.task import Progress, StepMetrics
+from pretrain.engine.task import Progress, Rows, StepMetrics
 from pretrain.engine.verification import all_ranks
 from pretrain.language.batches import Assembler, LanguageBatch
 from pretrain.language.config import LanguageJob
@@ -42,6 +42,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
     job: LanguageJob
     State = _State
     words = "text"
+    noise = ("corruption",)
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, LanguageJob)
@@ -105,6 +106,11 @@ class LanguageTask(ContrastTask[LanguageBatch]):
             cross_document_attention=self.job.data.cross_document_attention,
         )
 
+    def rows(self, batch: LanguageBatch) -> Rows:
+        """The windows, their tokens, and the corrupted tokens with what is to be predicted."""
+        parts = (batch.tokens, batch.corrupted, batch.positions, batch.labels)
+        return Rows(batch.ids.numpy(), [part.numpy() for part in parts])
+
     def scales(self, batch: list[LanguageBatch], device: torch.device) -> Scales:
         """MLM is the sum over masked tokens divided by their number in the whole step."""
         # Counted on the host and filled in on the device: to copy a number to a device would mean to wait for it.
@@ -139,7 +145,8 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         """MLM loss and accuracy, retrieval, alignment, uniformity and noise invariance on held-out text."""
         if self.prepared.validation is None:
             return {}
-        return validate(engines["model"], self.assembler("validation"), self.job, len(self.prepared.validation))
+        samples = len(self.prepared.validation)
+        return self.validated(validate(engines["model"], self.assembler("validation"), self.job, samples), progress)
 
     def flops_per_step(self) -> float:
         """Forward and backward FLOP of one global batch, both views."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from pretrain.contrast.accumulators import MaskedTokenAccumulator, PairAccumulator
-from pretrain.contrast.collapse import warn_of_collapse
 from pretrain.contrast.metrics import contrast_metrics, noise_invariance
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
@@ -39,9 +38,7 @@ def validate(engine: Engine, assembler: Assembler, job: LanguageJob, windows: in
             head.update(out.s[:valid], out.s_hat[:valid])
     report: StepMetrics = {**masked.compute(), "validation_samples": samples}
     if job.contrast.weight > 0:
-        contrast = contrast_metrics(*head.gather(), job.validate_.temperature)
-        warn_of_collapse(contrast["uniformity"])
-        report |= contrast
+        report |= contrast_metrics(*head.gather(), job.validate_.temperature)
     for name, pairs in pools.items():
         report |= {f"noise/{name}/{key}": value for key, value in noise_invariance(*pairs.gather()).items()}
     return report

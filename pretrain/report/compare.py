@@ -19,7 +19,7 @@ _NOT_COMPARED = (
 """Keys that do not change a run's metrics; a name with a dot at the end stands for all keys of a section.
 
 Runs that differ only in these, because one was stopped, resumed or run elsewhere, are seeds of one configuration."""
-_LOWER_IS_BETTER = ("loss", "alignment", "uniformity", "drift", "perplexity")
+_LOWER_IS_BETTER = ("loss", "alignment", "uniformity", "direction", "drift", "perplexity")
 _HIGHER_IS_BETTER = ("accuracy", "retrieval", "top1", "gap", "spearman", "pearson", "f1", "matthews")
 
 

@@ -42,6 +42,7 @@ _UNITS = {
     "retrieval/to_original": "share of queries",
     "alignment": "mean squared distance",
     "uniformity": "log mean exp(-2 distance²)",
+    "first_direction": "share of the sum of squares",
     "temperature": "τ",
     "lr": "learning rate",
     "grad_norm": "L2 norm",

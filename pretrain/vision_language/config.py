@@ -19,7 +19,9 @@ from pretrain.vision_language.sections import (
     without_microworld,
 )
 
-CONTRAST_METRICS = ("loss/capt_fixed", "retrieval/to_corrupted", "retrieval/to_original", "alignment", "uniformity")
+CONTRAST_METRICS = (
+    "loss/capt_fixed", "retrieval/to_corrupted", "retrieval/to_original", "alignment", "uniformity", "first_direction",
+)  # fmt: skip
 ACCURACIES = ("mlm", "matching", "answers")
 """The objectives whose accuracy is reported beside their loss."""
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from pretrain.contrast.accumulators import PairAccumulator
-from pretrain.contrast.collapse import warn_of_collapse
 from pretrain.contrast.metrics import contrast_metrics
 from pretrain.data.corruption import IGNORE
 from pretrain.data.sampler import validation_samples
@@ -60,9 +59,7 @@ def validate(engine: Forward, assembler: Assembler, job: VisionLanguageJob, pair
             head.update(out.s[rows], out.s_hat[rows])
     report = _means(sums.totals(), distributed.all_reduce_sum(counts.to(engine.device)).cpu(), job)
     if job.contrast.weight > 0:
-        contrast = contrast_metrics(*head.gather(), job.validate_.temperature)
-        warn_of_collapse(contrast["uniformity"])
-        report |= contrast
+        report |= contrast_metrics(*head.gather(), job.validate_.temperature)
     return {**report, "validation_samples": samples}
 
 

@@ -157,13 +157,13 @@ def test_the_bound_notices_a_contrastive_gradient_of_the_wrong_scale(folder: Pat
     assert _relative(halved["gradients"][0], references["fp32"]["gradients"][0]) > 1e-2
 
 
-def test_the_drift_of_the_queue_is_corrected_alike(folder: Path, references: Any) -> None:
-    """By the statistics of all rows of the step, whatever holds them; the bound notices the correction."""
-    drift = {"drift": "moments"}
-    whole = run_ranks(_gradients, 1, _mapping(folder, 1, 0, "fp32", _GLOBAL, cached=False, **drift))[0]
+@pytest.mark.parametrize("option", [{"drift": "moments"}, {"hardness": 10.0}], ids=["drift", "hardness"])
+def test_the_queue_is_corrected_and_weighted_alike(folder: Path, references: Any, option: dict[str, Any]) -> None:
+    """By the statistics of all rows of the step, by sums over all shards, whatever holds them; the bound notices it."""
+    whole = run_ranks(_gradients, 1, _mapping(folder, 1, 0, "fp32", _GLOBAL, cached=False, **option))[0]
     assert _relative(references["fp32"]["gradients"][2], whole["gradients"][2]) > 1e-4
     for world, stage, micro in ((1, 0, 4), (2, 2, 4), (4, 3, 16)):
-        cut = run_ranks(_gradients, world, _mapping(folder, world, stage, "fp32", micro, **drift))[0]
+        cut = run_ranks(_gradients, world, _mapping(folder, world, stage, "fp32", micro, **option))[0]
         for step in range(_STEPS):
             assert _relative(cut["gradients"][step], whole["gradients"][step]) < 1e-6
 

@@ -7,17 +7,19 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from launcher.backends.local import run_ranks
+from launcher.backends.local import _Job, run_ranks
 from launcher.backends.processes import stop_asked, stop_signals
 from launcher.plan import Command, End, Launch, Options
 from launcher.restart import supervise
 from pretrain.base.files import write_text
 from pretrain.config.load import job_from_mapping
 from pretrain.config.writer import job_to_yaml
+from pretrain.engine.ledger.check import check
 from pretrain.engine.run_folder import read_status
 from pretrain.registry import TASKS
 from tests.support import free_port
@@ -95,19 +97,25 @@ def test_a_fault_of_a_rank_costs_the_steps_since_the_last_checkpoint(
     begin = time.monotonic()
     code, ends = _supervised(_mapping(run, fault=fault))
     assert (code, [end.code for end in ends]) == (0, [1, 0])
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - begin < 120  # far less than the time-out of the process group
     assert _losses(run) == undisturbed
+    assert check(run).faults == []
     status = read_status(run)
     assert status is not None
     assert (status.state, status.step) == ("done", STEPS)
     (crash,) = _crashes(run)
-    assert (crash["rank"], crash["step"], crash["section"]) == (1, 6, "step")  # six were done
+    assert (crash["step"], crash["section"]) == (6, "step")  # six were done
+    assert (
+        crash["rank"] == 1 or kind == "hang"
+    )  # both are in their step: on a busy machine the other may be there longer
     assert crash["signal"] == ("SIGKILL" if kind == "kill" else None)
     if kind in ("stop", "hang"):
-        assert "rank 1 hangs" in crash["cause"]
+        assert f"rank {crash['rank']} hangs" in crash["cause"]
         assert ("it is suspended" in crash["cause"]) == (kind == "stop")
     if kind == "hang":
-        assert "strike" in crash["stacks"]  # where it hangs, though it holds the interpreter's lock
+        assert ("strike" in crash["stacks"]) == (
+            crash["rank"] == 1
+        )  # where it hangs, though it holds the interpreter's lock
 
 
 def test_with_ephemeral_checkpoints_a_killed_rank_costs_the_step_it_was_in(
@@ -120,6 +128,9 @@ def test_with_ephemeral_checkpoints_a_killed_rank_costs_the_step_it_was_in(
     assert (code, [end.code for end in ends]) == (0, [1, 0])
     assert "at step 7" in (run / "log" / "rank-0.log").read_text()
     assert _losses(run) == undisturbed
+    report = check(run)
+    assert report.faults == []
+    assert [(each.head.step, each.kept) for each in report.launches] == [(0, 7), (7, 5)]
     assert list((tmp_path / "memory").iterdir()) == []
 
 
@@ -165,3 +176,14 @@ def test_a_job_that_was_asked_to_stop_is_not_started_again_however_it_ended(tmp_
     assert len(attempts) == 1
     with stop_signals(lambda _: None, lambda: None):  # the next job does not inherit it
         assert not stop_asked()
+
+
+@pytest.mark.parametrize(
+    ("codes", "culprit"), [((1, -9), 1), ((-9, 1), 0), ((1, 1), 0), ((0, 1), 1), ((75, 0), None), ((1, None), 0)]
+)
+def test_the_rank_that_a_signal_killed_is_named_before_those_that_fell_over_it(
+    codes: tuple[int | None, ...], culprit: int | None
+) -> None:
+    job = _Job((), 1.0, 1.0, None)
+    job._ranks = [SimpleNamespace(returncode=code) for code in codes]  # type: ignore[misc]
+    assert job._failed([code is not None for code in codes]) == culprit

@@ -45,7 +45,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *_in(
             "pretrain.engine", "checkpoint", "distributed", "durable", "ephemeral", "flags", "heartbeat", "interruption"
         ),
-        *_in("pretrain.engine", "loop", "metrics_file", "run_folder", "task"),
+        *_in("pretrain.engine", "ledger", "loop", "metrics_file", "run_folder", "task"),
+    ),
+    "pretrain.engine.ledger": (
+        *(*BASE, "pretrain.data.sampler"),
+        *_in("pretrain.engine", "checkpoint", "durable", "task"),
     ),
     "pretrain.engine": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
     # ---- what tasks are built of

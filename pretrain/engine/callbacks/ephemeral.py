@@ -63,6 +63,8 @@ class EphemeralCheckpointer(Callback):
         self._due = NEVER
         self._said = False
         self._need = 0
+        self.held = 0
+        """Bytes of the newest one on this host."""
         self._place: Path | None = None
         self._cost = 0.0
 
@@ -159,7 +161,7 @@ class EphemeralCheckpointer(Callback):
             return
         pending, self._pending = self._pending, None
         path = pending.commit()
-        self._need = pending.held
+        self._need = self.held = pending.held
         if self._hosts.leads:
             root = path.parent.parent
             if not self._said:
@@ -194,6 +196,8 @@ class EphemeralCheckpointer(Callback):
                     reasons.append(f"{place} has room for {max(free, 0):,} bytes")
                     continue
                 claim(folder_of(place, run.dir), run.dir, self._life)
+                if reasons and place != self._place:
+                    logger.warning("%s: ephemeral checkpoints go to %s", "; ".join(reasons), place)
                 return place
             except (CheckpointError, OSError) as error:
                 reasons.append(str(error))

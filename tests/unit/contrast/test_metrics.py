@@ -12,11 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain.base.errors import DataError
 from pretrain.contrast import capt_loss, metrics
-from pretrain.contrast.accumulators import MaskedTokenAccumulator, PairAccumulator
+from pretrain.contrast.accumulators import MaskedTokenAccumulator, PairAccumulator, RowSample
 from pretrain.contrast.metrics import (
     alignment,
     contrast_metrics,
     contrastive_loss,
+    first_direction,
     noise_invariance,
     retrieval_accuracy,
     uniformity,
@@ -89,7 +90,23 @@ def test_uniformity_of_the_sphere_has_its_closed_form() -> None:
     assert uniformity(F.normalize(torch.ones(5, d), dim=1)) == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize("function", [uniformity, lambda s: alignment(s, s), lambda s: retrieval_accuracy(s, s)])
+@pytest.mark.parametrize(("n", "d"), [(N, D), (D, N), (5, 5)])
+def test_first_direction_is_the_largest_singular_values_share(n: int, d: int) -> None:
+    s, _ = unit_pairs(n, d)
+    squares = torch.linalg.svdvals(s.double()).square()
+    assert first_direction(s) == pytest.approx(float(squares[0] / squares.sum()), rel=1e-6)
+
+
+def test_first_direction_of_a_point_of_a_line_and_of_the_sphere() -> None:
+    point = F.normalize(torch.ones(6, D), dim=1)
+    assert first_direction(point) == pytest.approx(1)
+    assert first_direction(torch.cat([point, -point])) == pytest.approx(1)
+    assert first_direction(torch.eye(D)) == pytest.approx(1 / D)
+
+
+@pytest.mark.parametrize(
+    "function", [uniformity, first_direction, lambda s: alignment(s, s), lambda s: retrieval_accuracy(s, s)]
+)
 def test_rows_without_unit_norm_are_refused(function) -> None:
     with pytest.raises(ValueError, match="unit L2 norm"):
         function(3 * unit_pairs()[0])
@@ -211,3 +228,36 @@ def test_one_process_equals_many(counts: list[list[int]]) -> None:
     alone = _accumulated([[9, 14]])
     for found in run_ranks(_accumulated, len(counts), counts):
         assert found == pytest.approx(alone, rel=1e-9, abs=1e-9)
+
+
+def _sampled(counts: list[int], batch: int, overflowed: int | None) -> tuple[dict[str, float], int]:
+    """The figures of a sample of this rank's rows, given in batches, and how many it holds."""
+    s, _ = unit_pairs(sum(counts), D)
+    if overflowed is not None:
+        s[overflowed] = torch.inf
+    first = sum(counts[: metrics.rank()])
+    sample = RowSample()
+    for rows in s[first : first + counts[metrics.rank()]].split(batch):
+        sample.update(rows)
+    return sample.compute(), sum(map(len, sample._rows))
+
+
+@pytest.mark.parametrize(
+    ("counts", "held"), [([200], [200]), ([300], [256]), ([200, 90], [128, 90]), ([2, 0, 60, 100], [2, 0, 60, 64])]
+)
+def test_a_sample_of_a_step_is_the_first_rows_of_each_rank(counts: list[int], held: list[int]) -> None:
+    s, _ = unit_pairs(sum(counts), D)
+    starts = [sum(counts[:rank]) for rank in range(len(counts))]
+    kept = torch.cat([s[start : start + number] for start, number in zip(starts, held, strict=True)])
+    expected = {"uniformity": uniformity(kept), "first_direction": first_direction(kept)}
+    for rank, (found, number) in enumerate(run_ranks(_sampled, len(counts), counts, 32, None)):
+        assert number == held[rank]
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_rows_that_overflowed_are_left_out_of_a_sample() -> None:
+    s, _ = unit_pairs(9)
+    found, _ = _sampled([9], 4, 3)
+    left = torch.cat([s[:3], s[4:]])
+    assert found == pytest.approx({"uniformity": uniformity(left), "first_direction": first_direction(left)}, rel=1e-6)
+    assert all(math.isnan(value) for value in _sampled([2], 4, 0)[0].values())

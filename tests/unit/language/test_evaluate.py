@@ -118,7 +118,10 @@ def test_sections_and_file(home: Path, result: dict) -> None:
         "text.txt, 30% masked",
         "STS-B dev",
     ]
-    contrast = {"loss/capt_fixed", "retrieval/to_corrupted", "retrieval/to_original", "alignment", "uniformity"}
+    contrast = {
+        "loss/capt_fixed", "retrieval/to_corrupted", "retrieval/to_original", "alignment", "uniformity",
+        "first_direction",
+    }  # fmt: skip
     for section in result["sections"][:2]:
         assert set(section["metrics"]) == {"loss/mlm", "accuracy/mlm"}
         assert list(section["poolers"]) == ["cls", "mean", "head"]

@@ -163,6 +163,7 @@ def test_best_follows_the_direction_of_the_metric(tmp_path: Path) -> None:
     [
         ("loss/capt_fixed", -1),
         ("uniformity", -1),
+        ("contrast/first_direction", -1),
         ("noise/cls/0.15/drift", -1),
         ("noise/cls/0.15/centred_gap", 1),
         ("noise/mean/0.3/top1", 1),
