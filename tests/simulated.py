@@ -1,0 +1,148 @@
+"""One rank of many, on tensors without data: what it sends and receives, what it holds, what it computes.
+
+A fake process group answers every collective at once and moves nothing; a tensor has a shape, a type and a storage of a
+size, and no numbers. So the code under test runs as rank ``r`` of any number of ranks, with queues and batches of any
+size, in seconds. What depends on values cannot run (``stats``, ``only``, rows that are not known to be equal).
+
+The fake tensors say that they are on a CPU, for a build of torch may know no other device. Where our code treats CPUs
+and GPUs differently, `rank_of` takes the GPU's side: blocks of a GPU's size, masks of bytes, torch's own dropout.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pretrain.contrast import cached, checks
+from pretrain.contrast.kernels import chunked, products, protocol
+from pretrain.models import attention, cross_entropy, dropout
+
+_PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}
+"""Matrix products, and the place of their first factor among the arguments."""
+_FREE = ("detach", "empty", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "alias")
+"""Operators that touch no element."""
+
+
+@contextmanager
+def rank_of(world: int, rank: int = 0) -> Iterator[None]:
+    """Be rank ``rank`` of ``world``, with fake tensors and a fake process group, until the block ends.
+
+    Raises:
+        RuntimeError: this process already belongs to a process group.
+    """
+    if dist.is_initialized():
+        raise RuntimeError("a simulated rank needs a process of its own: this one has a process group")
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    try:
+        with ExitStack() as stack:
+            for patch in _as_on_a_gpu():
+                stack.enter_context(patch)
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _as_on_a_gpu() -> Iterator[Any]:
+    """The places where the code asks for the device, answered as on a GPU; and random states, which have no data."""
+    yield mock.patch.object(checks, "is_readable", return_value=False)
+    yield mock.patch.dict(chunked._LARGEST_BLOCK, cpu=chunked._LARGEST_BLOCK["cuda"])
+    yield mock.patch.object(protocol.InstanceIds, "negative_mask", property(_byte_mask))
+    yield mock.patch.dict(cross_entropy._BLOCK_BYTES, cpu=cross_entropy._BLOCK_BYTES["cuda"])
+    yield mock.patch.object(products, "_multiply", _multiply_as_on_a_gpu)
+    for module in (attention, dropout):
+        yield mock.patch.object(module, "draws_own_masks", return_value=False)
+    yield mock.patch.object(cached.torch, "get_rng_state", return_value=None)
+    yield mock.patch.object(cached.torch, "set_rng_state")
+
+
+def _byte_mask(ids: protocol.InstanceIds) -> Tensor:
+    if ids._negative_mask is None:
+        ids._negative_mask = ids.anchors[:, None] != ids.keys[None, :]
+    return ids._negative_mask
+
+
+def _multiply_as_on_a_gpu(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
+    kind = {} if a.dtype == out.dtype else {"out_dtype": out.dtype}
+    torch.addmm(out, a, b, out=out, **kind) if add else torch.mm(a, b, out=out, **kind)
+
+
+class Ledger(TorchDispatchMode):
+    """Follows every storage that operators of its scope make, from its birth to its death.
+
+    Attributes:
+        live: bytes of the storages that are alive now, of those that were made in the scope.
+        peak: the largest ``live`` so far.
+        operators: how many operators ran that compute something (no views).
+        moved: bytes that operators other than matrix products read and wrote, each operand once; a fused kernel
+            would move fewer.
+        largest: elements of the largest tensor made.
+        products: how often each matrix product of (rows, inner, columns) was asked for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = self.operators = self.moved = self.largest = 0
+        self.products: Counter[tuple[int, int, int]] = Counter()
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def reset(self) -> None:
+        """Count from here: the next peak begins with what is alive now."""
+        self.peak, self.operators, self.moved, self.largest = self.live, 0, 0, 0
+        self.products.clear()
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the matrix products, a multiply-add being 2."""
+        return sum(2 * math.prod(shape) * times for shape, times in self.products.items())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        for result in results:
+            self._follow(result)
+        name = func._schema.name.split("::")
+        if name[0] == "aten" and results and not func.is_view:
+            operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            self._count(name[1], args, operands, results)
+        return out
+
+    def _count(self, name: str, args: Any, operands: list[Tensor], results: list[Tensor]) -> None:
+        if name in _FREE:
+            return
+        self.operators += 1
+        if name in _PRODUCTS:
+            a, b = args[_PRODUCTS[name] :][:2]
+            self.products[a.shape[-2], a.shape[-1], b.shape[-1]] += a.shape[0] if a.dim() == 3 else 1
+            return
+        self.moved += sum(each.nbytes for each in {id(each): each for each in operands + results}.values())
+
+    def _follow(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self.largest = max(self.largest, tensor.numel())
+        if key in self._known and self._known[key]() is not None:
+            return
+        size = storage.nbytes()
+
+        def died(_: Any, key: int = key, size: int = size) -> None:
+            self.live -= size
+            self._known.pop(key, None)
+
+        self._known[key] = weakref.ref(storage, died)
+        self.live += size
+        self.peak = max(self.peak, self.live)
