@@ -48,25 +48,30 @@ def rank_of(world: int, rank: int = 0) -> Iterator[None]:
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
     try:
         with ExitStack() as stack:
-            for patch in _as_on_a_gpu():
-                stack.enter_context(patch)
+            stack.enter_context(as_on_a_gpu())
+            stack.enter_context(mock.patch.object(cached.torch, "get_rng_state", return_value=None))  # no data, no state
+            stack.enter_context(mock.patch.object(cached.torch, "set_rng_state"))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             yield
     finally:
         dist.destroy_process_group()
 
 
-def _as_on_a_gpu() -> Iterator[Any]:
-    """The places where the code asks for the device, answered as on a GPU; and random states, which have no data."""
-    yield mock.patch.object(checks, "is_readable", return_value=False)
-    yield mock.patch.dict(chunked._LARGEST_BLOCK, cpu=chunked._LARGEST_BLOCK["cuda"])
-    yield mock.patch.object(protocol.InstanceIds, "negative_mask", property(_byte_mask))
-    yield mock.patch.dict(cross_entropy._BLOCK_BYTES, cpu=cross_entropy._BLOCK_BYTES["cuda"])
-    yield mock.patch.object(products, "_multiply", _multiply_as_on_a_gpu)
-    for module in (attention, dropout):
-        yield mock.patch.object(module, "draws_own_masks", return_value=False)
-    yield mock.patch.object(cached.torch, "get_rng_state", return_value=None)
-    yield mock.patch.object(cached.torch, "set_rng_state")
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """The places where the code asks for the device, answered as on a GPU; works with real tensors as well."""
+    patches = [
+        mock.patch.object(checks, "is_readable", return_value=False),
+        mock.patch.dict(chunked._LARGEST_BLOCK, cpu=chunked._LARGEST_BLOCK["cuda"]),
+        mock.patch.object(protocol.InstanceIds, "negative_mask", property(_byte_mask)),
+        mock.patch.dict(cross_entropy._BLOCK_BYTES, cpu=cross_entropy._BLOCK_BYTES["cuda"]),
+        mock.patch.object(products, "_multiply", _multiply_as_on_a_gpu),
+        *(mock.patch.object(module, "draws_own_masks", return_value=False) for module in (attention, dropout)),
+    ]
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield
 
 
 def _byte_mask(ids: protocol.InstanceIds) -> Tensor:

@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pretrain.config.load import load_job
 from pretrain.contrast.task import Scales
@@ -68,24 +69,25 @@ def job_at(world: int, samples: int, overrides: Sequence[str] = (), config: str 
 
 
 def simulate_contrast(job: LanguageJob, world: int, rank: int = 0) -> Simulated:
-    """The contrast of a step, forward, backward and push, with a queue that is full; the encoder is left out.
+    """`contrast_step` of one simulated rank."""
+    with rank_of(world, rank):
+        return contrast_step(job)
 
-    The representations of the rank's samples are leaves, as in a cached step. Without ``contrast.cached`` the
-    micro-batches are contrasted one after the other.
+
+def contrast_step(job: LanguageJob) -> Simulated:
+    """The contrast of a step of this rank, simulated or real: forward, backward and push; the encoder is left out.
+
+    The queue is full. The representations of the rank's samples are leaves, as in a cached step. Without
+    ``contrast.cached`` the micro-batches are contrasted one after the other.
     """
-    section, width, begin = job.contrast, _width(job), time.monotonic()
+    section, width, begin, world = job.contrast, _width(job), time.monotonic(), distributed.world_size()
     n, parts = job.batch.global_ // world, job.accumulation(world)
     sizes = [n] if section.is_cached(parts) else [n // parts] * parts
-    with rank_of(world, rank), Ledger() as ledger:
+    with Ledger() as ledger:
         term = ContrastTerm(section, width, job.batch.global_)
-        if term.queue is not None:
-            size = term.queue.shard_size
-            term.queue.enqueue(torch.empty(size, width), ids=torch.empty(size, dtype=torch.int64))
+        _fill(term, width)
         stored = ledger.live
-        views = [
-            Views(*(torch.empty(k, width).requires_grad_() for _ in "12"), torch.empty(k, dtype=torch.int64), TAU)
-            for k in sizes
-        ]
+        views = [Views(_rows(k, width), _rows(k, width), torch.arange(k), TAU) for k in sizes]
         ledger.reset()
         before = ledger.live
         with Wire() as wire:
@@ -108,17 +110,24 @@ def simulate_step(job: LanguageJob, world: int, rank: int = 0) -> tuple[Simulate
         weights = sum(p.numel() for p in module.parameters())
         term = task.contrast
         assert term is not None
-        stored = 0
-        if term.queue is not None:
-            size = term.queue.shard_size
-            term.queue.enqueue(torch.empty(size, task.width), ids=torch.empty(size, dtype=torch.int64))
-            stored = size * (task.width * term.queue.rows.element_size() + 8)
+        _fill(term, task.width)
+        stored = 0 if term.queue is None else term.queue.shard_size * (task.width * term.queue.rows.element_size() + 8)
         before, marks = ledger.live, {"weights": 4 * weights, "queue": stored}
         ledger.reset()
         with Wire() as wire, _marked(term, ledger, marks):
             task.step({"model": _Gradients(module, job)}, batch, Progress())  # type: ignore[dict-item]
         marks["peak of the step"] = max(ledger.peak, marks["peak of the contrast"], marks["peak before the contrast"])
         return _simulated(wire, ledger, before, stored, begin), marks
+
+
+def _fill(term: ContrastTerm, width: int) -> None:
+    if term.queue is not None:
+        size = term.queue.shard_size
+        term.queue.enqueue(F.normalize(torch.randn(size, width), dim=1), ids=torch.arange(size) + (1 << 40))
+
+
+def _rows(count: int, width: int) -> Tensor:
+    return F.normalize(torch.randn(count, width), dim=1).requires_grad_()
 
 
 @contextmanager

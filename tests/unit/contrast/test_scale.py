@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.contrast import ShardedQueue, capt_loss
 from pretrain.engine import distributed
 from tests.benchmarks.scale_forms import contrast_received, state_bytes, zero_received
+from tests.benchmarks.scale_proof import measures, real_contrast
 from tests.benchmarks.scale_step import Simulated, job_at, simulate_contrast, simulate_step
 from tests.benchmarks.scale_time import CENTRAL, collective_seconds, step_time
 from tests.simulated import Ledger, rank_of
 from tests.support import run_ranks
-from tests.unit.contrast.support import unit
-from tests.wire import Wire
 
 SMALL = (
     "model.size=custom", "model.layers=2", "model.hidden=32", "model.heads=2", "model.ffn=48", "model.max_positions=16",
@@ -51,22 +49,19 @@ def test_without_live_negatives_no_log_sums_travel() -> None:
     assert len(found) == 3
 
 
-def _real_wire(capacity: int) -> list[tuple[str, int]]:
-    rank = distributed.rank()
-    s, s_hat = (unit(SAMPLES, WIDTH, seed=2 * rank + i, dtype=torch.float32).requires_grad_() for i in (0, 1))
-    ids = torch.arange(SAMPLES) + SAMPLES * rank
-    queue = ShardedQueue(capacity, WIDTH)
-    queue.enqueue(unit(queue.shard_size, WIDTH, seed=9 + rank, dtype=torch.float32))
-    with Wire() as wire:
-        capt_loss(s, s_hat, queue, temperature=0.05, ids=ids, equal_rows=True).backward()
-        queue.enqueue(s, s_hat, ids=ids)
-    return [(each.name, each.received) for each in wire.sent]
+@pytest.mark.parametrize(("world", "options"), [(2, ["contrast.drift=moments"]), (4, []), (4, ["contrast.cached=false"])])
+def test_simulated_ranks_send_hold_and_compute_what_real_ones_do(world: int, options: list[str]) -> None:
+    options = [*SMALL, "contrast.queue=507", *options]
+    job = job_at(world, SAMPLES, options)
+    real = run_ranks(real_contrast, world, SAMPLES, options)
+    assert real == [measures(simulate_contrast(job, world, rank)) for rank in range(world)]
+    assert sum(size for _, size in real[0]["received"]) > 0
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_simulated_ranks_send_what_real_ones_do(world: int) -> None:
-    simulated = [(each.name, each.received) for each in _simulated(world, 507).sent]
-    assert run_ranks(_real_wire, world, 507) == [simulated] * world
+@pytest.mark.parametrize("drift", ["mean", "moments"])
+def test_drift_costs_one_copy_of_the_shard(drift: str) -> None:
+    plain, following = _simulated(8, 8 * 8192), _simulated(8, 8 * 8192, f"contrast.drift={drift}")
+    assert following.peak - plain.peak < 1.1 * 8192 * WIDTH * 4
 
 
 def test_memory_follows_storages_and_not_views() -> None:
@@ -138,7 +133,9 @@ def test_time_is_latency_for_small_and_bandwidth_for_large_collectives() -> None
     tiny, huge = (collective_seconds("_allgather_base_", size, 1024, CENTRAL) for size in (8, 10**11))
     assert tiny == pytest.approx(3.6e-6 + 896 * 1.8 * 0.47e-6 + 127 * 2.7e-6, rel=1e-6)
     assert huge == pytest.approx(10**11 / 360e9, rel=0.02)
-    assert collective_seconds("allreduce_", 8, 1024, CENTRAL) == 2 * tiny
+    assert collective_seconds("allreduce_", 8, 1024, CENTRAL) == pytest.approx(2 * tiny - 3.6e-6)
+    within = collective_seconds("_allgather_base_", 3600, 8, CENTRAL)
+    assert within == pytest.approx(3.6e-6 + 7 * 0.47e-6 + 3600 / 120e9)
     found = _simulated(8, 512)
     time = step_time(found, 1e15, [], 0, 8, "fp32")
     assert time.share == pytest.approx(time.contrast / (time.encoder + time.contrast))
