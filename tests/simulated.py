@@ -49,7 +49,9 @@ def rank_of(world: int, rank: int = 0) -> Iterator[None]:
     try:
         with ExitStack() as stack:
             stack.enter_context(as_on_a_gpu())
-            stack.enter_context(mock.patch.object(cached.torch, "get_rng_state", return_value=None))  # no data, no state
+            stack.enter_context(
+                mock.patch.object(cached.torch, "get_rng_state", return_value=None)
+            )  # no data, no state
             stack.enter_context(mock.patch.object(cached.torch, "set_rng_state"))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             yield

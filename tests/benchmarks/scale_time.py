@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from tests.benchmarks.scale_step import Simulated
 
-DATASHEET = "NVIDIA H100 datasheet, SXM, dense"
+PAPER = "NVIDIA, H100 Tensor Core GPU Architecture (white paper), SXM5, dense; the datasheet rounds it"
 TUNING = "NCCL, `src/graph/tuning.cc`, commit 01afd20"
 
 
@@ -23,38 +23,43 @@ class Constant:
     source: str
 
 
+PEAKS = {
+    "bf16": Constant(989.4e12, "FLOP/s", PAPER),
+    "tf32": Constant(494.7e12, "FLOP/s", PAPER),
+    "fp32": Constant(66.9e12, "FLOP/s", PAPER),
+}
+MEMORY = Constant(3.35e12, "B/s", "NVIDIA, H100 datasheet, SXM")
+NVLINK = Constant(450e9, "B/s", "the same: 900 GB/s, both directions together")
+CARD = Constant(45.7e9, "B/s", "nccl-tests#309: 366 GB/s on 4 hosts with 8 cards of 400 Gb/s each")
+GPUS = Constant(8, "", "DGX H100, datasheet: 8 GPUs and 8 cards of 400 Gb/s a host")
+START = {"Simple": Constant(8.4e-6, "s", TUNING), "LL": Constant(3.6e-6, "s", TUNING)}
+NVLINK_STEP = {"Simple": Constant(3.4e-6, "s", TUNING), "LL": Constant(0.47e-6, "s", TUNING)}
+NETWORK_STEP = {"Simple": Constant(9.6e-6, "s", TUNING), "LL": Constant(2.7e-6, "s", TUNING)}
+LL_BETWEEN_HOSTS = Constant(1.8, "", f"{TUNING}: a step of LL on NVLink in a ring of several hosts")
+LL_SLOWER = {True: Constant(3, "", TUNING), False: Constant(4, "", TUNING)}
+
 CONSTANTS = {
-    "bf16 products, peak": Constant(989.4e12, "FLOP/s", DATASHEET),
-    "tf32 products, peak": Constant(494.7e12, "FLOP/s", DATASHEET),
-    "fp32 products, peak": Constant(66.9e12, "FLOP/s", DATASHEET),
-    "memory, peak": Constant(3.35e12, "B/s", DATASHEET),
-    "NVLink, one direction": Constant(450e9, "B/s", "the same: 900 GB/s in both"),
-    "a network card of 400 Gb/s, measured": Constant(46e9, "B/s", "NVIDIA in nccl-tests#290: 46 to 48 GB/s"),
-    "GPUs and cards of a host": Constant(8, "", "DGX H100"),
-    "start of a ring, Simple; LL": Constant(8.4e-6, "s", f"{TUNING}; LL 3.6e-6"),
-    "step of a ring, NVLink, Simple; LL": Constant(3.4e-6, "s", f"{TUNING}; LL 0.47e-6, times 1.8 between hosts"),
-    "step of a ring, network, Simple; LL": Constant(9.6e-6, "s", f"{TUNING}; LL 2.7e-6"),
-    "bandwidth of LL over that of Simple": Constant(0.25, "", f"{TUNING}; 1/3 within a host, but in all-reduces"),
+    **{f"{name} products, peak": peak for name, peak in PEAKS.items()},
+    "memory, peak": MEMORY,
+    "NVLink, one direction": NVLINK,
+    "one network card, measured": CARD,
+    "GPUs, and network cards, of a host": GPUS,
+    **{f"start of a ring, {name}": each for name, each in START.items()},
+    **{f"step of a ring on NVLink, {name}": each for name, each in NVLINK_STEP.items()},
+    **{f"step of a ring between hosts, {name}": each for name, each in NETWORK_STEP.items()},
+    "NVLink step of LL with several hosts, times": LL_BETWEEN_HOSTS,
+    "bandwidth of Simple / of LL, one host": LL_SLOWER[True],
+    "bandwidth of Simple / of LL, several hosts or all-reduce": LL_SLOWER[False],
 }
 
-_PEAK = {"fp32": 66.9e12, "tf32": 494.7e12, "bf16x6": 989.4e12, "bf16x3": 989.4e12, "bf16": 989.4e12}
-_LOW_LATENCY = {"start": 3.6e-6, "nvlink": 0.47e-6, "between hosts": 1.8, "network": 2.7e-6}
+
+def _peak(precision: str) -> float:
+    return PEAKS["bf16" if precision.startswith("bf16") else precision].value
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What no published number says. The defaults are the central case.
-
-    Attributes:
-        encoder: share of the bf16 peak that the encoder's products reach, recomputed ones counted.
-        products: share of the peak that the contrast's products reach.
-        memory: share of the memory's peak that the operators between the products reach.
-        launch: seconds that the host needs to start an operator; hosts run ahead, so the larger of this and of the
-            device's time counts.
-        links: share of NVLink's peak that a ring reaches.
-        rails: whether a ring between hosts uses all network cards of a host; else one card a ring.
-        zero_hidden: share of ZeRO's traffic that is hidden behind the backward pass.
-    """
+    """What no published number says (:data:`ABOUT`). The defaults are the central case."""
 
     encoder: float = 0.40
     products: float = 0.70
@@ -65,6 +70,16 @@ class Assumptions:
     zero_hidden: float = 0.0
 
 
+ABOUT = {
+    "encoder": "share of the bf16 peak that the encoder's products reach, recomputed ones counted",
+    "products": "share of the peak that the contrast's products reach",
+    "memory": "share of the memory's peak that the operators between the products, and the update, reach",
+    "launch": "seconds in which the host starts an operator of the contrast; hosts run ahead, so the larger of this "
+    "and of the device's time counts",
+    "links": "share of NVLink's peak that a ring reaches",
+    "rails": "whether a ring between hosts uses all network cards of a host; else one card",
+    "zero_hidden": "share of ZeRO's traffic that is hidden behind the backward pass",
+}
 CENTRAL = Assumptions()
 DEAR = replace(CENTRAL, encoder=0.45, products=0.5, memory=0.5, launch=10e-6, rails=False, zero_hidden=1.0)
 """Each assumption set so that the contrast takes a larger share of the step."""
@@ -107,18 +122,17 @@ def collective_seconds(name: str, received: int, world: int, given: Assumptions)
     """
     if world == 1 or received == 0:
         return 0.0
-    hosts = max(1, world // 8)
+    hosts = max(1, world // int(GPUS.value))
     twice = 2 if name == "allreduce_" else 1
     network, local, received = twice * (hosts - 1), twice * (world - hosts), twice * received
-    bandwidth = given.links * 450e9
+    bandwidth = given.links * NVLINK.value
     if hosts > 1:
-        bandwidth = min(bandwidth, (8 if given.rails else 1) * 46e9)
-    low = _LOW_LATENCY
-    simple = 8.4e-6 + local * 3.4e-6 + network * 9.6e-6 + received / bandwidth
-    between = low["between hosts"] if hosts > 1 else 1.0
-    ll = low["start"] + local * between * low["nvlink"] + network * low["network"]
-    ll += received / (bandwidth / (3 if hosts == twice == 1 else 4))
-    return min(simple, ll)
+        bandwidth = min(bandwidth, (GPUS.value if given.rails else 1) * CARD.value)
+    simple = START["Simple"].value + local * NVLINK_STEP["Simple"].value + network * NETWORK_STEP["Simple"].value
+    between = LL_BETWEEN_HOSTS.value if hosts > 1 else 1.0
+    ll = START["LL"].value + local * between * NVLINK_STEP["LL"].value + network * NETWORK_STEP["LL"].value
+    slower = LL_SLOWER[hosts == twice == 1].value
+    return min(simple + received / bandwidth, ll + slower * received / bandwidth)
 
 
 def traffic_seconds(sent: Sequence[tuple[str, int]], world: int, given: Assumptions) -> float:
@@ -146,12 +160,12 @@ def step_time(
         precision: of the contrast's products.
         given: the assumptions.
     """
-    memory = given.memory * 3.35e12
+    memory = given.memory * MEMORY.value
     return StepTime(
-        encoder=encoder_flops / (given.encoder * 989.4e12),
+        encoder=encoder_flops / (given.encoder * PEAKS["bf16"].value),
         zero=(1 - given.zero_hidden) * traffic_seconds(zero, world, given),
         update=update_bytes / memory,
-        device=contrast.flops / (given.products * _PEAK[precision]) + contrast.moved / memory,
+        device=contrast.flops / (given.products * _peak(precision)) + contrast.moved / memory,
         launches=given.launch * contrast.operators,
         wire=traffic_seconds([(each.name, each.received) for each in contrast.sent], world, given),
     )

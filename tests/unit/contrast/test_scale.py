@@ -49,7 +49,9 @@ def test_without_live_negatives_no_log_sums_travel() -> None:
     assert len(found) == 3
 
 
-@pytest.mark.parametrize(("world", "options"), [(2, ["contrast.drift=moments"]), (4, []), (4, ["contrast.cached=false"])])
+@pytest.mark.parametrize(
+    ("world", "options"), [(2, ["contrast.drift=moments"]), (4, []), (4, ["contrast.cached=false"])]
+)
 def test_simulated_ranks_send_hold_and_compute_what_real_ones_do(world: int, options: list[str]) -> None:
     options = [*SMALL, "contrast.queue=507", *options]
     job = job_at(world, SAMPLES, options)
