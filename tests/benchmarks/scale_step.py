@@ -1,4 +1,4 @@
-"""A training step of one rank of many, on tensors without data (``tests/simulated.py``): its contrast, and all of it."""
+"""A training step of one rank of many, on tensors without data (``tests/simulated.py``): contrast and all of it."""
 
 from __future__ import annotations
 

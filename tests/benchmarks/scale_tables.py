@@ -47,7 +47,6 @@ OTHERS = [
     *(Scenario(64, 128, QUEUES[-1], (f"contrast.precision={each}",)) for each in ("tf32", "bf16x3")),
     Scenario(64, 128, QUEUES[-1], ("contrast.precision=bf16x3", "contrast.queue_dtype=bf16")),
     Scenario(8, 1024, QUEUES[-1], ("contrast.drift=moments",)),
-    Scenario(64, 128, QUEUES[1], ("contrast.cached=false",)),
     Scenario(1024, 128, QUEUES[-1]),
 ]
 
