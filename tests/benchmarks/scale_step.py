@@ -20,6 +20,7 @@ from pretrain.contrast.task import Scales
 from pretrain.contrast.term import ContrastTerm
 from pretrain.contrast.views import Views
 from pretrain.engine import distributed
+from pretrain.engine.engines.base import Engine
 from pretrain.engine.task import Progress
 from pretrain.language.batches import LanguageBatch
 from pretrain.language.config import LanguageJob
@@ -115,7 +116,8 @@ def simulate_step(job: LanguageJob, world: int, rank: int = 0) -> tuple[Simulate
         before, marks = ledger.live, {"weights": 4 * weights, "queue": stored}
         ledger.reset()
         with Wire() as wire, _marked(term, ledger, marks):
-            task.step({"model": _Gradients(module, job)}, batch, Progress())  # type: ignore[dict-item]
+            engine = _Gradients(module, job)  # type: ignore[abstract]  # nothing else of an engine is asked for
+            task.step({"model": engine}, batch, Progress())
         marks["peak of the step"] = max(ledger.peak, marks["peak of the contrast"], marks["peak before the contrast"])
         return _simulated(wire, ledger, before, stored, begin), marks
 
@@ -163,26 +165,32 @@ class _Task(LanguageTask):
         return {"mlm": distributed.world_size() * len(batch) / masked.clamp_min(1)}
 
 
-class _Gradients:
+class _Gradients(Engine):
     """The part of an engine that a simulated step needs: forward in the job's precision, backward, no update."""
 
     def __init__(self, module: nn.Module, job: LanguageJob) -> None:
-        self.module, self.device = module.train(), torch.device("cpu")
-        self._bf16 = job.engine.precision == "bf16"
-        self._parts = 1
+        self._module, self._bf16 = module.train(), job.engine.precision == "bf16"
+
+    @property
+    def module(self) -> nn.Module:
+        return self._module
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast("cpu", torch.bfloat16) if self._bf16 else nullcontext():
-            return self.module(*args, **kwargs)
+            return self._module(*args, **kwargs)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, *, last: bool = True) -> None:
         loss.backward()
 
     def step(self) -> None:
         """No update."""
 
-    def gradient_norm(self) -> float:
-        return 0.0
+    def gradient_norm(self) -> Tensor:
+        return torch.zeros(())
 
 
 def _width(job: LanguageJob) -> int:

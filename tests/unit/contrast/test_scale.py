@@ -99,10 +99,10 @@ def test_products_are_counted() -> None:
 
 
 def test_the_queue_costs_its_rows_its_products_and_nothing_else() -> None:
-    small, large = _simulated(8, 8 * 8192), _simulated(8, 8 * 16384)
-    assert large.queue - small.queue == 8192 * (WIDTH * 4 + 8)
+    small, large = _simulated(8, 8 * 65536), _simulated(8, 8 * 131072)
+    assert large.queue - small.queue == 65536 * (WIDTH * 4 + 8)
     assert large.peak - large.queue == small.peak - small.queue  # the workspace is a block, whatever the queue
-    assert large.flops - small.flops == 4 * 2 * SAMPLES * (8 * 8192) * WIDTH  # 4 m K d
+    assert large.flops - small.flops == 4 * 2 * SAMPLES * (8 * 65536) * WIDTH  # 4 m K d
     assert large.received == small.received
 
 
