@@ -21,6 +21,7 @@ from pretrain.contrast.term import ContrastTerm
 from pretrain.contrast.views import Views
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
+from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.task import Progress
 from pretrain.language.batches import LanguageBatch
 from pretrain.language.config import LanguageJob
@@ -168,8 +169,15 @@ class _Task(LanguageTask):
 class _Gradients(Engine):
     """The part of an engine that a simulated step needs: forward in the job's precision, backward, no update."""
 
+    name, zero_stage, at_boundary = "model", 0, True
+
     def __init__(self, module: nn.Module, job: LanguageJob) -> None:
         self._module, self._bf16 = module.train(), job.engine.precision == "bf16"
+        self._settings = ModuleOptimizer(job.optimizer)
+
+    @property
+    def optimizer_settings(self) -> ModuleOptimizer:
+        return self._settings
 
     @property
     def module(self) -> nn.Module:
