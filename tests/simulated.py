@@ -50,10 +50,8 @@ def rank_of(world: int, rank: int = 0) -> Iterator[None]:
     try:
         with ExitStack() as stack:
             stack.enter_context(as_on_a_gpu())
-            stack.enter_context(
-                mock.patch.object(cached.torch, "get_rng_state", return_value=None)
-            )  # no data, no state
-            stack.enter_context(mock.patch.object(cached.torch, "set_rng_state"))
+            stack.enter_context(mock.patch.object(cached.torch, "get_rng_state", lambda: None))  # no data, no state
+            stack.enter_context(mock.patch.object(cached.torch, "set_rng_state", _nothing))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             yield
     finally:
@@ -62,21 +60,31 @@ def rank_of(world: int, rank: int = 0) -> Iterator[None]:
 
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """The places where the code asks for the device, answered as on a GPU; works with real tensors as well."""
+    """The places where the code asks for the device, answered as on a GPU; works with real tensors as well.
+
+    Answers are plain functions: a `Mock` would remember its arguments, and tensors would never die.
+    """
     patches = [
-        mock.patch.object(checks, "is_readable", return_value=False),
+        mock.patch.object(checks, "is_readable", _no),
         mock.patch.dict(chunked._LARGEST_BLOCK, cpu=chunked._LARGEST_BLOCK["cuda"]),
         mock.patch.object(protocol.InstanceIds, "negative_mask", property(_byte_mask)),
         mock.patch.dict(cross_entropy._BLOCK_BYTES, cpu=cross_entropy._BLOCK_BYTES["cuda"]),
         mock.patch.object(products, "_multiply", _multiply_as_on_a_gpu),
-        *(mock.patch.object(module, "draws_own_masks", return_value=False) for module in (attention, dropout)),
-        mock.patch.object(importlib.import_module("pretrain.contrast.info_nce"), "check_precision"),  # tf32 is known
+        *(mock.patch.object(module, "draws_own_masks", _no) for module in (attention, dropout)),
+        mock.patch.object(importlib.import_module("pretrain.contrast.info_nce"), "check_precision", _nothing),  # tf32
         mock.patch.object(dist, "reduce_scatter_single", _unseen(dist.reduce_scatter_single)),
     ]
     with ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
         yield
+
+
+def _no(*_: Any) -> bool:
+    return False
+
+
+def _nothing(*_: Any) -> None: ...
 
 
 def _unseen(collective: Callable[..., Any]) -> Callable[..., Any]:

@@ -174,10 +174,15 @@ class _Gradients(Engine):
     def __init__(self, module: nn.Module, job: LanguageJob) -> None:
         self._module, self._bf16 = module.train(), job.engine.precision == "bf16"
         self._settings = ModuleOptimizer(job.optimizer)
+        self._optimizer = torch.optim.SGD(module.parameters())  # has no state; nothing is updated
 
     @property
     def optimizer_settings(self) -> ModuleOptimizer:
         return self._settings
+
+    @property
+    def base_optimizer(self) -> torch.optim.Optimizer:
+        return self._optimizer
 
     @property
     def module(self) -> nn.Module:

@@ -124,6 +124,14 @@ def test_a_whole_step_has_the_contrasts_traffic_and_holds_its_weights() -> None:
     assert marks["weights"] + marks["queue"] <= marks["when the contrast begins"] <= marks["peak of the contrast"]
 
 
+def test_memory_of_a_cached_step_is_flat_in_its_micro_batches() -> None:
+    peaks = [
+        simulate_step(job_at(2, 4 * parts, [*SMALL, "contrast.queue=0"]), 2)[1]["peak of the step"] for parts in (2, 6)
+    ]
+    rows = 4 * 4 * 2 * WIDTH * 4  # of the four further micro-batches, both views
+    assert peaks[1] - peaks[0] <= 8 * rows  # values, gradients, and the anchors and sums of two ranks
+
+
 def test_a_process_of_a_group_simulates_no_other() -> None:
     with rank_of(4), pytest.raises(RuntimeError, match="process of its own"), rank_of(2):
         pass
