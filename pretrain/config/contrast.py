@@ -46,6 +46,10 @@ class ContrastSection(Section):
     queue_weight: NonNegativeFloat | None = Field(
         None, description="the queue in a loss of its own with this weight (XBM); null = in one softmax with the batch"
     )
+    momentum: float | None = Field(
+        None, ge=0, lt=1, description="queued rows are encoded by an average of the weights with this decay per update "
+        "(.99 to .9995), in a pass of their own; null = the rows of the training pass"
+    )  # fmt: skip
     hardness: NonNegativeFloat = Field(
         0.0,
         le=1000,
@@ -75,6 +79,11 @@ class ContrastSection(Section):
     def _has_negatives(self) -> ContrastSection:
         if self.weight > 0 and self.queue == 0 and self.in_batch == "none":
             raise ValueError("contrast.in_batch none without contrast.queue leaves no negatives; set one of them")
+        if self.weight > 0 and self.queue == 0 and self.momentum is not None:
+            raise ValueError(
+                "contrast.momentum is of the encoder of queued rows, and contrast.queue is 0; set contrast.queue, or "
+                "contrast.momentum=null"
+            )
         if self.weight > 0 and self.queue_start > 0 and self.in_batch == "none":
             raise ValueError("contrast.in_batch none leaves no negatives before queue_start; set queue_start=0")
         return self

@@ -50,7 +50,8 @@ class ShardedQueue:
         device: where this rank's rows lie.
         drift: how queued rows follow the encoder (:mod:`pretrain.contrast.drift`): ``none`` keeps them as they were
             pushed; ``mean`` moves the rows of each step by as much as the mean of the rows has moved since, ``moments``
-            scales them as well. Push the views that are live keys of the loss, and no others.
+            scales them as well. Push a row for each live key of the loss and no others, of the same encoder or an
+            average of it.
 
     Raises:
         ConfigError: capacity or dim below 1, another dtype, or another drift.

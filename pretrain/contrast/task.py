@@ -22,9 +22,10 @@ from pretrain.base.records import Count, Record, parse_record
 from pretrain.contrast.collapse import CollapseState, CollapseWatch, Figures
 from pretrain.contrast.kernels.products import check_precision
 from pretrain.contrast.term import ContrastTerm, StepDiagnostics
-from pretrain.contrast.views import CachedContrast, Views
+from pretrain.contrast.views import CachedContrast, Views, joined
 from pretrain.data.sampler import micro_batches
 from pretrain.engine import distributed
+from pretrain.engine.engines.averaged import averaged_weights
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.loading import training_batches
 from pretrain.engine.optim.settings import ModuleOptimizer
@@ -143,8 +144,10 @@ class ContrastTask(ABC, Generic[BatchT]):
         return {"model": self._module}
 
     def optimizers(self) -> Mapping[str, ModuleOptimizer]:
-        """None of its own."""
-        return {}
+        """The job's; with ``contrast.momentum`` it keeps an average of the weights."""
+        if not self.contrasts or self.job.contrast.momentum is None:
+            return {}
+        return {"model": ModuleOptimizer(self.job.optimizer, average=self.job.contrast.momentum)}
 
     def build_batches(self, progress: Progress) -> Iterator[list[BatchT]]:
         """This rank's micro-batches of each coming step."""
@@ -170,6 +173,8 @@ class ContrastTask(ABC, Generic[BatchT]):
         A task's own losses are means over the whole step (all ranks, all micro-batches), and so is CAPT with
         ``contrast.cached``: Eq. 4's mean form over one batch, whatever the micro-batches are. Otherwise CAPT is the
         mean over micro-batches of that form, each micro-batch being one batch over all ranks.
+
+        With ``contrast.momentum`` the averaged encoder sees the step first, and its rows are queued at the end.
         """
         engine = engines["model"]
         assert self._module is not None
@@ -183,6 +188,7 @@ class ContrastTask(ABC, Generic[BatchT]):
                 seen.update(views)
             return self.contrast.loss(views, step=progress.step, stats=None if seen is None else seen.stats)
 
+        keys = self._keys(engine, batch, progress.step)
         cached = None
         if self.contrasts and self.job.contrast.is_cached(len(batch)):
             represent = [functools.partial(self.represent, engine, part, progress.step) for part in batch]
@@ -202,6 +208,9 @@ class ContrastTask(ABC, Generic[BatchT]):
             engine.step()
             for name, value in metrics.items():
                 totals[name] = totals.get(name, 0.0) + value.detach() / len(batch)
+        if keys is not None:
+            assert self.contrast is not None
+            self.contrast.push(keys)
         progress.samples += self.job.batch.global_
         progress.tokens += self.job.batch.global_ * self.job.data.sequence_length
         report: StepMetrics = {**totals, "grad_norm": engine.gradient_norm()}
@@ -223,6 +232,19 @@ class ContrastTask(ABC, Generic[BatchT]):
                 retrieval, to_float(report["uniformity"]), to_float(report["first_direction"])
             ))  # fmt: skip
         return report
+
+    @torch.no_grad()
+    def _keys(self, engine: Engine, batch: list[BatchT], step: int) -> Views | None:
+        """What the queue gets of a step: both views of its samples, encoded by the averaged weights. None without them.
+
+        Dropout is on, and the random numbers are drawn again by the pass with a graph.
+        """
+        if not self.contrasts or self.job.contrast.momentum is None:
+            return None
+        devices = [engine.device] if engine.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), averaged_weights(engine):
+            seen = [self.represent(engine, part, step) for part in batch]
+        return joined(seen, torch.cat([views.s for views in seen]), torch.cat([views.s_hat for views in seen]))
 
     def save_state(self, folder: Path) -> dict[str, Any]:
         """Save this rank's queue shard; the JSON state names tokenizer and data by their digests."""
