@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from launcher.backends.processes import stop_asked, stop_signals
 from launcher.plan import End, Launch
 from launcher.requeue import again
 from launcher.supervisor.crash import write_crash
+from launcher.supervisor.processes import stop_asked, stop_signals
 from pretrain.base.errors import UserError
 from pretrain.engine.run_folder import CONFIG, FAILED, read_status
 
@@ -35,13 +35,15 @@ def supervise(launch: Launch, attempt: Callable[[Launch], End]) -> End:
                 log.error("%s%s", end.crash.cause, f" ({report})" if report else "")
             if end.code != FAILED or not _may_go_on(launch, own):
                 return end
-            launch = resumed(launch)
+            launch = resumed(launch, end)
 
 
-def resumed(launch: Launch) -> Launch:
-    """The launch that continues the run of another one."""
+def resumed(launch: Launch, end: End) -> Launch:
+    """The launch that continues the run of another one, which ended so."""
     debugging = ["--debug"] * ("--debug" in launch.arguments)
-    return replace(launch, arguments=(str(launch.run_dir / CONFIG), "--resume", *debugging), files={}, unmerged=None)
+    arguments = (str(launch.run_dir / CONFIG), "--resume", *debugging)
+    left = {**launch.left, **end.left}
+    return replace(launch, arguments=arguments, files={}, unmerged=None, again=True, left=left)
 
 
 def _may_go_on(launch: Launch, own: str) -> bool:

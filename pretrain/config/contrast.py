@@ -93,7 +93,7 @@ class ContrastSection(Section):
         if self.queue_share is not None and (self.in_batch == "none" or self.queue_weight is not None):
             raise ValueError(
                 "contrast.queue_share is a share of the live rows in one softmax: it goes neither with "
-                "contrast.in_batch none nor with contrast.queue_weight"
+                "contrast.in_batch none nor with contrast.queue_weight; contrast.queue_share=null takes it away"
             )
         if self.queue_weight is not None and (self.in_batch == "none" or self.queue == 0):
             raise ValueError(

@@ -203,6 +203,11 @@ class SuperviseSection(Section):
         description="seconds, beyond three times the longest so far, after which a step, validation or save that does "
         "not end is a hang; null = only the time-out of the process group",
     )
+    on_lost_node: Literal["wait", "spare", "shrink"] = Field(
+        "wait", description="when a host of several cannot be reached at a restart: wait for it, take a spare host of "
+        "the hostfile (--nodes), or go on with those that are left, where batch.global can be shared among them"
+    )  # fmt: skip
+    wait_minutes: PositiveFloat = Field(30.0, description="minutes for which a host is waited for")
 
 
 class Job(Section):

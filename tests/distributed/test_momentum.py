@@ -16,24 +16,24 @@ from torch import Tensor
 
 from pretrain.base.errors import ConfigError
 from pretrain.config.load import job_from_mapping
-from pretrain.engine.checkpoint import begin_save, read_metadata, restore_engine, restore_weights, verify
 from pretrain.engine.engines.averaged import averaged_weights
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.engines.build import build_engines
-from pretrain.engine.optim.average import AVERAGE
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
 from pretrain.language.module import LanguageModule
 from pretrain.language.task import LanguageTask
 from tests.language import language_mapping
-from tests.support import run_ranks, skip_without
+from tests.support import emulate_fp16, run_ranks
 
 _DECAY = 0.9
 _STEPS = 10
 _GLOBAL = 8
 
 
-def _mapping(folder: Path, stage: int, precision: str = "fp32", micro: int = 1, **contrast: Any) -> dict[str, Any]:
+def momentum_mapping(
+    folder: Path, stage: int, precision: str = "fp32", micro: int = 1, **contrast: Any
+) -> dict[str, Any]:
     return language_mapping(
         folder,
         batch={"global": _GLOBAL, "micro": micro},
@@ -45,14 +45,14 @@ def _mapping(folder: Path, stage: int, precision: str = "fp32", micro: int = 1, 
     )
 
 
-def _built(mapping: dict[str, Any]) -> tuple[LanguageTask, dict[str, Engine]]:
+def built(mapping: dict[str, Any]) -> tuple[LanguageTask, dict[str, Engine]]:
     quiet_libraries(debug=False)
     job = job_from_mapping(mapping, "test")
     task = LanguageTask(job, Path(mapping["run"]["dir"]))
     return task, build_engines(task.build_modules(), job, task.optimizers())
 
 
-def _whole_weights(engine: Engine) -> dict[str, Tensor]:
+def whole_weights(engine: Engine) -> dict[str, Tensor]:
     """Copies of the weights in float64, of all ranks together."""
     from deepspeed.runtime.zero import GatheredParameters
 
@@ -77,15 +77,15 @@ def _deviations(mappings: list[dict[str, Any]]) -> list[tuple[list[float], list[
     """Per job and step: how far the rows pushed are from those of the averages in float64, and of the live weights."""
     found = []
     for mapping in mappings:
-        task, engines = _built(mapping)
+        task, engines = built(mapping)
         engine, progress = engines["model"], Progress()
         copy = LanguageModule(task.job, task.model_config).double()
-        averages = _whole_weights(engine)
+        averages = whole_weights(engine)
         of_averages, of_live = [], []
         batches = task.build_batches(progress)
         for step in range(_STEPS):
             batch = next(batches)
-            live = _whole_weights(engine)
+            live = whole_weights(engine)
             if step:
                 averages = {name: _DECAY * averages[name] + (1 - _DECAY) * live[name] for name in live}
             task.step(engines, batch, progress)
@@ -114,7 +114,7 @@ _WORLDS = {
 
 @pytest.mark.parametrize("world", _WORLDS)
 def test_queued_rows_are_those_of_the_averaged_encoder(tmp_path: Path, world: int) -> None:
-    mappings = [_mapping(tmp_path, stage, micro=micro, **contrast) for stage, micro, contrast in _WORLDS[world]]
+    mappings = [momentum_mapping(tmp_path, stage, micro=micro, **contrast) for stage, micro, contrast in _WORLDS[world]]
     for rank in run_ranks(_deviations, world, mappings):
         for (of_averages, of_live), case in zip(rank, _WORLDS[world], strict=True):
             assert max(of_averages) < 1e-5, case
@@ -125,7 +125,7 @@ def test_queued_rows_are_those_of_the_averaged_encoder(tmp_path: Path, world: in
 def _losses_and_rows(mappings: list[dict[str, Any]]) -> list[tuple[list[float], np.ndarray]]:
     found = []
     for mapping in mappings:
-        task, engines = _built(mapping)
+        task, engines = built(mapping)
         progress, losses = Progress(), []
         batches = task.build_batches(progress)
         for step in range(4):
@@ -145,7 +145,7 @@ def test_an_average_that_forgets_at_once_changes_no_bit(tmp_path: Path, world: i
     jobs = []
     for stage, micro, cached in cases:
         for momentum in (None, 0.0, _DECAY):
-            mapping = _mapping(tmp_path, stage, micro=micro, cached=cached, momentum=momentum)
+            mapping = momentum_mapping(tmp_path, stage, micro=micro, cached=cached, momentum=momentum)
             mapping["model"] |= {"dropout": 0.1}
             jobs.append(mapping)
     for rank in run_ranks(_losses_and_rows, world, jobs):
@@ -165,7 +165,8 @@ def _bits(engine: Engine) -> list[np.ndarray]:
 
 
 def _before_within_after(mapping: dict[str, Any]) -> list[list[np.ndarray]]:
-    task, engines = _built(mapping)
+    emulate_fp16()
+    task, engines = built(mapping)
     engine, progress = engines["model"], Progress()
     batches = task.build_batches(progress)
     for _ in range(3):
@@ -183,99 +184,11 @@ def _before_within_after(mapping: dict[str, Any]) -> list[list[np.ndarray]]:
     ("stage", "precision"), [(0, "fp32"), (0, "bf16"), (1, "fp32"), (2, "bf16"), (3, "bf16"), (1, "fp16"), (3, "fp16")]
 )
 def test_live_weights_come_back_bit_for_bit(tmp_path: Path, stage: int, precision: str) -> None:
-    skip_without(precision)
-    for before, within, after in run_ranks(_before_within_after, 2, _mapping(tmp_path, stage, precision)):
+    for before, within, after in run_ranks(_before_within_after, 2, momentum_mapping(tmp_path, stage, precision)):
         assert len(before) == len(after)
         for a, b in zip(before, after, strict=True):
             np.testing.assert_array_equal(a, b)
         assert sum(not np.array_equal(a, b) for a, b in zip(before, within, strict=True)) > 10
-
-
-def _resumable(
-    mapping: dict[str, Any], save_at: int | None, source: str | None, forget: bool = False
-) -> tuple[list[float], np.ndarray]:
-    """Losses of the steps done, and this rank's queue."""
-    task, engines = _built_from(mapping, source) if source else _built(mapping)
-    engine, progress, losses = engines["model"], Progress(), []
-    if source:
-        progress = Progress(**read_metadata(Path(source)).progress.model_dump())
-        task.load_state(Path(source), read_metadata(Path(source)).task)
-        if forget:
-            for state in engine.base_optimizer.state.items():
-                state[1][AVERAGE].copy_(state[0])
-    batches = task.build_batches(progress)
-    while progress.step < 6:
-        torch.manual_seed(progress.step)
-        losses.append(float(task.step(engines, next(batches), progress)["loss"]))  # type: ignore[arg-type]
-        progress.step += 1
-        if progress.step == save_at:
-            folder = Path(mapping["run"]["dir"])
-            begin_save(folder, task.job, engines, task, progress, asynchronous=True).commit()
-    assert task.contrast is not None
-    assert task.contrast.queue is not None
-    return losses, task.contrast.queue.state_dict()["rows"].numpy()
-
-
-def _built_from(mapping: dict[str, Any], source: str) -> tuple[LanguageTask, dict[str, Engine]]:
-    quiet_libraries(debug=False)
-    verify(Path(source))
-    job = job_from_mapping(mapping, "test")
-    task = LanguageTask(job, Path(mapping["run"]["dir"]))
-    modules = task.build_modules()
-    restore_weights(Path(source), "model", modules["model"])
-    engines = build_engines(modules, job, task.optimizers())
-    restore_engine(Path(source), engines["model"], read_metadata(Path(source)).engines["model"])
-    return task, engines
-
-
-def _losses(ranks: list[tuple[list[float], np.ndarray]]) -> list[float]:
-    return [float(np.mean(each)) for each in zip(*(losses for losses, _ in ranks), strict=True)]
-
-
-def _rows(ranks: list[tuple[list[float], np.ndarray]]) -> np.ndarray:
-    """Of the global queue, oldest first: the j-th row of rank r is row j W + r (no rank has dropped any)."""
-    return np.stack([rows for _, rows in ranks], axis=1).reshape(-1, ranks[0][1].shape[1])
-
-
-_CHANGES = [((2, 0), (1, 3)), ((1, 0), (2, 1)), ((2, 2), (1, 0)), ((2, 3), (4, 2)), ((4, 1), (2, 3))]
-"""Ranks and ZeRO stage, before and after."""
-
-
-@pytest.mark.parametrize(("before", "after"), _CHANGES, ids=str)
-def test_a_resumed_run_goes_on_with_its_average(
-    tmp_path: Path, before: tuple[int, int], after: tuple[int, int]
-) -> None:
-    """To the last bit as it was, and to rounding at another number of ranks and another stage."""
-    (world, stage), (other, other_stage) = before, after
-    mapping, changed = _mapping(tmp_path, stage), _mapping(tmp_path, other_stage)
-    whole = run_ranks(_resumable, world, mapping, 3, None)
-    source = str(tmp_path / "run" / "checkpoints" / "step-00000003")
-    same = run_ranks(_resumable, world, mapping, None, source)
-    assert _losses(same) == _losses(whole)[3:]
-    np.testing.assert_array_equal(_rows(same), _rows(whole))
-    moved = run_ranks(_resumable, other, changed, None, source)
-    np.testing.assert_allclose(_losses(moved), _losses(whole)[3:], rtol=1e-5)
-    np.testing.assert_allclose(_rows(moved), _rows(whole), atol=1e-4)
-
-
-def test_the_bound_notices_a_resumed_run_that_forgot_its_average(tmp_path: Path) -> None:
-    whole = run_ranks(_resumable, 1, _mapping(tmp_path, 0), 3, None)
-    source = str(tmp_path / "run" / "checkpoints" / "step-00000003")
-    forgetful = run_ranks(_resumable, 1, _mapping(tmp_path, 0), None, source, True)
-    assert np.abs(_rows(forgetful) - _rows(whole)).max() > 1e-2
-
-
-def test_a_run_without_averages_does_not_go_on_with_them(tmp_path: Path) -> None:
-    """The other way round the averages are left out."""
-    run_ranks(_resumable, 1, _mapping(tmp_path, 0, momentum=None), 3, None)
-    source = str(tmp_path / "run" / "checkpoints" / "step-00000003")
-    with pytest.raises(AssertionError, match=r"has no averages of its weights.*set contrast\.momentum=null"):
-        run_ranks(_resumable, 1, _mapping(tmp_path, 1), None, source)
-    averaged = _mapping(tmp_path, 0)
-    averaged["run"]["dir"] = str(tmp_path / "averaged")
-    run_ranks(_resumable, 1, averaged, 3, None)
-    source = str(tmp_path / "averaged" / "checkpoints" / "step-00000003")
-    assert len(_losses(run_ranks(_resumable, 1, _mapping(tmp_path, 1, momentum=None), None, source))) == 3
 
 
 def test_momentum_needs_a_queue(tmp_path: Path) -> None:

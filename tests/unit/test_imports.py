@@ -119,7 +119,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *_in("pretrain", "base", "config", "engine", "models", "convert", "report", "regions", "vision_language"),
     ),
     # ---- launcher
-    "launcher.supervisor": (*BASE, "pretrain.engine"),
+    "launcher.supervisor": (*BASE, "pretrain.engine", "launcher.hostfile", "launcher.ssh"),
     "launcher.backends": (
         *(*BASE, "pretrain.engine"),
         *_in("launcher", "cluster", "environment", "hostfile", "plan", "raycluster", "ssh", "supervisor", "watch"),
@@ -130,7 +130,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "launcher.sweep": (
         *_in("pretrain", "base", "config", "engine", "report"),
-        *_in("launcher", "backends", "raycluster"),
+        *_in("launcher", "backends", "raycluster", "supervisor"),
     ),
     "launcher.commands": ("finetune", "pretrain", "tokenizer", "configs", "launcher"),
     "launcher": (*_in("pretrain", "base", "config", "engine", "registry"), "launcher"),
