@@ -105,14 +105,14 @@ def _unseen(collective: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _settled(collective: Callable[..., Any]) -> Callable[..., Any]:
-    """Return when the backend has let go of the tensors: a thread of gloo's holds them a moment longer than it works."""
+    """Return when the backend has let go of the tensors: a thread of gloo's holds them for a moment after its work."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        storages = [each.untyped_storage() for each in args if isinstance(each, Tensor)]
-        before = [torch._C._storage_Use_Count(each._cdata) for each in storages]
+        tensors = [each for each in args if isinstance(each, Tensor)]
+        before = [each._use_count() for each in tensors]
         result = collective(*args, **kwargs)
         deadline = time.monotonic() + _PATIENCE
-        while any(torch._C._storage_Use_Count(s._cdata) > n for s, n in zip(storages, before, strict=True)):
+        while any(each._use_count() > count for each, count in zip(tensors, before, strict=True)):
             assert time.monotonic() < deadline, "the backend keeps a tensor of a collective that is done"
             time.sleep(1e-4)
         return result
