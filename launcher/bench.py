@@ -1,7 +1,8 @@
 """``capt bench``: run the benchmarks of a source checkout and keep their results with what they were measured on.
 
 A benchmark is a module ``tests/benchmarks/bench_NAME.py``. It prints its result as one JSON object on its last line of
-output (``{"rows": [{...}, ...]}`` becomes a table), and exits with another code than 0 when it misses its bound.
+output (``{"rows": [{...}, ...]}`` becomes a table; ``{"sections": [{"title": ..., "text": ..., "rows": [...]}, ...]}``
+several with words), and exits with another code than 0 when it misses its bound.
 """
 
 from __future__ import annotations
@@ -80,19 +81,22 @@ def markdown(record: dict[str, Any]) -> str:
     }
     lines = [f"# {record['title']}", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
     result = dict(record["result"])
-    rows = result.pop("rows", [])
-    if rows:
-        columns = list(dict.fromkeys(column for row in rows for column in row))
-        lines += [
-            _row(columns),
-            _row(["---"] * len(columns)),
-            *(_row([row.get(c, "") for c in columns]) for row in rows),
-            "",
-        ]
+    lines += _table(result.pop("rows", []))
+    for section in result.pop("sections", []):
+        lines += [f"## {section['title']}", "", *([section["text"], ""] if section.get("text") else [])]
+        lines += _table(section.get("rows", []))
     text = result.pop("output", "")
     lines += [f"- {name}: {_cell(value)}" for name, value in result.items()]
     lines += ["```", text.rstrip(), "```"] if text else []
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    if not rows:
+        return []
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    cells = [[row.get(column, "") for column in columns] for row in rows]
+    return [_row(columns), _row(["---"] * len(columns)), *map(_row, cells), ""]
 
 
 def _run(name: str, path: Path, options: Sequence[str]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from launcher.commands import (
     glue,
     jobs,
     latent,
+    ledger,
     predictions,
     regions,
     sweep,
@@ -64,6 +65,7 @@ _GROUPS = {
     "config": config.app,
     "embeddings": embeddings.app,
     "latent": latent.app,
+    "ledger": ledger.app,
     "predictions": predictions.app,
 }
 for name, group in _GROUPS.items():

@@ -141,7 +141,7 @@ def _operators() -> Iterator[Check]:
 
 
 def _network() -> Iterator[Check]:
-    for tool, why in (("ssh", "--hostfile"), ("pdsh", "--hostfile"), ("sbatch", "--launcher slurm")):
+    for tool, why in (("ssh", "--hostfile"), ("pdsh", "--launcher deepspeed"), ("sbatch", "--launcher slurm")):
         found = shutil.which(tool)
         yield Check(tool, "ok", found) if found else Check(tool, "note", f"absent; only {why} needs it")
     try:

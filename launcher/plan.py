@@ -8,13 +8,14 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from launcher.address import Address, Port, Slots
 from launcher.hostfile import Host
 from launcher.supervisor.crash import Crash
+from launcher.supervisor.remote import Left
 from pretrain.base.errors import ConfigError, counted
 from pretrain.base.files import read_bytes
 from pretrain.config.base import PathField, Section
@@ -29,7 +30,7 @@ DEFAULT_PORT = 29500
 LOCK_WAIT = ("--wait", "180")
 """For ranks that start again: a file server keeps the locks of a lost host until its lease ends (NFS 4: 90 seconds)."""
 
-BackendName = Literal["local", "deepspeed", "torchrun", "slurm", "ray"]
+BackendName = Literal["local", "ssh", "deepspeed", "torchrun", "slurm", "ray"]
 
 
 class Options(Section):
@@ -40,6 +41,7 @@ class Options(Section):
     launcher: BackendName | None = None
     nproc: Slots | None = None
     hostfile: PathField | None = None
+    nodes: Annotated[int, Field(ge=1, le=100_000)] | None = None
     master_addr: Address | None = None
     master_port: Port | None = None
     cluster: PathField | None = None
@@ -103,6 +105,11 @@ class Launch:
     unmerged: tuple[str, ...] | None = None
     """The arguments as the user gave them, for commands that a user runs by hand; None where they are ``arguments``."""
 
+    again: bool = False
+    """Whether it continues one that failed."""
+    left: Mapping[str, Left] = field(default_factory=dict)
+    """What was not seen to end of those before, by host."""
+
     @property
     def run_dir(self) -> Path:
         """The run folder."""
@@ -133,6 +140,8 @@ class Plan:
     files: Mapping[Path, str] = field(default_factory=dict)
     forwarded_env: Mapping[str, str] = field(default_factory=dict)
     master_port: int | None = None
+    spares: tuple[Host, ...] = ()
+    """Hosts that can take the place of one that is lost."""
     blocked_reason: str = ""
     """Why this launch can be shown but not started from here; empty when it can be started."""
 
@@ -150,6 +159,8 @@ class End:
     reason: str = ""
     crash: Crash | None = None
     """What is known of it, where a process died or hung."""
+    left: Mapping[str, Left] = field(default_factory=dict)
+    """What was not seen to end, by host."""
 
 
 def describe(launch: Launch, plan: Plan) -> str:
@@ -161,6 +172,7 @@ def describe(launch: Launch, plan: Plan) -> str:
     generated = deepspeed_config(launch.job, plan.world)
     batch = launch.job.batch
     hosts = ", ".join(f"{host.name} x {host.slots}" for host in plan.hosts)
+    hosts += "".join(f"; spare: {host.name}" for host in plan.spares)
     blocks = [
         f"# {plan.launcher}: {counted(plan.world, 'rank')} ({hosts})\n"
         f"# batch.global {batch.global_} = batch.micro {launch.job.micro_batch(plan.world)} x accumulation "

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.backends.processes import stop_asked, stop_signals
 from launcher.plan import LOCK_WAIT, End, Launch
 from launcher.requeue import again
 from launcher.supervisor.crash import write_crash
+from launcher.supervisor.processes import stop_asked, stop_signals
 from pretrain.base.errors import UserError
 from pretrain.engine.run_folder import CONFIG, FAILED, read_status
 
@@ -37,11 +37,11 @@ def supervise(launch: Launch, attempt: Callable[[Launch], End]) -> End:
                 log.error("%s%s", end.crash.cause, f" ({report})" if report else "")
             if end.code != FAILED or not _may_go_on(launch, own):
                 return end
-            launch = resumed(launch, chosen=bool(ahead & _manifests(launch.run_dir)))
+            launch = resumed(launch, end, chosen=bool(ahead & _manifests(launch.run_dir)))
 
 
-def resumed(launch: Launch, *, chosen: bool = False) -> Launch:
-    """The launch that continues the run of another one, from its newest checkpoint.
+def resumed(launch: Launch, end: End, *, chosen: bool = False) -> Launch:
+    """The launch that continues the run of another one, which ended so, from its newest checkpoint.
 
     Keys that ``capt resume`` was given still count. So does, with ``chosen``, the checkpoint that it was to go back to.
     The lock of a host that was lost is waited for.
@@ -53,7 +53,8 @@ def resumed(launch: Launch, *, chosen: bool = False) -> Launch:
         if option in words:
             at = words.index(option)
             del words[at : at + 2]
-    return replace(launch, arguments=(*words, *LOCK_WAIT), files={}, unmerged=None)
+    left = {**launch.left, **end.left}
+    return replace(launch, arguments=(*words, *LOCK_WAIT), files={}, unmerged=None, again=True, left=left)
 
 
 def _ahead(launch: Launch) -> set[tuple[str, int, int]]:

@@ -1,7 +1,9 @@
-"""How this host calls the others: the options of every ssh, of pdsh's and of our own."""
+"""How this host calls the others: the options of every ssh, of pdsh's and of our own, and the program at its end."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Mapping
 
 USERS_OPTIONS = "PDSH_SSH_ARGS_APPEND"
@@ -13,3 +15,23 @@ _OPTIONS = "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o Se
 def ssh_options(environment: Mapping[str, str]) -> str:
     """The options of ssh, in one line; of two for the same thing ssh takes the first, so the user's win."""
     return f"{environment.get(USERS_OPTIONS, '')} {_OPTIONS}".strip()
+
+
+def ssh_command(host: str, environment: Mapping[str, str], program: bytes) -> list[str]:
+    """ssh to a host, and there this Python at the same path, which reads ``program`` from stdin.
+
+    What ``program`` needs to know follows it on stdin: nothing of it stands in a command line. The connection is its
+    own (``ControlPath=none``): one that is shared with others of the user would end, or last, as theirs does.
+    """
+    options = ["-a", "-x", "-T", "-o", "ControlPath=none", *shlex.split(ssh_options(environment))]
+    return ["ssh", *options, host, remote_command(program)]
+
+
+def remote_command(program: bytes) -> str:
+    """The command line for a remote shell.
+
+    Nothing of the working folder or of ``PYTHON*`` variables is imported, and what follows the program on stdin is
+    left to it.
+    """
+    start = f"import sys;sys.path=[p for p in sys.path if p];exec(sys.stdin.buffer.read({len(program)}))"
+    return shlex.join([sys.executable, "-E", "-u", "-c", start])

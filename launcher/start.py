@@ -113,6 +113,8 @@ def _has_other_epochs(job: Job, overrides: Sequence[str]) -> bool:
 def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bool) -> int:
     name = _launcher(launch.options)
     launch = replace(launch, options=launch.options.model_copy(update={"launcher": name}))
+    if launch.options.nodes is not None and name != "ssh":
+        raise ConfigError(f"--nodes says which hosts of a hostfile are spares; --launcher {name} has none")
     chosen = backend(name)
     plan = chosen.plan(launch)
     deepspeed_config(launch.job, plan.world)  # refuses batch sizes that do not fit before anything starts
@@ -176,4 +178,4 @@ def _launcher(options: Options) -> BackendName:
     if len(hosts) == 1 and is_this_host(hosts[0].name):
         log.info("%s names only this host: using --launcher local", options.hostfile)
         return "local"
-    return "deepspeed"
+    return "ssh"

@@ -25,6 +25,7 @@ from pretrain.base.errors import ConfigError, RunFailedError, UserError, user_te
 from pretrain.config import load_job
 from pretrain.engine import heartbeat, interruption
 from pretrain.engine.run_folder import BAD_INPUT, FAILED, STOPPED
+from pretrain.engine.scratch import use_scratch
 
 logger = logging.getLogger("pretrain")
 _TIMEOUT_MINUTES = 10.0
@@ -124,6 +125,7 @@ if __name__ == "__main__":
     # A rank that failed must not wait for the others in an interpreter shutdown hook: the launcher ends them.
     interruption.install(exit_code=STOPPED)
     heartbeat.open_page()
+    use_scratch()
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -60,13 +60,8 @@ def skip_without(precision: str) -> None:
         pytest.skip(str(error))
 
 
-def run_ranks(fn: Callable[..., Any], world: int, *args: Any, timeout: float = 120.0) -> list[Any]:
-    """Run ``fn(*args)`` on ``world`` gloo ranks (one thread each) and return their results in rank order.
-
-    ``fn`` must be a module-level function; what it returns travels by pickle, so return numpy arrays or floats.
-    A failure on any rank fails the caller with that rank's stack trace; so does a rank that dies, and ``timeout``
-    seconds in which no rank returns.
-    """
+def start_ranks(fn: Callable[..., Any], world: int, *args: Any) -> tuple[list[Any], Any]:
+    """Start ``fn(*args)`` on ``world`` gloo ranks; returns their processes, and the queue of what they return."""
     results = _CONTEXT.Queue()
     port = free_port()
     processes = [
@@ -75,6 +70,24 @@ def run_ranks(fn: Callable[..., Any], world: int, *args: Any, timeout: float = 1
     ]
     for process in processes:
         process.start()
+    return processes, results
+
+
+def emulate_fp16() -> None:
+    """Let this process, a rank of a test, compute in fp16 on a CPU without its units: slow, and right."""
+    from deepspeed.accelerator import get_accelerator
+
+    get_accelerator().is_fp16_supported = lambda: True
+
+
+def run_ranks(fn: Callable[..., Any], world: int, *args: Any, timeout: float = 120.0) -> list[Any]:
+    """Run ``fn(*args)`` on ``world`` gloo ranks (one thread each) and return their results in rank order.
+
+    ``fn`` must be a module-level function; what it returns travels by pickle, so return numpy arrays or floats.
+    A failure on any rank fails the caller with that rank's stack trace; so does a rank that dies, and ``timeout``
+    seconds in which no rank returns.
+    """
+    processes, results = start_ranks(fn, world, *args)
     waited_for = dict(enumerate(processes))
     out: list[Any] = [None] * world
     deadline = time.monotonic() + timeout

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher import environment, raycluster
-from launcher.backends import processes
 from launcher.hostfile import Host
 from launcher.plan import Command, End, Launch, Plan
+from launcher.supervisor import processes
 from pretrain.base.errors import ConfigError
 from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.backends import processes
 from launcher.plan import Command, End
+from launcher.supervisor import processes
 from launcher.watch import StatusWatch
 from pretrain.engine.run_folder import FAILED
 

@@ -66,16 +66,13 @@ def examine_for(config: str | None, overrides: Sequence[str], options: Options) 
     if options.hostfile is None:
         return check_here(job, 1, options.master_port) if job is not None else []
     hosts = read_hostfile(options.hostfile)
-    checks = check_cluster(
+    return check_cluster(
         hosts,
         run_dir=job.run.dir if job is not None else Path(),
         job=job,
         address=options.master_addr,
         port=options.master_port or DEFAULT_PORT,
     )
-    if shutil.which("pdsh") is None:
-        checks.append(Check("pdsh", "fail", "not installed", "Debian and Ubuntu: apt-get install pdsh"))
-    return checks
 
 
 def before_launch(launch: Launch, plan: Plan) -> None:
@@ -85,10 +82,11 @@ def before_launch(launch: Launch, plan: Plan) -> None:
         ConfigError: something would stop the job. One line, with the remedy and the switch that skips the checks.
     """
     job, options = launch.job, launch.options
-    if plan.launcher == "deepspeed":
+    if plan.launcher in ("ssh", "deepspeed"):
         assert plan.master_port is not None
         address, port = options.master_addr, plan.master_port
-        refuse(check_cluster(plan.hosts, run_dir=launch.run_dir, job=job, address=address, port=port))
+        hosts = (*plan.hosts, *plan.spares)
+        refuse(check_cluster(hosts, run_dir=launch.run_dir, job=job, address=address, port=port))
     elif plan.launcher in ("local", "torchrun"):
         refuse(
             check_here(

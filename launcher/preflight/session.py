@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import selectors
-import shlex
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.preflight import probe
-from launcher.ssh import ssh_options
+from launcher.ssh import ssh_command
 
 _MAX_BYTES = 1 << 20
 _GRACE = 2.0
@@ -33,23 +31,13 @@ class RefusedError(Exception):
     """The probe answered that it cannot do what it was asked: the host is there."""
 
 
-def remote_command(program: bytes) -> str:
-    """The command line for a remote shell: this Python at the same path, which reads ``program`` from stdin.
-
-    Nothing of the working folder or of ``PYTHON*`` variables is imported, and what follows the program on stdin is
-    left to it.
-    """
-    start = f"import sys;sys.path=[p for p in sys.path if p];exec(sys.stdin.buffer.read({len(program)}))"
-    return shlex.join([sys.executable, "-E", "-u", "-c", start])
-
-
 class Session:
     """ssh to one host, with the probe at its end. Use as a context manager; nothing is left running."""
 
     def __init__(self, host: str, environment: Mapping[str, str]) -> None:
         """Start ssh; whether it arrives shows with the first answer. Raises ``LostError`` where there is no ssh."""
         program = Path(probe.__file__).read_bytes()
-        argv = ["ssh", "-a", "-x", "-T", *shlex.split(ssh_options(environment)), host, remote_command(program)]
+        argv = ssh_command(host, environment, program)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the session
         self._rest = b""
         try:

@@ -33,7 +33,7 @@ class Pulse(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """A rank that hangs, and how long it may have taken."""
+    """A rank that hangs, and how long it may have taken; its text is what the rank does."""
 
     rank: int
     pulse: Pulse
@@ -41,7 +41,7 @@ class Stall(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"rank {self.rank} hangs: {self.pulse.seconds:.1f} s in {self.pulse.section} after step {self.pulse.step}, "
+            f"hangs: {self.pulse.seconds:.1f} s in {self.pulse.section} after step {self.pulse.step}, "
             f"which took {self.pulse.longest:.1f} s at most so far (limit {self.limit:.1f} s)"
         )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import raycluster
-from launcher.backends import processes
+from launcher.supervisor import processes
 from launcher.sweep.base_jobs import check_base_jobs
 from launcher.sweep.config import Sweep, load_sweep
 from launcher.sweep.trial_log import TrialLog

@@ -48,6 +48,9 @@ def counted(number: int, noun: str) -> str:
 class RunFailedError(RuntimeError):
     """A run has ended for a reason that the text tells in full, on all ranks alike. Exit code 1, no stack trace."""
 
+    passing = False
+    """Whether the cause may be gone when the run is started again from its newest checkpoint (a fault of a machine)."""
+
 
 def did_you_mean(name: str, known: Sequence[str], otherwise: str = "known:") -> str:
     """What to write instead of ``name``: the nearest that is known, or ``otherwise`` and all of them."""

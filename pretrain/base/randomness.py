@@ -6,11 +6,38 @@ from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
+from jaxtyping import UInt64
+
+UInt64Array = UInt64[np.ndarray, "..."]
 
 _SAMPLE_BITS = 40
 _EPOCH_BITS = 24
 EPOCHS = 1 << _EPOCH_BITS
 """So many times a text may be read."""
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_UNMIX_1 = np.uint64(pow(0xBF58476D1CE4E5B9, -1, 1 << 64))
+_UNMIX_2 = np.uint64(pow(0x94D049BB133111EB, -1, 1 << 64))
+
+
+def mix64(x: UInt64Array) -> UInt64Array:
+    """The finaliser of SplitMix64 (Steele et al. 2014): every input bit moves every output bit; a bijection."""
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    x = x ^ (x >> np.uint64(31))
+    return x
+
+
+def unmix64(x: UInt64Array) -> UInt64Array:
+    """The inverse of `mix64`."""
+    x = x ^ (x >> np.uint64(31)) ^ (x >> np.uint64(62))
+    x = x * _UNMIX_2
+    x = x ^ (x >> np.uint64(27)) ^ (x >> np.uint64(54))
+    x = x * _UNMIX_1
+    x = x ^ (x >> np.uint64(30)) ^ (x >> np.uint64(60))
+    return x
 
 
 def derive(seed: int, *names: int | str) -> int:

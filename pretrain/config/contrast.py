@@ -46,6 +46,16 @@ class ContrastSection(Section):
     queue_weight: NonNegativeFloat | None = Field(
         None, description="the queue in a loss of its own with this weight (XBM); null = in one softmax with the batch"
     )
+    momentum: float | None = Field(
+        None, ge=0, lt=1, description="queued rows are encoded by an average of the weights with this decay per update "
+        "(.99 to .9995), in a pass of their own; null = the rows of the training pass"
+    )  # fmt: skip
+    hardness: NonNegativeFloat = Field(
+        0.0,
+        le=1000,
+        description="queued rows that are near to the anchor count more: each in proportion to exp(hardness * cosine), "
+        "all together as often as before; 0 = every row counts alike (the paper)",
+    )
     cached: bool | Literal["auto"] = Field(
         "auto",
         description="one contrast over the whole step, whatever the micro-batches: each is then encoded twice; auto: "
@@ -69,6 +79,11 @@ class ContrastSection(Section):
     def _has_negatives(self) -> ContrastSection:
         if self.weight > 0 and self.queue == 0 and self.in_batch == "none":
             raise ValueError("contrast.in_batch none without contrast.queue leaves no negatives; set one of them")
+        if self.weight > 0 and self.queue == 0 and self.momentum is not None:
+            raise ValueError(
+                "contrast.momentum is of the encoder of queued rows, and contrast.queue is 0; set contrast.queue, or "
+                "contrast.momentum=null"
+            )
         if self.weight > 0 and self.queue_start > 0 and self.in_batch == "none":
             raise ValueError("contrast.in_batch none leaves no negatives before queue_start; set queue_start=0")
         return self
@@ -78,13 +93,15 @@ class ContrastSection(Section):
         if self.queue_share is not None and (self.in_batch == "none" or self.queue_weight is not None):
             raise ValueError(
                 "contrast.queue_share is a share of the live rows in one softmax: it goes neither with "
-                "contrast.in_batch none nor with contrast.queue_weight"
+                "contrast.in_batch none nor with contrast.queue_weight; contrast.queue_share=null takes it away"
             )
         if self.queue_weight is not None and (self.in_batch == "none" or self.queue == 0):
             raise ValueError(
                 "contrast.queue_weight is of a term beside that of the batch: it needs contrast.queue, and "
                 "contrast.in_batch other than none"
             )
+        if self.hardness and self.queue == 0:
+            raise ValueError("contrast.hardness weighs the rows of the queue: it needs contrast.queue, or set it to 0")
         return self
 
     def is_cached(self, micro_batches: int) -> bool:

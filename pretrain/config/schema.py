@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from pretrain.base.errors import did_you_mean, shown
 from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
+from pretrain.config.guard import GuardSection
 
 SCHEMA_VERSION = 1
 
@@ -30,6 +31,7 @@ class RunSection(Section):
     seed: NonNegativeInt = Field(1, description="seed of initialisation, data order, noise and dropout")
     log_every: PositiveInt = Field(10, description="steps between two lines of metrics.jsonl and of the log")
     tensorboard: bool = Field(True, description="also write TensorBoard files")
+    ledger: bool = Field(True, description="record which samples every step used, for capt ledger check")
     deterministic: bool = Field(False, description="torch.use_deterministic_algorithms (slower on GPUs)")
     threads: NonNegativeInt = Field(
         0, le=4096, description="CPU threads per process; 0 = cores / processes on this host"
@@ -202,6 +204,11 @@ class SuperviseSection(Section):
         description="seconds, beyond three times the longest so far, after which a step, validation or save that does "
         "not end is a hang; null = only the time-out of the process group",
     )
+    on_lost_node: Literal["wait", "spare", "shrink"] = Field(
+        "wait", description="when a host of several cannot be reached at a restart: wait for it, take a spare host of "
+        "the hostfile (--nodes), or go on with those that are left, where batch.global can be shared among them"
+    )  # fmt: skip
+    wait_minutes: PositiveFloat = Field(30.0, description="minutes for which a host is waited for")
 
 
 class Job(Section):
@@ -220,6 +227,7 @@ class Job(Section):
     validate_: ValidateSection = Field(ValidateSection(), alias="validate")
     checkpoint: CheckpointSection = CheckpointSection()
     supervise: SuperviseSection = SuperviseSection()
+    guard: GuardSection = GuardSection()
 
     @model_validator(mode="after")
     def _optimizer_fits_sharding(self) -> Job:

@@ -20,6 +20,7 @@ def capt_loss(
     *,
     temperature: float | Float[Tensor, ""],
     queue_share: float | None = None,
+    hardness: float = 0.0,
     group: distributed.Group = None,
     equal_rows: bool = False,
     in_batch: InBatch = "global",
@@ -45,6 +46,8 @@ def capt_loss(
         queue: frozen negatives from earlier steps; push ``queue.enqueue(s, s_hat)`` after the loss.
         queue_share: how much the queue may weigh beside the live rows (None: every row counts once, as above); see
             :func:`~pretrain.contrast.info_nce.info_nce`.
+        hardness: by how much near rows of the queue count more than far ones (0: every row counts once, as above); see
+            :func:`~pretrain.contrast.info_nce.info_nce`.
         temperature: ``tau``, for instance of :func:`~pretrain.contrast.temperature.inverted_triangle` (Eq. 6).
         group: the ranks that train together.
         equal_rows: the caller knows that all ranks hold as many samples, so that they need not ask each other.
@@ -61,8 +64,8 @@ def capt_loss(
         ConfigError: see :func:`~pretrain.contrast.info_nce.info_nce`.
     """
     loss = info_nce(
-        s, s_hat, temperature=temperature, queue=queue, queue_share=queue_share, in_batch=in_batch, symmetric=True,
-        within_view=True, ids=ids, group=group, equal_rows=equal_rows, reduction=reduction,
+        s, s_hat, temperature=temperature, queue=queue, queue_share=queue_share, hardness=hardness, in_batch=in_batch,
+        symmetric=True, within_view=True, ids=ids, group=group, equal_rows=equal_rows, reduction=reduction,
         grad_reduction=grad_reduction, impl=impl, precision=precision, stats=stats,
     )  # fmt: skip
     return loss if reduction == "sum" else 2 * loss  # two anchors per sample

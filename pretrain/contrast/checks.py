@@ -92,11 +92,15 @@ def check_queue(
     in_batch: str,
     group: distributed.Group,
     share: float | None,
+    hardness: float,
 ) -> None:
     """Raise where the queue has another width or group than the loss, or where there would be no negatives.
 
-    So it does for a ``share`` that is negative, or that has no live keys to be a share of.
+    So it does for a ``share`` that is negative, or that has no live keys to be a share of, and for a ``hardness`` that
+    is negative or no number.
     """
+    if not (hardness >= 0 and math.isfinite(hardness)):
+        raise ConfigError(f"hardness is a number of 0 or more, got {hardness}")
     if share is not None and (in_batch == "none" or share < 0):
         raise ConfigError(
             f"queue_share is 0 or more, and a share of the live keys, got {share} with in_batch={in_batch}"

@@ -26,7 +26,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from pretrain.base.errors import ConfigError
 from pretrain.engine import distributed
@@ -51,9 +50,11 @@ class Statistics(NamedTuple):
 
     def corrected(self, residuals: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
         """Unit rows made of residuals; a residual of zeros, of a row that was not finite, stays zeros."""
-        rest = residuals.to(torch.promote_types(residuals.dtype, torch.float32))
-        moved = rest if self.deviation is None else rest * self.deviation.to(rest.dtype)
-        rows = F.normalize(moved + self.mean.to(rest.dtype), dim=1)
+        rows = residuals.to(torch.promote_types(residuals.dtype, torch.float32), copy=True)
+        if self.deviation is not None:
+            rows *= self.deviation.to(rows.dtype)
+        rows += self.mean.to(rows.dtype)
+        rows /= torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min(1e-12)  # in place: a shard may be large
         return rows.masked_fill_(~residuals.any(1, keepdim=True), 0.0)
 
 

@@ -81,8 +81,13 @@ class Exchange:
             weighted_keys=None if sums.weighted_keys is None else totals[:, len(numbers) :],
             running_max=None if sums.running_max is None else sums.running_max[self.local_rows],
             squares=None if sums.squares is None else totals[:, 1],
+            largest=None if sums.largest is None else sums.largest[self.local_rows],
         )
 
     def all_reduce_max(self, values: Tensor) -> Tensor:
         """The elementwise maximum over the ranks."""
         return values if len(self.counts) == 1 else distributed.all_reduce_max(values, self.group)
+
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        """The elementwise sum over the ranks."""
+        return values if len(self.counts) == 1 else distributed.all_reduce_sum(values, self.group)

@@ -25,7 +25,8 @@ from pretrain.contrast.stats import ContrastStats
 from pretrain.engine import distributed
 
 LARGEST_INVERSE_TEMPERATURE = {torch.float32: 64.0, torch.float64: 640.0}
-"""Up to this ``1 / tau`` logits of unit rows need no running maximum: their exponentials and sums stay in range."""
+"""Up to this ``1 / tau`` (plus the hardness) logits of unit rows need no running maximum: their exponentials and sums
+stay in range."""
 
 
 def info_nce(
@@ -35,6 +36,7 @@ def info_nce(
     temperature: float | Float[Tensor, ""],
     queue: ShardedQueue | None = None,
     queue_share: float | None = None,
+    hardness: float = 0.0,
     negatives: Float[Tensor, "k d"] | None = None,
     in_batch: InBatch = "global",
     symmetric: bool = False,
@@ -68,6 +70,10 @@ def info_nce(
             ``min(1, queue_share * L / K)`` times, of ``L`` live keys (of all ranks, or of a rank in the mean where
             ``in_batch`` is local) and ``K`` rows that the queue holds, so that stale rows never drown live ones. None =
             every row counts once.
+        hardness: :math:`\alpha`; each queued row counts :math:`K_i e^{\alpha c_{ij}} / \sum_{j'} e^{\alpha c_{ij'}}`
+            times, with its cosine :math:`c_{ij}` to the anchor and :math:`K_i` queued negatives of it, so that near
+            ones count more and all together as often as before (:mod:`pretrain.contrast.hardness`). The weights take
+            no gradient. 0 = every row counts once.
         negatives: more live negatives for every anchor that sees this rank's batch, unit rows, any number.
         in_batch: whose live rows are negatives: those of all ranks, of this rank, or none.
         symmetric: positives are anchors as well (the mean is then over both directions).
@@ -86,14 +92,14 @@ def info_nce(
         stats: filled with diagnostics of this rank's anchors.
 
     Raises:
-        ConfigError: a temperature that is not positive, rows without unit norm (on a GPU, and in compiled code, this
-            is looked at only when ``stats`` are asked for), arguments that do not fit each other, or a precision that
-            the device does not have.
+        ConfigError: a temperature that is not positive, a hardness below 0, rows without unit norm (on a GPU, and in
+            compiled code, this is looked at only when ``stats`` are asked for), arguments that do not fit each other,
+            or a precision that the device does not have.
     """
     check_options(temperature, in_batch, reduction, grad_reduction, impl)
     check_precision(precision, anchors.device)
     check_rows(anchors, positives, negatives, ids, wait_for_values=stats is not None)
-    check_queue(anchors, queue, negatives, in_batch, group, queue_share)
+    check_queue(anchors, queue, negatives, in_batch, group, queue_share, hardness)
     dtype = compute_dtype(anchors, positives, precision)
 
     samples = Exchange.gather_counts(len(anchors), anchors.device, group, equal=equal_rows)
@@ -102,7 +108,9 @@ def info_nce(
         scale /= max(1, sum(samples.counts)) * (2 if symmetric else 1)  # of no anchor at all the loss is 0
     # other ranks' anchors are needed where this rank holds keys for them
     exchange = samples if queue is not None or in_batch == "global" else samples.local()
-    bounded = not isinstance(temperature, Tensor) and 1 / temperature <= LARGEST_INVERSE_TEMPERATURE[dtype]
+    hardness = float(hardness) if queue is not None else 0.0
+    largest = LARGEST_INVERSE_TEMPERATURE[dtype]
+    bounded = not isinstance(temperature, Tensor) and 1 / temperature + hardness <= largest
     instances = torch.arange(len(anchors), device=anchors.device) if ids is None else ids
     extra = [] if negatives is None else [negatives]
 
@@ -121,6 +129,7 @@ def info_nce(
             kernel=KERNELS[impl],
             queued=queued,
             queued_weight=queued_weight,
+            hardness=hardness,
             in_batch=in_batch,
             anchor_ids=_concatenate([instances] * len(q)),
             live_ids=_concatenate(

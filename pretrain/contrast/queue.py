@@ -50,7 +50,8 @@ class ShardedQueue:
         device: where this rank's rows lie.
         drift: how queued rows follow the encoder (:mod:`pretrain.contrast.drift`): ``none`` keeps them as they were
             pushed; ``mean`` moves the rows of each step by as much as the mean of the rows has moved since, ``moments``
-            scales them as well. Push the views that are live keys of the loss, and no others.
+            scales them as well. Push a row for each live key of the loss and no others, of the same encoder or an
+            average of it.
 
     Raises:
         ConfigError: capacity or dim below 1, another dtype, or another drift.
@@ -80,6 +81,7 @@ class ShardedQueue:
         self._write_position = 0
         self._filled = 0
         self._leaves_out = False
+        self.pushed = 0  # rows given to this rank so far, those that it has dropped since included
         self.drift = drift
         self._group = group
 
@@ -155,6 +157,7 @@ class ShardedQueue:
             own = statistics(views if only is None else [view[only] for view in views], self.drift, self._group)
             views = tuple(own.residuals(view) for view in views)
         for view in views:
+            self.pushed += len(view)
             self._push(view, ids)
 
     def _push(self, rows: Tensor, ids: Tensor | None) -> None:

@@ -57,11 +57,11 @@ def info_nce_dense(
     keys: Float[Tensor, "c d"],
     is_negative: Bool[Tensor, "m c"],
     temperature: float | Float[Tensor, ""],
-    weights: Float[Tensor, " c"] | None = None,
+    weights: Float[Tensor, "#m c"] | None = None,
 ) -> Float[Tensor, " m"]:
     r"""The loss of each anchor against all ``keys`` where ``is_negative``, as :math:`\log(1 + e^x)`.
 
-    Each key counts ``weights`` times (None: once).
+    Each key counts ``weights`` times (None: once), for each anchor or for all of them alike.
 
     :math:`x` is the log-sum-exp of the negatives minus the positive's logit, so that neither value nor gradient is a
     difference of nearly equal numbers.
@@ -95,7 +95,7 @@ def capt_loss_dense(
         queued = instances[:, None] != queue_ids[None, :]
     keys = torch.cat([rows, queue])
     weights = torch.cat([torch.ones(len(rows)), torch.full((len(queue),), queue_weight, dtype=torch.float64)])
-    return info_nce_dense(rows, partners, keys, torch.cat([live, queued], 1), temperature, weights).sum()
+    return info_nce_dense(rows, partners, keys, torch.cat([live, queued], 1), temperature, weights[None]).sum()
 
 
 def effective_negatives_by_terms(
@@ -116,6 +116,22 @@ def effective_negatives_by_terms(
                 total, squares = total + term, squares + term * term
         numbers.append(total * total / squares if squares else 0.0)
     return numbers
+
+
+def hard_weights_by_terms(
+    anchors: Float[Tensor, "m d"], keys: Float[Tensor, "k d"], is_negative: Bool[Tensor, "m k"], hardness: float
+) -> Float[Tensor, "m k"]:
+    """How often each queued key counts for each anchor (:mod:`pretrain.contrast.hardness`), one at a time, as numbers;
+    1 where it is no negative.
+    """
+    weights = torch.ones(is_negative.shape, dtype=torch.float64)
+    for i, anchor in enumerate(anchors.detach().double()):
+        cosines = {j: float(anchor @ key) for j, key in enumerate(keys.detach().double()) if is_negative[i, j]}
+        nearest = max(cosines.values(), default=0.0)
+        total = sum(math.exp(hardness * (cosine - nearest)) for cosine in cosines.values())
+        for j, cosine in cosines.items():
+            weights[i, j] = len(cosines) * math.exp(hardness * (cosine - nearest)) / total
+    return weights
 
 
 def drifted_queue_by_terms(

@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pretrain.contrast.exchange import Exchange
+from pretrain.contrast.hardness import accumulate_hard
 from pretrain.contrast.kernels.products import Products
 from pretrain.contrast.kernels.protocol import InstanceIds, Kernel, SoftmaxSums
 from pretrain.contrast.queue import NO_ID
@@ -48,6 +49,7 @@ class SoftmaxContext:
         kernel: the arithmetic on this rank's keys.
         queued: frozen negatives of this rank ``(k, d)`` and their instances ``(k,)``, or ``None``.
         queued_weight: how often each of them counts, a scalar (None: once), the same on all ranks.
+        hardness: the sharpness of their weights, 0 for equal ones (:mod:`pretrain.contrast.hardness`).
         in_batch: whose anchors see this rank's live keys: ``global``, ``local`` or ``none``.
         anchor_ids: ``(m,)``, the instance of each anchor.
         live_ids: ``(c,)``, the instance of each live key; a key of the anchor's own instance is never a negative.
@@ -62,6 +64,7 @@ class SoftmaxContext:
     kernel: Kernel
     queued: tuple[Tensor, Tensor] | None
     queued_weight: Tensor | None
+    hardness: float
     in_batch: str
     anchor_ids: Tensor
     live_ids: Tensor
@@ -103,13 +106,15 @@ class ShardedSoftmax(torch.autograd.Function):
         queries = context.exchange.all_gather((anchors / temperature).to(context.products.wire_dtype(anchors.dtype)))
         gathered_ids = context.gathered_ids(len(queries))
         blocks = list(context.live_blocks(gathered_ids))
+        least = anchors.new_full((len(queries),), -1.0) * (1 / temperature + context.hardness)
         sums = SoftmaxSums(
-            normaliser=anchors.new_zeros(len(queries)),
+            normaliser=torch.zeros_like(least),
             weighted_keys=anchors.new_zeros(queries.shape) if any(ctx.needs_input_grad) else None,
-            running_max=anchors.new_full((len(queries),), -1.0) / temperature if context.needs_max else None,
-            squares=anchors.new_zeros(len(queries)) if context.stats is not None else None,
+            running_max=least.clone() if context.needs_max else None,
+            squares=torch.zeros_like(least) if context.stats is not None else None,
+            largest=least if context.stats is not None and context.hardness else None,
         )
-        _accumulate_keys(sums, queries, gathered_ids, live, blocks, context)
+        _accumulate_keys(sums, queries, gathered_ids, live, blocks, temperature, context)
         sums = context.exchange.reduce_scatter(sums)
 
         # One number per anchor: float64 costs nothing here and saves the digits of a difference of large logits.
@@ -119,9 +124,10 @@ class ShardedSoftmax(torch.autograd.Function):
             margins += sums.running_max
         losses = torch.logaddexp(margins, torch.zeros_like(margins))
         if context.stats is not None and sums.running_max is not None and sums.squares is not None:
+            nearest = sums.running_max if sums.largest is None else sums.largest
             context.stats.update(
                 torch.sigmoid(-margins),
-                (positive_logits - sums.running_max) * temperature,
+                (positive_logits - nearest) * temperature,
                 effective_number(sums.normaliser.double(), sums.squares.double()),
             )
 
@@ -152,19 +158,28 @@ def _accumulate_keys(
     gathered_ids: Tensor,
     live: Tensor,
     blocks: list[tuple[slice, InstanceIds | None]],
+    temperature: Tensor | float,
     context: SoftmaxContext,
 ) -> None:
     """Add this rank's queue rows and live keys to the sums of all anchors; give all ranks the same running maxima."""
     if context.queued is not None:
         queued, queued_ids = context.queued
         ids = InstanceIds(gathered_ids, queued_ids) if context.shared_ids else None
-        context.kernel.accumulate(sums, queries, queued, ids, context.products)
+        if context.hardness:
+            accumulate_hard(
+                sums, queries, queued, ids, hardness=context.hardness, temperature=temperature,
+                exchange=context.exchange, kernel=context.kernel, products=context.products,
+            )  # fmt: skip
+        else:
+            context.kernel.accumulate(sums, queries, queued, ids, context.products)
         if context.queued_weight is not None:
             sums.weigh(context.queued_weight)
     for rows, ids in blocks:
         context.kernel.accumulate(sums[rows], queries[rows], live, ids, context.products)
     if sums.running_max is not None:
         sums.rescale(context.exchange.all_reduce_max(sums.running_max))
+    if sums.largest is not None:
+        sums.largest.copy_(context.exchange.all_reduce_max(sums.largest))
 
 
 def _live_gradient(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,13 +22,14 @@ from pretrain.base.records import Count, Record, parse_record
 from pretrain.contrast.collapse import CollapseState, CollapseWatch, Figures
 from pretrain.contrast.kernels.products import check_precision
 from pretrain.contrast.term import ContrastTerm, StepDiagnostics
-from pretrain.contrast.views import CachedContrast, Views
+from pretrain.contrast.views import CachedContrast, Views, joined
 from pretrain.data.sampler import micro_batches
 from pretrain.engine import distributed
+from pretrain.engine.engines.averaged import averaged_weights
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.loading import training_batches
 from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.task import Progress, StepMetrics, is_logged, to_float
+from pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics, is_logged, to_float
 
 BatchT = TypeVar("BatchT")
 Assemble = Callable[[Int64[np.ndarray, " n"]], BatchT]
@@ -59,6 +62,8 @@ class ContrastTask(ABC, Generic[BatchT]):
     """What a task keeps in ``state.json``."""
     words: str
     """What a task calls the data that it is trained on."""
+    noise: tuple[str, ...]
+    """The sections of the job that say how samples are corrupted."""
 
     def __init__(self, job: Any) -> None:
         self.job = job
@@ -115,6 +120,21 @@ class ContrastTask(ABC, Generic[BatchT]):
     def digests(self) -> Mapping[str, tuple[str, str]]:
         """What the data are: the name in ``state.json`` -> (what it is called in messages, its digest)."""
 
+    @abstractmethod
+    def rows(self, batch: BatchT) -> Rows:
+        """The ids of the samples of a micro-batch (their places in the data), and both views of each."""
+
+    def sample_order(self) -> SampleOrder:
+        """That of `pretrain.data.sampler.Sampler`. Other text, tokenizer or length of samples make other data."""
+        data = {name: digest for name, (_, digest) in self.digests().items()}
+        kept = {**data, "tokenizer": self.fingerprint, "length": self.job.data.sequence_length}
+        noise = self.job.model_dump(mode="json", include=set(self.noise))
+        return SampleOrder(self.samples, self.job.run.seed, _digest(kept), _digest(noise))
+
+    def consumed(self, batch: list[BatchT]) -> list[Rows]:
+        """The rows of every micro-batch."""
+        return [self.rows(part) for part in batch]
+
     def build_modules(self) -> Mapping[str, nn.Module]:
         """The module with its heads (and the temperature, when learned), from the seed or ``model.init``."""
         torch.manual_seed(derive(self.job.run.seed, "init"))
@@ -124,8 +144,10 @@ class ContrastTask(ABC, Generic[BatchT]):
         return {"model": self._module}
 
     def optimizers(self) -> Mapping[str, ModuleOptimizer]:
-        """None of its own."""
-        return {}
+        """The job's; with ``contrast.momentum`` it keeps an average of the weights."""
+        if not self.contrasts or self.job.contrast.momentum is None:
+            return {}
+        return {"model": ModuleOptimizer(self.job.optimizer, average=self.job.contrast.momentum)}
 
     def build_batches(self, progress: Progress) -> Iterator[list[BatchT]]:
         """This rank's micro-batches of each coming step."""
@@ -151,6 +173,8 @@ class ContrastTask(ABC, Generic[BatchT]):
         A task's own losses are means over the whole step (all ranks, all micro-batches), and so is CAPT with
         ``contrast.cached``: Eq. 4's mean form over one batch, whatever the micro-batches are. Otherwise CAPT is the
         mean over micro-batches of that form, each micro-batch being one batch over all ranks.
+
+        With ``contrast.momentum`` the averaged encoder sees the step first, and its rows are queued at the end.
         """
         engine = engines["model"]
         assert self._module is not None
@@ -164,6 +188,7 @@ class ContrastTask(ABC, Generic[BatchT]):
                 seen.update(views)
             return self.contrast.loss(views, step=progress.step, stats=None if seen is None else seen.stats)
 
+        keys = self._keys(engine, batch, progress.step)
         cached = None
         if self.contrasts and self.job.contrast.is_cached(len(batch)):
             represent = [functools.partial(self.represent, engine, part, progress.step) for part in batch]
@@ -183,6 +208,9 @@ class ContrastTask(ABC, Generic[BatchT]):
             engine.step()
             for name, value in metrics.items():
                 totals[name] = totals.get(name, 0.0) + value.detach() / len(batch)
+        if keys is not None:
+            assert self.contrast is not None
+            self.contrast.push(keys)
         progress.samples += self.job.batch.global_
         progress.tokens += self.job.batch.global_ * self.job.data.sequence_length
         report: StepMetrics = {**totals, "grad_norm": engine.gradient_norm()}
@@ -204,6 +232,24 @@ class ContrastTask(ABC, Generic[BatchT]):
                 retrieval, to_float(report["uniformity"]), to_float(report["first_direction"])
             ))  # fmt: skip
         return report
+
+    @torch.no_grad()
+    def _keys(self, engine: Engine, batch: list[BatchT], step: int) -> Views | None:
+        """What the queue gets of a step: both views of its samples, encoded by the averaged weights. None without them.
+
+        Dropout is on, and the random numbers are drawn again by the pass with a graph.
+        """
+        if not self.contrasts or self.job.contrast.momentum is None:
+            return None
+        devices = [engine.device] if engine.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), averaged_weights(engine):
+            seen = [self.represent(engine, part, step) for part in batch]
+        return joined(seen, torch.cat([views.s for views in seen]), torch.cat([views.s_hat for views in seen]))
+
+    def shared_numbers(self) -> Mapping[str, int | float | str]:
+        """What of the queue is the same on every rank: its size, and how many rows each has pushed since the start."""
+        queue = None if self.contrast is None else self.contrast.queue
+        return {} if queue is None else {"queue capacity": queue.capacity, "rows pushed into the queue": queue.pushed}
 
     def save_state(self, folder: Path) -> dict[str, Any]:
         """Save this rank's queue shard; the JSON state names tokenizer and data by their digests."""
@@ -234,3 +280,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         self.collapse.state = stored.collapse
         if self.contrast is not None and stored.queue:
             self.contrast.load(folder)
+
+
+def _digest(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]

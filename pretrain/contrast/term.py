@@ -45,6 +45,8 @@ class ContrastTerm:
     def loss(self, views: Views, *, step: int, stats: ContrastStats | None = None) -> Float[Tensor, ""]:
         """The loss of some samples of every rank (`capt_loss`, without its weight); both views then enter the queue.
 
+        With ``contrast.momentum`` they do not: the rows of the averaged encoder do, at the end of the step (`push`).
+
         Args:
             views: of the samples; ``ids`` are not read where ``contrast.mask_duplicates`` is off. All ranks give as
                 many samples, of which ``only`` may choose different numbers.
@@ -57,7 +59,7 @@ class ContrastTerm:
         queue = self.queue if step >= section.queue_start else None
         contrast = functools.partial(
             capt_loss, views.s[rows], views.s_hat[rows],
-            temperature=views.temperature, reduction=section.reduction,
+            temperature=views.temperature, hardness=section.hardness, reduction=section.reduction,
             ids=None if known is None else known[rows], impl=section.impl, precision=section.precision,
             equal_rows=only is None,
         )  # fmt: skip
@@ -68,9 +70,15 @@ class ContrastTerm:
         if stats is not None:  # in a pass of its own: sums with statistics follow the largest logit and round otherwise
             with torch.no_grad():
                 contrast(queue, in_batch=section.in_batch, queue_share=section.queue_share, stats=stats)
-        if self.queue is not None:
-            self.queue.enqueue(views.s.detach(), views.s_hat.detach(), ids=known, only=only)
+        if section.momentum is None:
+            self.push(views)
         return loss
+
+    def push(self, views: Views) -> None:
+        """Put both views of some samples into the queue, if there is one."""
+        if self.queue is not None:
+            ids = views.ids if self.section.mask_duplicates else None
+            self.queue.enqueue(views.s.detach(), views.s_hat.detach(), ids=ids, only=views.only)
 
     def save(self, folder: Path) -> None:
         """Write this rank's rows of the queue into ``folder`` of a checkpoint."""

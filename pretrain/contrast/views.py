@@ -54,7 +54,7 @@ class CachedContrast:
 
         for one in represent:
             self._cache.record(lambda one=one: encode(one))  # type: ignore[misc]
-        loss = contrast(_joined(seen, *self._cache.views()))
+        loss = contrast(joined(seen, *self._cache.views()))
         if loss.requires_grad:  # not without any anchor
             loss.backward()
         self.loss = loss.detach()
@@ -70,7 +70,7 @@ class CachedContrast:
         return self._micro_batches * self._cache.surrogate(number, views.tensors())
 
 
-def _joined(views: Sequence[Views], s: Tensor, s_hat: Tensor, *temperature: Tensor) -> Views:
+def joined(views: Sequence[Views], s: Tensor, s_hat: Tensor, *temperature: Tensor) -> Views:
     """The views of all samples; the temperature is that of the first micro-batch, for all have the same."""
     only = None
     if any(each.only is not None for each in views):

@@ -12,17 +12,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Int64, UInt64
+from jaxtyping import Int64
 
 from pretrain.base.errors import ConfigError
-from pretrain.base.randomness import stream_key
-
-UInt64Array = UInt64[np.ndarray, "..."]
+from pretrain.base.randomness import GOLDEN, UInt64Array, mix64, stream_key
 
 _ROUNDS = 6
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 @dataclass(frozen=True)
@@ -72,23 +67,15 @@ def _feistel(values: UInt64Array, bits: int, key: int) -> UInt64Array:
     left_mask, right_mask = np.uint64((1 << bits - bits // 2) - 1), np.uint64((1 << bits // 2) - 1)
     left, right = values >> half, values & right_mask
     for even, odd in _round_keys(key):
-        left = left ^ (_mix(right + even) & left_mask)
-        right = right ^ (_mix(left + odd) & right_mask)
+        left = left ^ (mix64(right + even) & left_mask)
+        right = right ^ (mix64(left + odd) & right_mask)
     joined: UInt64Array = left << half | right
     return joined
 
 
 @lru_cache(maxsize=64)
 def _round_keys(key: int) -> UInt64Array:
-    return _mix(np.uint64(key) + _GOLDEN * np.arange(1, _ROUNDS + 1, dtype=np.uint64)).reshape(-1, 2)
-
-
-def _mix(x: UInt64Array) -> UInt64Array:
-    """The finaliser of SplitMix64 (Steele et al. 2014): every input bit moves every output bit."""
-    x = (x ^ (x >> np.uint64(30))) * _MIX_1
-    x = (x ^ (x >> np.uint64(27))) * _MIX_2
-    x = x ^ (x >> np.uint64(31))
-    return x
+    return mix64(np.uint64(key) + GOLDEN * np.arange(1, _ROUNDS + 1, dtype=np.uint64)).reshape(-1, 2)
 
 
 def micro_batches(

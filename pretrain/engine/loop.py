@@ -26,10 +26,13 @@ class Run:
     progress: Progress
     resumed_from: Path | None = None
     """The checkpoint that it continues from."""
+    batch: Any = None
+    """What this rank was fed in the newest step; None in a task that does many updates at once."""
     stopping: str = ""
     """Why the run ends before ``max_steps`` (all ranks agree); empty while it goes on."""
     diverged: bool = False
-    """Set on all ranks together when the loss or the gradient is no longer a number."""
+    """Set on all ranks together when the state is not to be kept: the loss or the gradient is no number, or the ranks
+    do not hold the same parameters."""
     settle: Callable[[], None] = lambda: None
     """Waits until all ranks know what any has found in the steps done (a signal, a divergence, which raises). Ranks
     otherwise hear of it a few steps late, so whatever is about to keep the state calls it first, on all ranks."""
@@ -57,7 +60,10 @@ class Callback:
     """A concern of the loop. Hooks run on every rank, in the order of the callbacks."""
 
     def on_start(self, run: Run) -> None:
-        """Called before the first step."""
+        """Called before the first step; may refuse the job."""
+
+    def on_ready(self, run: Run) -> None:
+        """Called once all callbacks have started and the batches are at hand: nothing refuses the job any more."""
 
     def before_step(self, run: Run) -> None:
         """Called before a step's batch is fetched."""
@@ -100,6 +106,8 @@ def train(run: Run, callbacks: Sequence[Callback]) -> None:
         for callback in callbacks:
             callback.on_start(run)
         batches = run.task.build_batches(run.progress)
+        for callback in callbacks:
+            callback.on_ready(run)
         many = run.task if isinstance(run.task, ChunkedTask) else None
         while not run.finished and not run.stopping:
             heartbeat.enter("data", run.progress.step)
@@ -108,10 +116,10 @@ def train(run: Run, callbacks: Sequence[Callback]) -> None:
             if many is not None:
                 report = _step_many(run, many, batches, callbacks)
             else:
-                batch: Any = next(batches)
+                run.batch = next(batches)
                 heartbeat.enter("step")
                 set_update(run)
-                report = run.task.step(run.engines, batch, run.progress)
+                report = run.task.step(run.engines, run.batch, run.progress)
                 run.progress.step += 1
             report["lr"] = learning_rate(run.progress.step - 1, run.job.schedule, run.job.optimizer)
             for callback in callbacks:

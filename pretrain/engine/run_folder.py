@@ -20,7 +20,7 @@ DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
 STATUS, BEST, LOCK = "status.json", "best.json", ".training"
 CONFIG = "config.yaml"
 _RUN_MARKS = (CONFIG, METRICS, "checkpoints")
-OWN_FOLDERS = ("checkpoints", "codes", "log", "profile", "tensorboard")
+OWN_FOLDERS = ("checkpoints", "codes", "ledger", "log", "profile", "tensorboard")
 """Folders of a run in which a job writes and removes: no links, so that nothing outside the run is touched."""
 _LONGEST_REASON = 2000
 

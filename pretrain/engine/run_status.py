@@ -106,7 +106,7 @@ class RunStatus:
                 step,
                 FAILED if text is None else BAD_INPUT,
                 f"{type(error).__name__}: {text or error}",
-                final=isinstance(error, RunFailedError),
+                final=isinstance(error, RunFailedError) and not error.passing,
             )
             if text is not None and self._fresh and not self.training:
                 self._discard()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 from torch import Tensor, nn
 
 from pretrain.config.schema import Job
@@ -114,6 +115,15 @@ class Task(Protocol):
 
 
 @runtime_checkable
+class SharedNumbers(Protocol):
+    """A task that keeps, beside parameters, numbers that are the same on every rank; they are compared now and then."""
+
+    def shared_numbers(self) -> Mapping[str, int | float | str]:
+        """Name the numbers that every rank must hold alike."""
+        ...
+
+
+@runtime_checkable
 class ChunkedTask(Task, Protocol):
     """A task whose updates are so short that the loop's look at each of them would cost as much as the update.
 
@@ -128,4 +138,43 @@ class ChunkedTask(Task, Protocol):
         the returned ``loss`` and ``grad_norm`` alone: where a model could recover from a loss that is not finite, the
         task returns that loss.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """Which sample is which row of the data (`pretrain.data.sampler.Sampler`); rank ``g % world`` takes sample ``g``.
+
+    Attributes:
+        samples: rows of the data, each of which has its number as its id; an epoch is all of them once.
+        seed: of the order of the epochs.
+        data: a digest of what the ids stand for; with another one they are other rows.
+        noise: a digest of the settings by which rows are corrupted.
+        shuffle: whether an epoch has an order of its own.
+    """
+
+    samples: int
+    seed: int
+    data: str
+    noise: str = ""
+    shuffle: bool = True
+
+
+class Rows(NamedTuple):
+    """Rows that were fed to the model: their ids, and arrays of what was made of them, a row each."""
+
+    ids: np.ndarray
+    contents: Sequence[np.ndarray]
+
+
+@runtime_checkable
+class RecordedTask(Task, Protocol):
+    """A task whose samples are numbered, so that the ledger can record and check which were used (``capt ledger``)."""
+
+    def sample_order(self) -> SampleOrder:
+        """Describe the order of the training samples."""
+        ...
+
+    def consumed(self, batch: Any) -> Sequence[Rows]:
+        """Return the rows that are in ``batch``, an item of ``build_batches``, and not those that should be."""
         ...

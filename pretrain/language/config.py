@@ -69,7 +69,7 @@ class LanguageJob(Job):
         return frozenset(names + (CONTRAST_METRICS if self.contrast.weight > 0 else ()))
 
     def checkpoint_bytes(self) -> int | None:
-        """Encoder, heads, the optimizer's moments and the queue; None for sizes that ``init`` or a tokenizer brings."""
+        """Encoder, heads, moments, average and queue; None for sizes that ``init`` or a tokenizer brings."""
         model = self.model
         rows = model.vocab_size or (None if self.tokenizer.path else self.tokenizer.vocab_size)
         if model.init is not None or rows is None:
@@ -78,7 +78,8 @@ class LanguageJob(Job):
         heads = model.hidden * model.hidden + 2 * model.hidden * model.ffn * contrast
         parameters = model.model_copy(update={"vocab_size": rows}).elements + heads
         row = model.hidden * (4 if self.contrast.queue_dtype == "fp32" else 2) + 8  # and the id of its window
-        return parameters * self.optimizer.bytes_per_parameter + self.contrast.queue * row * contrast
+        average = 4 * (contrast and self.contrast.momentum is not None)
+        return parameters * (self.optimizer.bytes_per_parameter + average) + self.contrast.queue * row * contrast
 
     def check_inputs(self) -> list[str]:
         """Describe the corpus, the tokenizer and ``model.init``; see `pretrain.language.inputs.describe_inputs`."""

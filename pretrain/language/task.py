@@ -19,7 +19,7 @@ from pretrain.contrast.views import Views
 from pretrain.data.corruption import IGNORE
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
-from pretrain.engine.task import Progress, StepMetrics
+from pretrain.engine.task import Progress, Rows, StepMetrics
 from pretrain.engine.verification import all_ranks
 from pretrain.language.batches import Assembler, LanguageBatch
 from pretrain.language.config import LanguageJob
@@ -42,6 +42,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
     job: LanguageJob
     State = _State
     words = "text"
+    noise = ("corruption",)
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, LanguageJob)
@@ -104,6 +105,11 @@ class LanguageTask(ContrastTask[LanguageBatch]):
             pad_id=self.model_config.pad_id,
             cross_document_attention=self.job.data.cross_document_attention,
         )
+
+    def rows(self, batch: LanguageBatch) -> Rows:
+        """The windows, their tokens, and the corrupted tokens with what is to be predicted."""
+        parts = (batch.tokens, batch.corrupted, batch.positions, batch.labels)
+        return Rows(batch.ids.numpy(), [part.numpy() for part in parts])
 
     def scales(self, batch: list[LanguageBatch], device: torch.device) -> Scales:
         """MLM is the sum over masked tokens divided by their number in the whole step."""

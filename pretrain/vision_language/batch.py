@@ -38,6 +38,7 @@ class PairBatch:
             batch and has nothing to predict.
         answers: class of the answer, -100 for a pair without one; None where the job has no QA objective.
         ids: instance of each pair, for the contrast.
+        numbers: which pair of the data each is, whatever sentence it is shown with.
         padded: whether any token of the micro-batch is padding.
         missing: whether any region of the micro-batch is absent.
     """
@@ -60,6 +61,7 @@ class PairBatch:
     matched: Int[Tensor, " n"]
     answers: Int[Tensor, " n"] | None
     ids: Int[Tensor, " n"]
+    numbers: Int[Tensor, " n"]
     padded: bool
     missing: bool
 

@@ -120,6 +120,7 @@ class Assembler:
             matched=torch.from_numpy((~(exchanged | self._pairs.untrue[numbers])).astype(np.int64)),
             answers=_optional(self._answers(numbers, exchanged, draws.answer), wants.answers),
             ids=torch.from_numpy(self._ids(pictures, draws.sentences)),
+            numbers=torch.from_numpy(numbers),
             padded=bool((tokens[:, -1] == self._vocabulary.pad).any()),
             missing=not regions.present.all(),
         )

@@ -15,7 +15,7 @@ from pretrain.contrast.task import ContrastState, ContrastTask, Scales
 from pretrain.contrast.views import Views
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
-from pretrain.engine.task import Progress, StepMetrics
+from pretrain.engine.task import Progress, Rows, StepMetrics
 from pretrain.engine.verification import all_ranks
 from pretrain.models.lxmert.flops import step_flops
 from pretrain.vision_language.batch import PairBatch
@@ -45,6 +45,7 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
     job: VisionLanguageJob
     State = _State
     words = "data"
+    noise = ("objectives",)
 
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, VisionLanguageJob)
@@ -108,6 +109,11 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
             seed=self.job.run.seed if split == "train" else 0,  # validation is the same for every seed
             stream=f"pairs/{split}",
         )
+
+    def rows(self, batch: PairBatch) -> Rows:
+        """The pairs; of each its sentence in both views, the regions of its picture and which of them are masked."""
+        parts = (batch.tokens, batch.corrupted, batch.present, batch.zeroed, batch.boxes, batch.matched)
+        return Rows(batch.numbers.numpy(), [part.numpy() for part in parts])
 
     def scales(self, batch: list[PairBatch], device: torch.device) -> Scales:
         """Every loss of LXMERT is its sum over the whole step divided by the counts of the whole step."""

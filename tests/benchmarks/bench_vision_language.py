@@ -60,6 +60,7 @@ def sample(turn: int, pairs: int, ragged: bool) -> PairBatch:
         matched=torch.randint(0, 2, (pairs,), generator=g),
         answers=None,
         ids=torch.arange(pairs),
+        numbers=torch.arange(pairs),
         padded=ragged,
         missing=False,
     )

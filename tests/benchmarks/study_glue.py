@@ -39,7 +39,9 @@ from tests.benchmarks.study_glue_trials import (
 
 ARMS = ("capt", "mlm", "mlm-equal-compute", "none")
 STEPS = 6000
-MLM = ["contrast.weight=0", "contrast.queue=0"]
+PLAIN = ["contrast.drift=none", "contrast.queue_share=null"]
+"""The queue of the paper: neither guard of ``capt_tiny``."""
+MLM = ["contrast.weight=0", "contrast.queue=0", *PLAIN]
 SHAPE = ["data.sequence_length=128", "batch.global=32", "batch.micro=32", "engine.precision=bf16"]
 COMMON = [
     "run.threads=1", "run.tensorboard=false", "run.log_every=20", "checkpoint.every=1000", "checkpoint.keep=1",
@@ -83,7 +85,7 @@ def pretrain(study: Study, arm: str, seed: int, steps: int) -> None:
     corpus, folder = study.data / "corpus", study.run(arm, seed)
     books = ",".join(str(corpus / f"books.train.0{i}.txt.gz") for i in range(3))
     own = {
-        "capt": ["contrast.weight=1", "contrast.queue=256", f"contrast.queue_start={study.steps // 6}"],
+        "capt": ["contrast.weight=1", "contrast.queue=256", f"contrast.queue_start={study.steps // 6}", *PLAIN],
         "mlm": MLM,
         "mlm-equal-compute": MLM,
         "none": [*MLM, "optimizer.lr=1e-12"],

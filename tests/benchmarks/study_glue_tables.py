@@ -18,6 +18,7 @@ PAIRS = (
     ("capt", "mlm-equal-compute", "equal compute"),
     ("capt", "none", ""),
     ("mlm", "none", ""),
+    ("mlm-equal-compute", "none", ""),
     ("mlm-equal-compute", "mlm", "more steps"),
     ("capt-cls", "mlm", "equal tokens"),
     ("capt-cls", "mlm-equal-compute", "equal compute"),

@@ -22,15 +22,18 @@ from tests.benchmarks.studies import capt, finish, same_settings, steps_of_equal
 from tests.benchmarks.study_language_plot import plot_trials
 from tests.benchmarks.study_language_tables import trial_of, write_tables
 
-MLM = ["contrast.weight=0", "contrast.queue=0"]
+PLAIN = ["contrast.drift=none", "contrast.queue_share=null"]
+"""The queue of the paper: neither guard of ``capt_tiny``."""
+MLM = ["contrast.weight=0", "contrast.queue=0", *PLAIN]
 REFERENCE = "capt-queue"
 STEPS = 250
 
 
 def variants(steps: int) -> dict[str, list[str]]:
     """The overrides of every variant. A queue that starts late serves after two fifths of the steps."""
-    none, late = ["contrast.queue=0"], ["contrast.queue=256", f"contrast.queue_start={2 * steps // 5}"]
-    at_once = ["contrast.queue=256", "contrast.queue_start=0"]
+    none = ["contrast.queue=0", *PLAIN]
+    late = ["contrast.queue=256", f"contrast.queue_start={2 * steps // 5}", *PLAIN]
+    at_once = ["contrast.queue=256", "contrast.queue_start=0", *PLAIN]
     constant = "contrast.temperature={type: constant, value: 0.1}"
     return {
         REFERENCE: late,

@@ -3,8 +3,8 @@
 ``CAPT_DATA=... python -m tests.benchmarks.study_latent --out runs/latent-study`` trains the rows and the language model
 of the same size, and evaluates the checkpoint that validation chose on the test text: exact KL, four proposals, the
 tightest with its standard error, and annealed importance sampling of some sentences. It writes ``trials.csv``,
-``tables.md`` and a report. Finished runs and evaluations stay as they are, so the same command goes on after an
-interruption.
+``tables.md``, ``sentences.csv`` and a report. Finished runs and evaluations stay as they are, so the same command goes
+on after an interruption.
 
 ``--data ptb`` is the whole PTB (``lm/ptb`` of CAPT_DATA). ``yahoo`` and ``yelp`` are stand-ins, since their training
 texts are not public in one place: Yahoo is trained on nine tenths of its validation text, validated on the rest and
@@ -26,7 +26,7 @@ from itertools import islice
 from pathlib import Path
 
 from tests.benchmarks.studies import capt, finish, together, write_trials
-from tests.benchmarks.study_latent_tables import Trial, trial_of, write_tables
+from tests.benchmarks.study_latent_tables import Trial, trial_of, write_sentences, write_tables
 
 ROWS = {
     "VAE": "vae", "beta_0.5 VAE": "beta_vae", "CycVAE": "cyc_vae", "AE": "ae", "iVAE": "ivae", "iVAE_MI": "ivae_mi",
@@ -144,7 +144,12 @@ def main() -> int:
     together((lambda job=job: train_and_measure(study, *job) for job in jobs), options.parallel)  # type: ignore[misc]
     trials = trials_of(study, options.data, options.rows, seeds)
     write_trials(trials, out / "trials.csv")
-    write_tables(trials, lambda *job: study.run(*job) / "sentences.csv", out / "tables.md")
+
+    def sentences(name: str, row: str, seed: int) -> Path:
+        return study.run(name, row, seed) / "sentences.csv"
+
+    write_tables(trials, sentences, out / "tables.md")
+    write_sentences(trials, sentences, out / "sentences.csv")
     capt("report", *(study.run(*job) for job in jobs), "--out", out / "report")
     return 0
 

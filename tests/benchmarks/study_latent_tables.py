@@ -152,6 +152,21 @@ def best_of(trial: Trial, path: Path) -> Sentences:
     return Sentences(*(np.array([float(row[name]) for row in rows]) for name in (trial.proposal, "words")))
 
 
+COLUMNS = ("words", "exact", "q", "prior", "mixture", "refitted")
+"""Of a file of sentences; a row lacks the bounds that it does not have."""
+
+
+def write_sentences(trials: Sequence[Trial], sentences: SentencesOf, out: Path) -> None:
+    """Write every bound of every sentence of all runs into one file, so that each paired difference can be redone."""
+    with out.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["data", "row", "seed", *COLUMNS])
+        for trial in trials:
+            with sentences(trial.data, trial.row, trial.seed).open(newline="") as own:
+                for row in csv.DictReader(own):
+                    writer.writerow([trial.data, trial.row, trial.seed, *(row.get(name, "") for name in COLUMNS)])
+
+
 class Difference(NamedTuple):
     """The first minus the second of each pair, nats a sentence.
 

@@ -3,9 +3,11 @@
 ``CAPT_DATA=... python -m tests.benchmarks.study_queue ratio --out runs/queue-ratio`` is Figure 3 (left) of the CAPT
 paper at the size of a laptop: steps of 8 pairs, queues of 0, 4, 16 and 64 times the rows of a step, each of three
 guards, five seeds. ``... study_queue collapse --out runs/queue-collapse`` uses queues of 256 to 8,192 rows from the
-first step of a fast encoder, with both temperatures, and counts the runs that collapse.
+first step of a fast encoder, with both temperatures, and counts the runs that collapse. ``... study_queue shipped --out
+runs/queue-shipped`` is the job ``capt_tiny`` as it is shipped, on prose and on docstrings: which guard is to be its
+default?
 
-Both write ``trials.csv`` and ``tables.md``. Finished runs stay as they are, so the same command goes on after an
+All write ``trials.csv`` and ``tables.md``. Finished runs stay as they are, so the same command goes on after an
 interruption; more seeds, arms or ratios may be asked for later.
 """
 
@@ -22,26 +24,26 @@ from typing import NamedTuple
 from tests.benchmarks.studies import capt, finish, same_settings, together, write_trials
 from tests.benchmarks.study_queue_tables import trial_of, write_tables
 
-LATE = 0.4
-"""Of the steps: where a queue without another guard starts."""
-ARMS: dict[str, list[str]] = {
-    "plain": ["contrast.drift=none"],
-    "late": ["contrast.drift=none"],  # and contrast.queue_start
-    "momentum": ["contrast.drift=none", "contrast.momentum=0.99"],
-    "mean": ["contrast.drift=mean"],
-    "moments": ["contrast.drift=moments"],
-    "share": ["contrast.drift=none", "contrast.queue_share=1"],
-    "mean-share": ["contrast.drift=mean", "contrast.queue_share=1"],
-    "moments-share": ["contrast.drift=moments", "contrast.queue_share=1"],
-    "separate": ["contrast.drift=none", "contrast.queue_weight=0.1"],
-    "moments-separate": ["contrast.drift=moments", "contrast.queue_weight=0.1"],
+PLAIN = {"drift": "none", "queue_share": "null", "queue_weight": "null"}
+ARMS: dict[str, dict[str, str]] = {
+    "none": {},  # no queue
+    "plain": {},
+    "late": {},  # and contrast.queue_start
+    "momentum": {"momentum": "0.99"},
+    "mean": {"drift": "mean"},
+    "moments": {"drift": "moments"},
+    "share": {"queue_share": "1"},
+    "mean-share": {"drift": "mean", "queue_share": "1"},
+    "moments-share": {"drift": "moments", "queue_share": "1"},
+    "separate": {"queue_weight": "0.1"},
+    "moments-separate": {"drift": "moments", "queue_weight": "0.1"},
 }
-"""Guard of the queue -> overrides."""
+"""Guard of the queue -> settings of ``contrast``, beside those of a queue without any."""
 TEMPERATURES = {"triangle": [], "constant": ["contrast.temperature={type: constant, value: 0.1}"]}
 
 
 class Shape(NamedTuple):
-    """Of a part of the study."""
+    """Of a part of the study; ``late`` of the steps are done before a queue starts that has no other guard."""
 
     pairs: int
     steps: int
@@ -49,11 +51,16 @@ class Shape(NamedTuple):
     queues: tuple[int, ...]
     arms: tuple[str, ...]
     temperatures: tuple[str, ...]
+    texts: tuple[str, ...] = ("books",)
+    late: float = 0.4
 
 
 PARTS = {
     "ratio": Shape(8, 2000, 5e-4, (0, 64, 256, 1024), ("late", "momentum", "moments"), ("triangle",)),
-    "collapse": Shape(64, 250, 1e-3, (256, 1024, 2048, 4096, 8192), ("mean",), tuple(TEMPERATURES)),
+    "collapse": Shape(64, 250, 1e-3, (256, 1024, 2048, 4096, 8192), ("moments-share",), tuple(TEMPERATURES)),
+    "shipped": Shape(
+        64, 400, 1e-3, (0, 256), ("late", "mean", "moments-share"), ("triangle",), ("books", "docstrings"), late=0.25
+    ),
 }
 
 
@@ -100,14 +107,15 @@ class Study:
 def train_and_measure(study: Study, key: Key) -> None:
     """Train, and measure sentence similarity without fine-tuning."""
     shape, folder = study.shape, study.run(key)
-    start = round(LATE * study.steps) if key.arm == "late" else 0
+    start = round(shape.late * study.steps) if key.arm == "late" else 0
+    guard = [f"contrast.{name}={value}" for name, value in {**PLAIN, **ARMS[key.arm]}.items()]
     finish(
         folder, "pretrain", "capt_tiny", "run.threads=1", "run.log_every=20", "run.tensorboard=false",
         f"run.seed={key.seed}", *study.text(key.text), "engine.precision=bf16",
         f"batch.global={shape.pairs}", f"batch.micro={shape.pairs}", f"optimizer.lr={shape.rate:g}",
         f"schedule.max_steps={study.steps}", f"schedule.warmup_steps={round(0.05 * study.steps)}",
         "validate.every=" + str(max(1, study.steps // 5)), "checkpoint.every=0", "checkpoint.keep=1",
-        f"contrast.queue={key.queue}", f"contrast.queue_start={start}", *ARMS.get(key.arm, []),
+        f"contrast.queue={key.queue}", f"contrast.queue_start={start}", *guard,
         *TEMPERATURES[key.temperature], *study.extra,
     )  # fmt: skip
     if not (folder / "sts.json").exists():
@@ -133,8 +141,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5, help="the last seed")
     parser.add_argument("--first-seed", type=int, default=1, help="share the seeds out over machines or evenings")
-    parser.add_argument("--texts", nargs="*", default=["books"], choices=["books", "docstrings"])
-    parser.add_argument("--arms", nargs="*", choices=list(ARMS), help="guards of the queue")
+    parser.add_argument("--texts", nargs="*", choices=["books", "docstrings"])
+    parser.add_argument("--arms", nargs="*", choices=[arm for arm in ARMS if arm != "none"], help="guards of the queue")
     parser.add_argument("--queues", nargs="*", type=int, help="rows; 0 = no queue")
     parser.add_argument("--temperatures", nargs="*", choices=list(TEMPERATURES))
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time, each with one thread")
@@ -144,7 +152,7 @@ def main() -> int:
     if "CAPT_DATA" not in os.environ:
         parser.error("CAPT_DATA must name the folder with corpus and glue")
     shape = PARTS[options.part]
-    for name in ("queues", "arms", "temperatures"):
+    for name in ("queues", "arms", "temperatures", "texts"):
         if getattr(options, name) is None:
             setattr(options, name, list(getattr(shape, name)))
     data = Path(os.environ["CAPT_DATA"])

@@ -33,6 +33,7 @@ class Case:
     learned: bool = False
     stats: bool = False
     impl: str = "chunked"
+    hardness: float = 0.0
 
     @property
     def world(self) -> int:
@@ -84,6 +85,21 @@ def _cases(world: int) -> list[Case]:
         Case(ragged, with_ids=True, temperature=0.3),
         Case((0, *ragged[1:]), pushed=60 * world),
     ]
+    cases += [Case(ragged, t, 600 * world, hardness=hardness) for t in (0.5, 0.05) for hardness in (2.0, 30.0, 1000.0)]
+    cases += [
+        Case(even, pushed=60 * world, noise=0.05, hardness=20.0),
+        Case(ragged, pushed=600 * world, noise=0.05, dtype=torch.float32, hardness=20.0),
+        Case(ragged, pushed=60 * world, in_batch="none", hardness=20.0),
+        Case(ragged, pushed=60 * world, in_batch="local", hardness=20.0),
+        Case(ragged, pushed=600 * world, impl="dense", hardness=20.0),
+        Case(ragged, pushed=600 * world, learned=True, hardness=20.0),
+        Case(ragged, pushed=600 * world, stats=True, hardness=20.0),
+        Case(ragged, pushed=60 * world, stats=True, with_ids=True, temperature=0.01, hardness=200.0),
+        Case((0, *ragged[1:]), pushed=60 * world, with_ids=True, hardness=20.0),
+        Case(ragged, pushed=600 * world, with_ids=True, hardness=20.0),
+        Case(ragged, pushed=1, with_ids=True, hardness=20.0),  # a queued row on one rank, for some anchors not even it
+        Case(ragged, pushed=1, with_ids=True, stats=True, hardness=1000.0),
+    ]
     return cases
 
 
@@ -113,6 +129,7 @@ def _rank_solves(cases: list[Case]) -> list[dict[str, Any]]:
             grad_reduction=case.grad_reduction,  # type: ignore[arg-type]
             ids=None if ids is None else ids[mine],
             impl=case.impl,
+            hardness=case.hardness,
             stats=stats,
         )
         loss.backward()
@@ -137,7 +154,7 @@ def _check(case: Case, ranks: list[dict[str, Any]]) -> None:
     s, s_hat = case.rows()
     ids = torch.arange(case.pushed)[-K:] % 7
     problem = Problem(
-        s, s_hat, case.owner(), case.queued()[-K:], case.temperature, case.in_batch, case.ids(), ids
+        s, s_hat, case.owner(), case.queued()[-K:], case.temperature, case.in_batch, case.ids(), ids, case.hardness
     )  # fmt: skip
     loss, d_s, d_s_hat, d_tau = problem.solve(case.reduction)
     share = 1 / case.world if case.grad_reduction == "mean" else 1.0

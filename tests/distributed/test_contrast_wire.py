@@ -15,6 +15,8 @@ from tests.unit.contrast.test_capt import _LargestTensor
 from tests.wire import Sent, Wire
 
 N, D = 16, 64
+_ALL = 2 * 2 * N
+"""Anchors of two ranks."""
 
 
 def _received(sent: list[Sent]) -> list[tuple[str, int]]:
@@ -82,13 +84,36 @@ def test_rows_known_to_be_equal_are_not_counted() -> None:
         ({"ids": True}, False, [8, 2 * N * D * 4, 2 * N * 8, 2 * N * (D + 1) * 4, 2 * N * 4]),
         ({}, True, [8, 2 * N * D * 4, 2 * N * 4]),
         ({"queue_share": 1.0}, False, [8, 8, 2 * N * D * 4, 2 * N * (D + 1) * 4, 2 * N * 4]),
+        ({"hardness": 5.0}, False, [8, 2 * N * D * 4, 2 * _ALL * 4, 2 * N * (D + 1) * 4, 2 * N * 4]),
+        (
+            {"hardness": 50.0},
+            False,
+            [8, 2 * N * D * 4, _ALL * 4, 2 * _ALL * 4, _ALL * 4, 2 * N * (D + 1) * 4, 2 * N * 4],
+        ),
+        (
+            {"hardness": 5.0, "stats": True},
+            False,
+            [8, 2 * N * D * 4, _ALL * 4, 2 * _ALL * 4, _ALL * 4, _ALL * 4, 2 * N * (D + 2) * 4, 2 * N * 4],
+        ),
         ({"precision": "bf16"}, False, [8, 2 * N * D * 2, 2 * N * (D + 1) * 4, 2 * N * 4]),
     ],
-    ids=["queue only", "statistics", "ids", "validation", "share of the queue", "bf16"],
-)
+    ids=[
+        "queue only", "statistics", "ids", "validation", "share of the queue", "hardness", "hardness, large logits",
+        "hardness, statistics", "bf16",
+    ],
+)  # fmt: skip
 def test_what_each_option_adds(options: dict[str, Any], frozen: bool, expected: list[int]) -> None:
     for result in run_ranks(_traffic, 2, 507, options, frozen):
         assert [size for _, size in result["forward"]] == expected
+
+
+def test_hardness_adds_two_numbers_an_anchor_whatever_the_queue() -> None:
+    for capacity in (507, 8192):
+        plain = run_ranks(_traffic, 2, capacity, {}, False)
+        for result, before in zip(run_ranks(_traffic, 2, capacity, {"hardness": 5.0}, False), plain, strict=True):
+            assert sorted(result["forward"]) == sorted([*before["forward"], ("allreduce_", 2 * _ALL * 4)])
+            assert result["later"] == []
+            assert result["largest"] < min(_ALL * capacity / 4, capacity * D)
 
 
 @pytest.mark.parametrize("capacity", [507, 8192])

@@ -15,44 +15,14 @@ import pytest
 import torch
 
 from pretrain.base.randomness import derive
-from pretrain.config.load import job_from_mapping
+from tests.gradients import STEPS, gradients, relative
 from tests.language import language_mapping
 from tests.support import run_ranks
 
-_STEPS = 3  # the queue of 41 rows is half full, then wraps
-
 
 def _gradients(mapping: dict[str, Any]) -> dict[str, Any]:
-    """Gradients of each of three steps (before clipping), by parameter name."""
-    from deepspeed.utils import safe_get_full_grad
-
-    from pretrain.engine.engines.build import build_engines
-    from pretrain.engine.quiet import quiet_libraries
-    from pretrain.engine.task import Progress
-    from pretrain.language.task import LanguageTask
-
-    quiet_libraries(debug=False)
     _draw_dropout_by_sample()
-    job = job_from_mapping(mapping, "test")
-    task = LanguageTask(job, Path(mapping["run"]["dir"]))
-    engines = build_engines(task.build_modules(), job, task.optimizers())
-    engine, taken = engines["model"], []
-    update = engine.step
-
-    def step_and_keep_gradients() -> None:
-        if engine.at_boundary:
-            named = engine.module.named_parameters()
-            taken.append({name: safe_get_full_grad(p).float().numpy().copy() for name, p in named})
-        update()
-
-    engine.step = step_and_keep_gradients  # type: ignore[method-assign]
-    progress, losses = Progress(), []
-    batches = task.build_batches(progress)
-    for _ in range(_STEPS):
-        report = task.step(engines, next(batches), progress)
-        losses.append({name: float(value) for name, value in report.items()})
-        progress.step += 1
-    return {"gradients": taken, "losses": losses}
+    return gradients(mapping)
 
 
 def _draw_dropout_by_sample() -> None:
@@ -129,16 +99,11 @@ def results(request: pytest.FixtureRequest, folder: Path, references: Any) -> di
     return {key: [rank[i] for rank in ranks] for i, key in enumerate(_FP32 + _BF16)}
 
 
-def _relative(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
-    difference = np.sqrt(sum(np.square(a[name].astype(np.float64) - b[name]).sum() for name in b))
-    return float(difference / np.sqrt(sum(np.square(b[name].astype(np.float64)).sum() for name in b)))
-
-
 @pytest.mark.parametrize("key", _FP32, ids=str)
 def test_fp32(references: Any, results: Any, key: tuple[str, int, int]) -> None:
     reference, ranks = references["fp32"], results[key]
-    for step in range(_STEPS):
-        assert _relative(ranks[0]["gradients"][step], reference["gradients"][step]) < 1e-6
+    for step in range(STEPS):
+        assert relative(ranks[0]["gradients"][step], reference["gradients"][step]) < 1e-6
         for name in ("loss", "loss/mlm", "loss/capt", "accuracy/mlm"):
             mean = np.mean([rank["losses"][step][name] for rank in ranks])
             assert mean == pytest.approx(reference["losses"][step][name], rel=1e-5)
@@ -147,33 +112,33 @@ def test_fp32(references: Any, results: Any, key: tuple[str, int, int]) -> None:
 @pytest.mark.parametrize("key", _BF16, ids=str)
 def test_bf16(references: Any, results: Any, key: tuple[str, int, int]) -> None:
     reference, ranks = references["bf16"], results[key]
-    for step in range(_STEPS):
-        assert _relative(ranks[0]["gradients"][step], reference["gradients"][step]) < 1e-2
+    for step in range(STEPS):
+        assert relative(ranks[0]["gradients"][step], reference["gradients"][step]) < 1e-2
 
 
 def test_the_bound_notices_a_contrastive_gradient_of_the_wrong_scale(folder: Path, references: Any) -> None:
     """Halving the contrastive weight (the 1/W error at W = 2) changes gradients by far more than the bound."""
     halved = run_ranks(_gradients, 1, _mapping(folder, 1, 0, "fp32", _GLOBAL, weight=0.5))[0]
-    assert _relative(halved["gradients"][0], references["fp32"]["gradients"][0]) > 1e-2
+    assert relative(halved["gradients"][0], references["fp32"]["gradients"][0]) > 1e-2
 
 
-def test_the_drift_of_the_queue_is_corrected_alike(folder: Path, references: Any) -> None:
-    """By the statistics of all rows of the step, whatever holds them; the bound notices the correction."""
-    drift = {"drift": "moments"}
-    whole = run_ranks(_gradients, 1, _mapping(folder, 1, 0, "fp32", _GLOBAL, cached=False, **drift))[0]
-    assert _relative(references["fp32"]["gradients"][2], whole["gradients"][2]) > 1e-4
+@pytest.mark.parametrize("option", [{"drift": "moments"}, {"hardness": 10.0}], ids=["drift", "hardness"])
+def test_the_queue_is_corrected_and_weighted_alike(folder: Path, references: Any, option: dict[str, Any]) -> None:
+    """By the statistics of all rows of the step, by sums over all shards, whatever holds them; the bound notices it."""
+    whole = run_ranks(_gradients, 1, _mapping(folder, 1, 0, "fp32", _GLOBAL, cached=False, **option))[0]
+    assert relative(references["fp32"]["gradients"][2], whole["gradients"][2]) > 1e-4
     for world, stage, micro in ((1, 0, 4), (2, 2, 4), (4, 3, 16)):
-        cut = run_ranks(_gradients, world, _mapping(folder, world, stage, "fp32", micro, **drift))[0]
-        for step in range(_STEPS):
-            assert _relative(cut["gradients"][step], whole["gradients"][step]) < 1e-6
+        cut = run_ranks(_gradients, world, _mapping(folder, world, stage, "fp32", micro, **option))[0]
+        for step in range(STEPS):
+            assert relative(cut["gradients"][step], whole["gradients"][step]) < 1e-6
 
 
 def test_without_the_cache_each_micro_batch_is_a_batch_of_its_own(folder: Path, references: Any) -> None:
     """The bound notices it; on two ranks it is the same as on one."""
     mappings = [_mapping(folder, world, 1, "fp32", 4, cached=False) for world in (1, 2)]
     one, two = (run_ranks(_gradients, world, mapping)[0] for world, mapping in zip((1, 2), mappings, strict=True))
-    assert _relative(one["gradients"][0], references["fp32"]["gradients"][0]) > 1e-2
-    assert _relative(two["gradients"][0], one["gradients"][0]) < 1e-6
+    assert relative(one["gradients"][0], references["fp32"]["gradients"][0]) > 1e-2
+    assert relative(two["gradients"][0], one["gradients"][0]) < 1e-6
 
 
 def test_without_a_contrast_the_accumulation_is_nothing_to_the_gradient(folder: Path) -> None:
@@ -184,6 +149,6 @@ def test_without_a_contrast_the_accumulation_is_nothing_to_the_gradient(folder: 
     cut = [{**plain, "batch": {**plain["batch"], "micro": micro}} for micro in (16, 4, 1)]
     whole, *others = run_ranks(_all_gradients, 1, cut)[0]
     for other in others:
-        for step in range(_STEPS):
-            assert _relative(other["gradients"][step], whole["gradients"][step]) < 1e-6
+        for step in range(STEPS):
+            assert relative(other["gradients"][step], whole["gradients"][step]) < 1e-6
             assert other["losses"][step]["loss"] == pytest.approx(whole["losses"][step]["loss"], rel=1e-6)

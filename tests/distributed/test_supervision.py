@@ -7,18 +7,21 @@ import signal
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from launcher.backends.local import _Job, run_ranks
-from launcher.backends.processes import stop_asked, stop_signals
+from launcher.backends.local import run_ranks
+from launcher.backends.watching import Watcher
 from launcher.plan import Command, End, Launch, Options
 from launcher.restart import supervise
+from launcher.supervisor.heartbeats import Pulse
+from launcher.supervisor.processes import stop_asked, stop_signals
+from launcher.supervisor.ranks import LocalRanks
 from pretrain.base.files import write_text
 from pretrain.config.load import job_from_mapping
 from pretrain.config.writer import job_to_yaml
+from pretrain.engine.ledger.check import check
 from pretrain.engine.run_folder import read_status
 from pretrain.registry import TASKS
 from tests.support import free_port
@@ -87,6 +90,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     return _losses(run)
 
 
+def test_a_rank_whose_weights_differ_ends_the_attempt_and_the_next_one_goes_on(
+    tmp_path: Path, undisturbed: dict[int, float], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    fault = {"kind": "flip", "step": 7, "rank": 1, "once": str(tmp_path / "struck")}
+    code, ends = _supervised(_mapping(run, fault=fault, engine={"zero_stage": 0}))
+    assert (code, [end.code for end in ends]) == (0, [1, 0])
+    assert "differs in model.norm.weight" in capfd.readouterr().err
+    assert _losses(run) == pytest.approx(undisturbed, rel=1e-6)  # of ZeRO 1: sums in another order
+
+
 @pytest.mark.parametrize("kind", ["kill", "stop", "hang", "crash"])
 def test_a_fault_of_a_rank_costs_the_steps_since_the_last_checkpoint(
     tmp_path: Path, undisturbed: dict[int, float], kind: str
@@ -98,6 +112,7 @@ def test_a_fault_of_a_rank_costs_the_steps_since_the_last_checkpoint(
     assert (code, [end.code for end in ends]) == (0, [1, 0])
     assert time.monotonic() - begin < 120  # far less than the time-out of the process group
     assert _losses(run) == undisturbed
+    assert check(run).faults == []
     status = read_status(run)
     assert status is not None
     assert (status.state, status.step) == ("done", STEPS)
@@ -126,6 +141,9 @@ def test_with_ephemeral_checkpoints_a_killed_rank_costs_the_step_it_was_in(
     assert (code, [end.code for end in ends]) == (0, [1, 0])
     assert "at step 7" in (run / "log" / "rank-0.log").read_text()
     assert _losses(run) == undisturbed
+    report = check(run)
+    assert report.faults == []
+    assert [(each.head.step, each.kept) for each in report.launches] == [(0, 7), (7, 5)]
     assert list((tmp_path / "memory").iterdir()) == []
 
 
@@ -173,12 +191,47 @@ def test_a_job_that_was_asked_to_stop_is_not_started_again_however_it_ended(tmp_
         assert not stop_asked()
 
 
+class _Seen(LocalRanks):
+    """Ranks of which only what is seen of them is there."""
+
+    def __init__(self, codes: tuple[int | None, ...], suspended: int | None = None) -> None:
+        super().__init__()
+        self.codes, self._suspended = list(codes), suspended
+
+    def look(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def pulse(self, rank: int) -> Pulse:
+        return Pulse("step", 6, 9.0 - rank, 5, 0.1)
+
+    def where(self, rank: int) -> tuple[str, int]:
+        return f"node-{rank}", 1
+
+    def is_suspended(self, rank: int) -> bool:
+        return rank == self._suspended
+
+    def stacks(self, rank: int) -> tuple[str, bool]:
+        return "", rank == self._suspended
+
+
 @pytest.mark.parametrize(
     ("codes", "culprit"), [((1, -9), 1), ((-9, 1), 0), ((1, 1), 0), ((0, 1), 1), ((75, 0), None), ((1, None), 0)]
 )
 def test_the_rank_that_a_signal_killed_is_named_before_those_that_fell_over_it(
     codes: tuple[int | None, ...], culprit: int | None
 ) -> None:
-    job = _Job((), 1.0, 1.0, None)
-    job._ranks = [SimpleNamespace(returncode=code) for code in codes]  # type: ignore[misc]
-    assert job._failed([code is not None for code in codes]) == culprit
+    end = Watcher(_Seen(codes), grace=0.1).watch()
+    assert end.code == 1
+    assert (end.crash.rank if end.crash else None) == culprit
+
+
+@pytest.mark.parametrize(("suspended", "culprit"), [(None, 0), (1, 1), (0, 0)])
+def test_of_ranks_equally_far_the_suspended_one_is_named(
+    suspended: int | None, culprit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher = Watcher(_Seen((None, None), suspended), stall=1.0)
+    monkeypatch.setattr(watcher, "_awake", time.monotonic() - 100)
+    crash = watcher.watch().crash
+    assert crash is not None
+    assert (crash.rank, crash.host) == (culprit, f"node-{culprit}")
+    assert ("it is suspended" in crash.cause) == (suspended is not None)

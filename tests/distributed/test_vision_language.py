@@ -12,43 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.config.load import job_from_mapping
+from tests.gradients import STEPS, gradients, relative
 from tests.support import run_ranks
 from tests.vision_language import vision_language_mapping
-
-_STEPS = 3  # the queue of 41 rows is half full, then wraps
-
-
-def _gradients(mapping: dict[str, Any]) -> dict[str, Any]:
-    """Gradients of each of three steps (before clipping), by parameter name."""
-    from deepspeed.utils import safe_get_full_grad
-
-    from pretrain.engine.engines.build import build_engines
-    from pretrain.engine.quiet import quiet_libraries
-    from pretrain.engine.task import Progress
-    from pretrain.vision_language.task import VisionLanguageTask
-
-    quiet_libraries(debug=False)
-    job = job_from_mapping(mapping, "test")
-    task = VisionLanguageTask(job, Path(mapping["run"]["dir"]))
-    engines = build_engines(task.build_modules(), job, task.optimizers())
-    engine, taken = engines["model"], []
-    update = engine.step
-
-    def step_and_keep_gradients() -> None:
-        if engine.at_boundary:
-            named = engine.module.named_parameters()
-            taken.append({name: safe_get_full_grad(p).float().numpy().copy() for name, p in named})
-        update()
-
-    engine.step = step_and_keep_gradients  # type: ignore[method-assign]
-    progress, losses = Progress(), []
-    batches = task.build_batches(progress)
-    for _ in range(_STEPS):
-        report = task.step(engines, next(batches), progress)
-        losses.append({name: float(value) for name, value in report.items()})
-        progress.step += 1
-    return {"gradients": taken, "losses": losses}
 
 
 def _mapping(folder: Path, world: int, stage: int, precision: str, accumulation: int, **changes: Any) -> dict[str, Any]:
@@ -74,7 +40,7 @@ _ACCURACIES = ("mlm", "matching", "answers")
 
 def _all_gradients(mappings: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Several jobs in one set of processes: starting those costs more than the jobs."""
-    return [_gradients(mapping) for mapping in mappings]
+    return [gradients(mapping) for mapping in mappings]
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +69,9 @@ def results(request: pytest.FixtureRequest, folder: Path, references: Any) -> di
     return {key: [rank[i] for rank in ranks] for i, key in enumerate([*_FP32, "matched"])}
 
 
-def _relative(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
-    difference = np.sqrt(sum(np.square(a[name].astype(np.float64) - b[name]).sum() for name in b))
-    return float(difference / np.sqrt(sum(np.square(b[name].astype(np.float64)).sum() for name in b)))
-
-
 def _assert_equal(ranks: list[dict[str, Any]], reference: dict[str, Any]) -> None:
-    for step in range(_STEPS):
-        assert _relative(ranks[0]["gradients"][step], reference["gradients"][step]) < 1e-6
+    for step in range(STEPS):
+        assert relative(ranks[0]["gradients"][step], reference["gradients"][step]) < 1e-6
         for name in [*(f"loss{name}" for name in _LOSSES), *(f"accuracy/{name}" for name in _ACCURACIES)]:
             mean = np.mean([rank["losses"][step][name] for rank in ranks])
             assert mean == pytest.approx(reference["losses"][step][name], rel=1e-5), (step, name)
@@ -132,7 +93,7 @@ def test_the_bound_notices_losses_of_the_wrong_scale(folder: Path, references: A
     mappings = [_mapping(folder, 1, 0, "fp32", 1, objectives={"answers": 1.0, name: 0.5}) for name in names]
     mappings.append(_mapping(folder, 1, 0, "fp32", 1, contrast={"queue": 41, "weight": 0.5}))
     for halved in run_ranks(_all_gradients, 1, mappings)[0]:
-        moved = [_relative(halved["gradients"][i], references[0]["gradients"][i]) for i in range(_STEPS)]
+        moved = [relative(halved["gradients"][i], references[0]["gradients"][i]) for i in range(STEPS)]
         assert max(moved) > 1e-4
 
 
@@ -142,6 +103,6 @@ def test_without_a_contrast_the_accumulation_is_nothing_to_the_gradient(folder: 
     cut = [{**plain, "batch": {**plain["batch"], "micro": micro}} for micro in (16, 4, 1)]
     whole, *others = run_ranks(_all_gradients, 1, cut)[0]
     for other in others:
-        for step in range(_STEPS):
-            assert _relative(other["gradients"][step], whole["gradients"][step]) < 1e-6
+        for step in range(STEPS):
+            assert relative(other["gradients"][step], whole["gradients"][step]) < 1e-6
             assert other["losses"][step]["loss"] == pytest.approx(whole["losses"][step]["loss"], rel=1e-6)

@@ -1,4 +1,6 @@
-"""Two hosts on one machine: network namespaces joined by a bridge, an sshd in each, keys of their own.
+"""Several hosts on one machine: network namespaces joined by a bridge, an sshd in each, keys of their own.
+
+Each host has a folder for temporary files and a ``/dev/shm`` of its own, so that what is left there can be seen.
 
 Nothing outside a temporary folder and the namespaces is touched: ssh reads a configuration of its own, through a
 wrapper that stands first on ``PATH``, as a user's working ``~/.ssh/config`` would.
@@ -19,6 +21,8 @@ from pathlib import Path
 
 INTERFACE = "eth0"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
+"""Of the two hosts of most tests; a third one is ``SPARE``."""
+SPARE = "10.77.0.3"
 
 
 def missing() -> str:
@@ -45,15 +49,16 @@ def missing() -> str:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Two hosts that reach each other over ssh as ``ADDRESSES``; ``names`` are their namespaces."""
+    """Hosts that reach each other over ssh; ``names`` are their namespaces."""
 
-    names: tuple[str, str]
+    names: tuple[str, ...]
+    addresses: tuple[str, ...]
     folder: Path
 
     def hostfile(self, slots: int = 1) -> Path:
-        """A hostfile that lists both."""
+        """A hostfile that lists all."""
         path = self.folder / "hosts"
-        path.write_text("".join(f"{address} slots={slots}\n" for address in ADDRESSES))
+        path.write_text("".join(f"{address} slots={slots}\n" for address in self.addresses))
         return path
 
     def environment(self, **extra: str) -> dict[str, str]:
@@ -79,20 +84,42 @@ class Hosts:
     def pids(self, host: int) -> list[int]:
         """Processes on a host, without its sshd."""
         listed = _run("ip", "netns", "pids", self.names[host]).split()
-        return [int(pid) for pid in listed if _command(int(pid)) not in ("sshd", "")]
+        return [int(pid) for pid in listed if not _command(int(pid)).startswith("sshd") and _command(int(pid))]
+
+    def link(self, host: int, state: str) -> None:
+        """Plug a host's cable in (``up``) or out (``down``)."""
+        _run("ip", "-n", self.names[host], "link", "set", INTERFACE, state)
+
+    def left(self) -> dict[str, list[str]]:
+        """What is in the shared memory and the temporary folders of the hosts, and which processes run."""
+        found = {
+            f"{self.addresses[host]} processes": list(map(str, self.pids(host))) for host in range(len(self.names))
+        }
+        for name, address in zip(self.names, self.addresses, strict=True):
+            daemon = next(pid for pid in _run("ip", "netns", "pids", name).split() if _command(int(pid)) == "sshd")
+            found[f"{address} shared memory"] = os.listdir(f"/proc/{daemon}/root/dev/shm")
+            found[f"{address} temporary files"] = os.listdir(_temporary(self.folder, address))
+        return {where: what for where, what in found.items() if what}
 
 
 @contextmanager
 def two_hosts(folder: Path) -> Iterator[Hosts]:
-    """Make the two hosts, and take all of it away again, whatever runs in them."""
+    """Make two hosts, and take all of it away again, whatever runs in them."""
+    with several_hosts(folder, ADDRESSES) as hosts:
+        yield hosts
+
+
+@contextmanager
+def several_hosts(folder: Path, addresses: tuple[str, ...]) -> Iterator[Hosts]:
+    """Make hosts of these addresses, and take all of it away again, whatever runs in them."""
     tag = uuid.uuid4().hex[:6]
-    names = (f"capt-{tag}-a", f"capt-{tag}-b")
+    names = tuple(f"capt-{tag}-{letter}" for letter, _ in zip("abc", addresses, strict=False))
     bridge = f"br-{tag}"
     with ExitStack() as undo:
         _run("ip", "link", "add", bridge, "type", "bridge")
         undo.callback(_run, "ip", "link", "del", bridge)
         _run("ip", "link", "set", bridge, "up")
-        for index, (name, address) in enumerate(zip(names, ADDRESSES, strict=True)):
+        for index, (name, address) in enumerate(zip(names, addresses, strict=True)):
             _run("ip", "netns", "add", name)
             undo.callback(_remove_namespace, name)
             outer = f"v{index}-{tag}"
@@ -101,17 +128,17 @@ def two_hosts(folder: Path) -> Iterator[Hosts]:
             _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", INTERFACE)
             for device in ("lo", INTERFACE):
                 _run("ip", "-n", name, "link", "set", device, "up")
-        _start_sshds(names, folder)
-        yield Hosts(names, folder)
+        _start_sshds(names, addresses, folder)
+        yield Hosts(names, addresses, folder)
 
 
-def _start_sshds(names: tuple[str, str], folder: Path) -> None:
+def _start_sshds(names: tuple[str, ...], addresses: tuple[str, ...], folder: Path) -> None:
     keys = folder / "ssh"
     keys.mkdir(mode=0o700)
     for key in ("host", "user"):
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / key))
     host_key = (keys / "host.pub").read_text()
-    (keys / "known_hosts").write_text("".join(f"{address} {host_key}" for address in ADDRESSES))
+    (keys / "known_hosts").write_text("".join(f"{address} {host_key}" for address in addresses))
     (keys / "config").write_text(
         f"IdentityFile {keys}/user\nIdentitiesOnly yes\nUserKnownHostsFile {keys}/known_hosts\n"
         "GlobalKnownHostsFile /dev/null\nStrictHostKeyChecking yes\nLogLevel ERROR\n"
@@ -121,14 +148,22 @@ def _start_sshds(names: tuple[str, str], folder: Path) -> None:
     wrapper.write_text(f'#!/bin/sh\nexec {_which("ssh")} -F {keys}/config "$@"\n')
     wrapper.chmod(0o755)
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    for name, address in zip(names, ADDRESSES, strict=True):
+    for name, address in zip(names, addresses, strict=True):
+        _temporary(folder, address).mkdir()
         config = keys / f"sshd-{address}"
         config.write_text(
             f"ListenAddress {address}\nHostKey {keys}/host\nAuthorizedKeysFile {keys}/user.pub\nPidFile none\n"
             "StrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin prohibit-password\nMaxStartups 100\n"
+            f"SetEnv TMPDIR={_temporary(folder, address)} TORCHINDUCTOR_CACHE_DIR={folder}/compiled\n"
         )
-        _run("ip", "netns", "exec", name, str(_which("sshd")), "-f", str(config), "-E", str(keys / f"log-{address}"))
+        daemon = f"{_which('sshd')} -f {config} -E {keys}/log-{address}"
+        own = f"mount -t tmpfs -o size=1g own /dev/shm && exec {daemon}"  # ip gives it mounts of its own
+        _run("ip", "netns", "exec", name, "sh", "-c", own)
         _wait_for_port(name, address)
+
+
+def _temporary(folder: Path, address: str) -> Path:
+    return folder / f"tmp-{address}"
 
 
 def _wait_for_port(name: str, address: str) -> None:

@@ -1,4 +1,4 @@
-"""One job on two hosts: real ssh, pdsh and ``deepspeed --hostfile`` over a network of their own."""
+"""One job on two hosts: real ssh, also with pdsh and ``deepspeed --hostfile``, over a network of their own."""
 
 import json
 import os
@@ -96,8 +96,8 @@ def one_host(hosts: Hosts, workplace: Path) -> list[tuple[int, float]]:
     return found
 
 
-def check_two_hosts(said: str, folder: Path, expected: list[tuple[int, float]]) -> None:
-    for rank, address in enumerate(ADDRESSES):
+def check_two_hosts(said: str, folder: Path, expected: list[tuple[int, float]], launcher: str = "deepspeed") -> None:
+    for rank, address in enumerate(ADDRESSES if launcher == "deepspeed" else ()):
         assert re.search(rf"^{re.escape(address)}: .*nnodes=2, num_local_procs=1, node_rank={rank}", said, re.MULTILINE)
     assert losses(folder)[:STEPS] == expected
     status = json.loads((folder / "status.json").read_text())
@@ -120,16 +120,20 @@ def test_the_raw_deepspeed_launcher(hosts: Hosts, workplace: Path, one_host: lis
     check_two_hosts(said, workplace / "raw", one_host)
 
 
-def test_capt_with_a_hostfile_until_sigterm(hosts: Hosts, workplace: Path, one_host: list[tuple[int, float]]) -> None:
-    # a port of its own: the ranks are found by it, and the two hosts share this machine's process table
-    command = [*CAPT, "job.yaml", "run.dir=two", "--hostfile", hosts.hostfile(), "--master-port", str(free_port())]
-    with started(hosts, workplace, "two", *command) as (process, log):
+@pytest.mark.parametrize("launcher", ["ssh", "deepspeed"])
+def test_capt_with_a_hostfile_until_sigterm(
+    hosts: Hosts, workplace: Path, one_host: list[tuple[int, float]], launcher: str
+) -> None:
+    # a port of its own: pdsh finds the ranks by it, and the two hosts share this machine's process table
+    words = ["job.yaml", f"run.dir={launcher}", "--hostfile", hosts.hostfile(), "--master-port", str(free_port())]
+    run_dir = workplace / launcher
+    with started(hosts, workplace, launcher, *CAPT, *words, "--launcher", launcher) as (process, log):
         deadline = time.monotonic() + 120
-        while len(losses(workplace / "two")) < STEPS and process.poll() is None and time.monotonic() < deadline:
+        while len(losses(run_dir)) < STEPS and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.2)
         process.send_signal(signal.SIGTERM)  # every rank on every host saves at the same step
         assert process.wait(timeout=60) == 75, log.read_text(errors="replace")[-6000:]
-    check_two_hosts(log.read_text(errors="replace"), workplace / "two", one_host)
+    check_two_hosts(log.read_text(errors="replace"), run_dir, one_host, launcher)
 
 
 def test_an_unknown_host_key_is_an_error_and_not_a_question(hosts: Hosts, workplace: Path) -> None:

@@ -33,7 +33,7 @@ def _without(state: State, gone: list[Rank], *, freed: bool = True) -> State:
     return state._replace(ranks=ranks, lock=None if freed and state.lock in held else state.lock)
 
 
-@move("launcher.restart:supervise", "launcher.backends.local:run_ranks")
+@move("launcher.restart:supervise", "launcher.backends.ssh:start")
 def start(state: State, settings: Settings) -> Iterator[Move]:
     """A head that reaches its hosts starts a rank on each, once what it left there before has been killed."""
     for number, head in enumerate(state.heads):
@@ -76,7 +76,7 @@ def give_up(state: State, settings: Settings) -> Iterator[Move]:
             yield f"head {number} reaches too few hosts and exits with 1", _exits(state, number, "exit 1")
 
 
-@move("launcher.backends.local:_Job._wait_for_all")
+@move("launcher.backends.watching:Watcher.watch")
 def judge(state: State, settings: Settings) -> Iterator[Move]:
     """A head sees how ranks ended, or that a node has been silent for too long."""
     for number, head in enumerate(state.heads):
@@ -105,7 +105,7 @@ def judge(state: State, settings: Settings) -> Iterator[Move]:
                 )
 
 
-@move("launcher.backends.local:_Job._kill")
+@move("launcher.supervisor.ranks:LocalRanks.kill")
 def end_ranks(state: State, settings: Settings) -> Iterator[Move]:
     """Ranks that their head no longer wants are killed by their node, when the head reaches it."""
     for rank in state.ranks:

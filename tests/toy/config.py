@@ -18,7 +18,9 @@ from pretrain.engine import distributed
 class Fault(Section):
     """Something that goes wrong on one rank at one step; at step 0 while preparing."""
 
-    kind: Literal["none", "term", "nan", "nan_gradient", "refuse", "crash", "wait", "kill", "stop", "hang"] = "none"
+    kind: Literal[
+        "none", "term", "nan", "nan_gradient", "refuse", "crash", "wait", "kill", "stop", "hang", "flip"
+    ] = "none"  # fmt: skip
     step: int = 0
     rank: int = 0
     once: str = ""

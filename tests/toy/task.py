@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.task import Progress, StepMetrics
+from pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics
 from tests.toy.config import ToyJob
 
 
@@ -33,6 +33,10 @@ class ToyModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.scale * self.last(torch.tanh(self.norm(self.first(x))))
         return self.tied(x)
+
+
+EPOCH = 20
+"""Samples of an epoch, in which sample g has the id g % EPOCH."""
 
 
 class ToyTask:
@@ -64,6 +68,12 @@ class ToyTask:
             yield [[g for g in part if g % world == rank] for part in parts]
             start += size
 
+    def sample_order(self) -> SampleOrder:
+        return SampleOrder(EPOCH, 0, "toy", shuffle=False)
+
+    def consumed(self, batch: list[list[int]]) -> list[Rows]:
+        return [Rows(np.array(part) % EPOCH, [np.array(part)]) for part in batch]
+
     def step(self, engines: Mapping[str, Engine], batch: list[list[int]], progress: Progress) -> StepMetrics:
         engine, total = engines["model"], 0.0
         self.job.fault.strike(progress.step + 1)
@@ -83,6 +93,8 @@ class ToyTask:
                 total += float(distance.detach()) / len(batch)
             total += 0.0 if loss.isnan() else float(loss.detach()) / len(batch)
             self.seen += part
+        if self.job.fault.hits("flip", progress.step + 1):
+            engine.module.get_parameter("norm.weight").detach().view(torch.int32)[3] ^= 1  # the last bit of one number
         progress.samples += self.job.batch.global_
         if self.job.fault.hits("nan", progress.step + 1):
             total = float("nan")

@@ -67,10 +67,10 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "finetune/glue/export.py": (".write_text", OUT),
     "finetune/glue/files.py": (".open gzip.open", TEXT),
     "finetune/glue/submission.py": ("zipfile.ZipFile zipfile.ZipInfo", "extracts nothing; " + OUT),
-    "launcher/backends/__init__.py": ("importlib.import_module", "one of five names, by type"),
-    "launcher/backends/activity.py": (".read_text", "/proc"),
+    "launcher/backends/__init__.py": ("importlib.import_module", "one of six names, by type"),
+    "launcher/supervisor/activity.py": (".read_text", "/proc"),
     "launcher/backends/deepspeed.py": ("subprocess.run", "pdsh: every word checked or quoted for the remote shell"),
-    "launcher/backends/processes.py": (
+    "launcher/supervisor/processes.py": (
         ".read_text ctypes.CDLL subprocess.Popen",
         "/proc; libc's prctl; the planned command, no shell",
     ),
@@ -88,6 +88,8 @@ REVIEWED: dict[str, tuple[str, str]] = {
         "the probe's own source; ssh: every word checked or quoted for the remote shell",
     ),
     "launcher/supervisor/heartbeats.py": (".read_text mmap.mmap", "/proc; memory without a name, shared with a rank"),
+    "launcher/supervisor/scratch.py": ("os.open", "our own temporary folders, no link followed"),
+    "launcher/supervisor/node.py": (".read_text os.open", "/proc; /dev/null"),
     "launcher/sweep/trial_log.py": (".open", OWN),
     "launcher/sweep/restart.py": (".open .read_text", TYPED + "; " + OWN),
     "pretrain/config/writer.py": ("yaml.dump", "writes"),

@@ -42,10 +42,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "pretrain.engine.callbacks": (
         *(*BASE, "pretrain.config", "pretrain.registry"),
-        *_in(
-            "pretrain.engine", "checkpoint", "distributed", "durable", "ephemeral", "flags", "heartbeat", "interruption"
-        ),
-        *_in("pretrain.engine", "loop", "metrics_file", "run_folder", "task"),
+        *_in("pretrain.engine", "checkpoint", "checksums", "distributed", "durable", "ephemeral", "flags", "heartbeat"),
+        *_in("pretrain.engine", "interruption", "ledger", "loop", "metrics_file", "row_shard", "run_folder", "task"),
+    ),
+    "pretrain.engine.ledger": (
+        *(*BASE, "pretrain.data.sampler"),
+        *_in("pretrain.engine", "checkpoint", "durable", "task"),
     ),
     "pretrain.engine": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
     # ---- what tasks are built of
@@ -115,7 +117,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *_in("pretrain", "base", "config", "engine", "models", "convert", "report", "regions", "vision_language"),
     ),
     # ---- launcher
-    "launcher.supervisor": (*BASE, "pretrain.engine"),
+    "launcher.supervisor": (*BASE, "pretrain.engine", "launcher.hostfile", "launcher.ssh"),
     "launcher.backends": (
         *(*BASE, "pretrain.engine"),
         *_in("launcher", "cluster", "environment", "hostfile", "plan", "raycluster", "ssh", "supervisor", "watch"),
@@ -126,7 +128,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "launcher.sweep": (
         *_in("pretrain", "base", "config", "engine", "report"),
-        *_in("launcher", "backends", "raycluster"),
+        *_in("launcher", "backends", "raycluster", "supervisor"),
     ),
     "launcher.commands": ("finetune", "pretrain", "tokenizer", "configs", "launcher"),
     "launcher": (*_in("pretrain", "base", "config", "engine", "registry"), "launcher"),

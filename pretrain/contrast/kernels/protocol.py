@@ -30,6 +30,11 @@ class InstanceIds:
         """``(N, c)``, true where key and anchor are of one instance."""
         return self.anchors[:, None] == self.keys[None, :]
 
+    def own_keys(self) -> Tensor:
+        """``(N,)``, how many keys are of the anchor's instance; no tensor of N x c."""
+        keys = self.keys.sort().values
+        return torch.searchsorted(keys, self.anchors, right=True) - torch.searchsorted(keys, self.anchors)
+
     @property
     def negative_mask(self) -> Tensor:
         """``(N, c)``, 1 where the key is a negative and 0 elsewhere: a factor of exponentials.
@@ -53,12 +58,15 @@ class SoftmaxSums:
         running_max: ``(N,)``, :math:`r_i`, the largest logit so far; ``None`` for :math:`r_i = 0`, which is right for
             logits of bounded size.
         squares: ``(N,)``, :math:`\sum_j e^{2 (s_{ij} - r_i)}`; ``None`` where no diagnostics are wanted.
+        largest: ``(N,)``, the largest logit so far, for diagnostics of weighted keys, whose :math:`r_i` is that of the
+            weighted terms; ``None`` where it is not wanted, or is the running maximum.
     """
 
     normaliser: Tensor
     weighted_keys: Tensor | None
     running_max: Tensor | None
     squares: Tensor | None = None
+    largest: Tensor | None = None
 
     def __getitem__(self, rows: slice) -> SoftmaxSums:
         """The sums of some anchors; a view, so that adding to it adds to these."""
@@ -68,6 +76,7 @@ class SoftmaxSums:
             weighted_keys,
             None if self.running_max is None else self.running_max[rows],
             None if self.squares is None else self.squares[rows],
+            None if self.largest is None else self.largest[rows],
         )
 
     def exponentials(self, logits: Tensor, ids: InstanceIds | None) -> Tensor:
@@ -79,7 +88,10 @@ class SoftmaxSums:
             return logits.exp_() if ids is None else logits.exp_().mul_(ids.negative_mask)
         if ids is not None:
             logits.masked_fill_(ids.equal(), -torch.inf)
-        return logits.sub_(self.rescale(logits.amax(1))[:, None]).exp_()
+        highest = logits.amax(1)
+        if self.largest is not None:
+            torch.maximum(self.largest, highest, out=self.largest)
+        return logits.sub_(self.rescale(highest)[:, None]).exp_()
 
     def add(self, exponentials: Tensor) -> None:
         """Add the exponentials ``(N, c)`` of more keys to the sums of numbers; the kernel adds the weighted keys."""

@@ -11,10 +11,12 @@ from pretrain.engine.callbacks.agreement import Agreement
 from pretrain.engine.callbacks.checkpointer import Checkpointer
 from pretrain.engine.callbacks.ephemeral import EphemeralCheckpointer
 from pretrain.engine.callbacks.garbage import GarbageCollector
+from pretrain.engine.callbacks.ledger import SampleLedger
 from pretrain.engine.callbacks.metrics import Metrics
 from pretrain.engine.callbacks.next_steps import NextSteps
 from pretrain.engine.callbacks.profiler import Profiler
 from pretrain.engine.callbacks.progress import ProgressDisplay
+from pretrain.engine.callbacks.replicas import Replicas
 from pretrain.engine.callbacks.throughput import Throughput
 from pretrain.engine.callbacks.validator import Validator
 from pretrain.engine.loop import Callback
@@ -24,13 +26,16 @@ from pretrain.registry import callback_class, check_callbacks
 def default_callbacks(job: Job, users: Sequence[Callback] = ()) -> list[Callback]:
     """Return the callbacks that every job runs with, and ``users``, the job's own ones (`user_callbacks`).
 
-    Throughput adds to the report before Metrics writes it; the ranks agree before anything is validated or saved; what
-    a callback of the user may stop is saved by the Checkpointer behind it.
+    Throughput adds to the report before Metrics writes it; the ranks agree before anything is validated or saved, and
+    the ledger has a step before a checkpoint does; what a callback of the user may stop is saved by the Checkpointer
+    behind it.
     """
     metrics = Metrics(users)
     callbacks: list[Callback] = [
         Throughput(),
         Agreement(),
+        SampleLedger(),
+        Replicas(),
         metrics,
         Validator(metrics),
         ProgressDisplay(metrics),

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
+from pretrain.engine.optim.average import AVERAGE
 from pretrain.engine.optim.build import STATE_TENSORS
 from pretrain.engine.row_shard import is_row_sharded, row_shard
 
@@ -107,7 +108,7 @@ def fragments(engine: Engine, *, whole: bool = False) -> Iterator[Fragment]:
 
     Of what every rank holds (ZeRO 0 without row shards) each rank gets an equal share, or all of it with ``whole``.
     """
-    state, kinds = engine.base_optimizer.state, STATE_TENSORS[engine.optimizer_settings.section.type]
+    state, kinds = engine.base_optimizer.state, (*STATE_TENSORS[engine.optimizer_settings.section.type], AVERAGE)
     for place in _places(engine):
         begin, end = 0, place.numel
         if place.everywhere and not whole:

@@ -19,9 +19,10 @@ from pretrain.base.errors import CheckpointError
 from pretrain.engine import distributed
 from pretrain.engine.checkpoint.fragments import WEIGHT
 from pretrain.engine.checkpoint.manifest import Manifest
+from pretrain.engine.optim.average import AVERAGE
 from pretrain.engine.optim.build import STATE_TENSORS
 
-_KINDS = (WEIGHT, *sorted({kind for kinds in STATE_TENSORS.values() for kind in kinds}))
+_KINDS = (WEIGHT, AVERAGE, *sorted({kind for kinds in STATE_TENSORS.values() for kind in kinds}))
 _KEY = re.compile(rf"({'|'.join(_KINDS)})/(.+)@(\d{{1,18}})", re.ASCII | re.DOTALL)
 
 

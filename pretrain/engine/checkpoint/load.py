@@ -31,6 +31,7 @@ from pretrain.engine.checkpoint.fragments import (
 from pretrain.engine.checkpoint.index import Index, read_index, read_index_together
 from pretrain.engine.checkpoint.manifest import EngineState, Manifest, ModuleRecord, read_manifest
 from pretrain.engine.engines.base import Engine
+from pretrain.engine.optim.average import AVERAGE
 from pretrain.engine.row_shard import is_row_sharded
 
 M = TypeVar("M", bound=nn.Module)
@@ -156,7 +157,13 @@ def restore_engine(checkpoint: Path, engine: Engine, state: EngineState) -> None
     with distributed.synchronize_errors(patient=True):  # files of many gigabytes, at different speeds
         if state.has_moments:
             allocate_optimizer_state(engine, updated)
-        if other := {fragment.kind for fragment in fragments(engine, whole=True)} - index.kinds():
+        other = {fragment.kind for fragment in fragments(engine, whole=True)} - index.kinds()
+        if AVERAGE in other:
+            raise CheckpointError(
+                f"{checkpoint}: {engine.name} has no averages of its weights, for it was trained without "
+                "contrast.momentum; set contrast.momentum=null, or start a new run from it (model.init)"
+            )
+        if other:
             raise CheckpointError(
                 f"{checkpoint}: {engine.name} has no optimizer state {', '.join(sorted(other))}, which optimizer.type "
                 f"{engine.optimizer_settings.section.type} needs; set optimizer.type as in its config.yaml"

@@ -10,10 +10,12 @@ import torch
 from deepspeed.runtime.torch_autocast import PARAM_COMM_DTYPE_ATTR_NAME
 from torch import Tensor, nn
 
+from pretrain.base.errors import ConfigError
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.engines.deepspeed_config import clips_here, deepspeed_config
 from pretrain.engine.engines.gradients import clip_gradients, measure_gradients
+from pretrain.engine.optim.average import keep_average
 from pretrain.engine.optim.build import build_optimizer
 from pretrain.engine.optim.settings import ModuleOptimizer
 
@@ -43,6 +45,9 @@ class DeepSpeedEngine:
         self._micro_steps = 0
         _name_wire_type(module, job)
         optimizer = build_optimizer(settings.section, job.engine, module)
+        if settings.average is not None:
+            _refuse_nvme(job)
+            keep_average(optimizer, settings.average)
         if self.zero_stage == 0:
             optimizer.register_step_pre_hook(lambda *_: self._measure_and_clip())
         self.deepspeed, *_ = deepspeed.initialize(
@@ -184,6 +189,17 @@ class DeepSpeedEngine:
             factor = 1.0 / ((self._norm + 1e-6) / clip).clamp(min=1.0)
             for gradients in groups:
                 torch._foreach_mul_(gradients, factor)
+
+
+def _refuse_nvme(job: Job) -> None:
+    """Raise ``ConfigError`` where averages would lie in files, away from the weights that they are averages of."""
+    for part in ("offload_optimizer", "offload_param"):
+        section = job.engine.deepspeed_extra.get("zero_optimization", {}).get(part) or {}
+        if section.get("device") == "nvme":
+            raise ConfigError(
+                f"contrast.momentum: an average of the weights must be in memory; set "
+                f"engine.deepspeed_extra.zero_optimization.{part}.device=cpu, not nvme, or contrast.momentum=null"
+            )
 
 
 def _name_wire_type(module: nn.Module, job: Job) -> None:

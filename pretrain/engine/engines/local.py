@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.engines.gradients import clip_gradients, measure_gradients
+from pretrain.engine.optim.average import keep_average
 from pretrain.engine.optim.build import build_optimizer
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.row_shard import is_row_sharded
@@ -32,6 +33,8 @@ class LocalEngine:
         self.device = distributed.device()
         self.module = module.to(self.device)
         self.base_optimizer = self.zero_optimizer = build_optimizer(settings.section, job.engine, module)
+        if settings.average is not None:
+            keep_average(self.base_optimizer, settings.average)
         self._parameters = list(module.parameters())
         self._bf16 = job.engine.precision == "bf16"
         self._sharded = is_row_sharded(module)

@@ -15,10 +15,12 @@ class ModuleOptimizer:
     Args:
         section: type, learning rate, weight decay, clipping. A task makes it from sections of its own job.
         schedule: false keeps the learning rate at ``section.lr`` from the first update to the last.
+        average: decay of an average of the weights (:mod:`pretrain.engine.optim.average`); None keeps none.
     """
 
     section: OptimizerSection
     schedule: bool = True
+    average: float | None = None
 
     def learning_rate(self, step: int, schedule: ScheduleSection) -> float:
         """Learning rate of update ``step`` (0-based)."""

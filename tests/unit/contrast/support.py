@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain.contrast.reference import effective_negatives_by_terms, info_nce_dense
+from pretrain.contrast.reference import effective_negatives_by_terms, hard_weights_by_terms, info_nce_dense
 
 TEMPERATURES = (0.5, 0.1, 0.05, 0.02, 0.01)
 
@@ -50,6 +50,7 @@ class Problem:
     in_batch: str = "global"
     ids: Tensor | None = None
     queue_ids: Tensor | None = None
+    hardness: float = 0.0
 
     def solve(self, reduction: str = "mean") -> tuple[float, Tensor, Tensor, float]:
         """Eq. 4 in float64 (sum, or mean over samples) and its gradients by s, s_hat and the temperature."""
@@ -57,7 +58,7 @@ class Problem:
         tau = torch.tensor(self.temperature, dtype=torch.float64, requires_grad=True)
         rows, partners, n = torch.cat([s, s_hat]), torch.cat([s_hat, s]), len(s)
         keys = torch.cat([rows, self.queue.double()])
-        loss = info_nce_dense(rows, partners, keys, self.is_negative(), tau).sum()
+        loss = info_nce_dense(rows, partners, keys, self.is_negative(), tau, self.weights()).sum()
         loss = loss / n if reduction == "mean" else loss
         d_s, d_s_hat, d_tau = torch.autograd.grad(loss, (s, s_hat, tau))
         return loss.item(), d_s, d_s_hat, d_tau.item()
@@ -66,8 +67,16 @@ class Problem:
         """Mean over the anchors of all ranks."""
         rows = torch.cat([self.s, self.s_hat])
         keys = torch.cat([rows, self.queue])
-        numbers = effective_negatives_by_terms(rows, keys, self.is_negative(), self.temperature)
+        numbers = effective_negatives_by_terms(rows, keys, self.is_negative(), self.temperature, self.weights())
         return sum(numbers) / len(numbers)
+
+    def weights(self) -> Tensor | None:
+        """How often each key counts for each anchor; None: once."""
+        if not self.hardness:
+            return None
+        rows, live = torch.cat([self.s, self.s_hat]), 2 * len(self.s)
+        queued = hard_weights_by_terms(rows, self.queue, self.is_negative()[:, live:], self.hardness)
+        return torch.cat([torch.ones(live, live, dtype=torch.float64), queued], 1)
 
     def is_negative(self) -> Tensor:
         """Whether key ``j`` of both views and the queue is a negative of anchor ``i``."""

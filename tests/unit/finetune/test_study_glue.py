@@ -12,7 +12,7 @@ import pytest
 from finetune.glue.files import Examples
 from pretrain.report.trials_file import TrialRecord
 from tests.benchmarks.study_glue_plots import plot_curves, plot_differences
-from tests.benchmarks.study_glue_tables import differences_of, differences_table, scores_table, seeds_table
+from tests.benchmarks.study_glue_tables import PAIRS, differences_of, differences_table, scores_table, seeds_table
 from tests.benchmarks.study_glue_trials import (
     Point,
     Sweep,
@@ -131,6 +131,10 @@ def test_tables(glue: Path, tmp_path: Path) -> None:
     plot_differences([one, mean], tmp_path / "differences.png")
     plot_curves([Point("rte", "capt", 1, 1, step, 0.5) for step in (1, 2)], tmp_path / "curves.png")
     assert all((tmp_path / name).stat().st_size > 1000 for name in ("differences.png", "curves.png"))
+
+
+def test_every_pretraining_is_compared_with_none() -> None:
+    assert {(arm, "none") for arm in ("capt", "mlm", "mlm-equal-compute")} <= {pair[:2] for pair in PAIRS}
 
 
 def test_random_weights_count_as_no_step(tmp_path: Path) -> None:

@@ -7,7 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.benchmarks.study_latent_tables import Sentences, Trial, best_of, paired_difference, trial_of, write_tables
+from tests.benchmarks.study_latent_tables import (
+    Sentences,
+    Trial,
+    best_of,
+    paired_difference,
+    trial_of,
+    write_sentences,
+    write_tables,
+)
 
 RNG = np.random.default_rng(0)
 WORDS = RNG.integers(3, 40, 500).astype(float)
@@ -70,3 +78,10 @@ def test_tables_take_each_rows_own_tightest_bound(tmp_path: Path) -> None:
     assert f"| iVAE | LM | +1.50 | 0.50 | 0.00 | {np.exp(3 / 6):.3f} |" in text
     assert "| AE | LM | +15.00 | 5.00 |  |" in text
     assert "| AE | 1 | 2 | +0.25 ± 0.05 |" in text
+
+    write_sentences(trials[:3], path, tmp_path / "sentences.csv")
+    assert (tmp_path / "sentences.csv").read_text().splitlines() == [
+        "data,row,seed,words,exact,q,prior,mixture,refitted",
+        "ptb,LM,1,2,10.0,0,,,", "ptb,LM,1,4,20.0,0,,,", "ptb,LM,2,2,10.0,0,,,", "ptb,LM,2,4,20.0,0,,,",
+        "ptb,iVAE,1,2,,0,,,11.0", "ptb,iVAE,1,4,,0,,,22.0",
+    ]  # fmt: skip

@@ -65,3 +65,13 @@ def test_options_reach_the_one_benchmark_that_is_named(checkout: Path, monkeypat
     assert record["command"] == "python -m tests.benchmarks.bench_said --files 'my text.txt'"
     with pytest.raises(ConfigError, match="exactly one"):
         run_benchmarks(find_benchmarks([], checkout), out, options)
+
+
+def test_a_benchmark_may_say_more_than_one_table(checkout: Path) -> None:
+    sections = [{"title": "First", "text": "Words.", "rows": [{"a": 1}]}, {"title": "Last", "text": "- more"}]
+    result = {"sections": sections, "bound": 2}
+    (checkout / "tests/benchmarks/bench_told.py").write_text(f"import json\nprint(json.dumps({result!r}))\n")
+    out = checkout / "docs"
+    assert run_benchmarks(find_benchmarks(["told"], checkout), out) == 0
+    page = (out / "told.md").read_text()
+    assert page.endswith("\n## First\n\nWords.\n\n| a |\n| --- |\n| 1 |\n\n## Last\n\n- more\n\n- bound: 2\n")

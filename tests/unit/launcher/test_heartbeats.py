@@ -22,7 +22,7 @@ def test_a_rank_hangs_beyond_three_times_its_longest_and_the_allowance() -> None
     assert find_stall({0: pulse(7, seconds=16.0)}, STALL) is None
     stall = find_stall({0: pulse(7, seconds=16.1)}, STALL)
     assert stall is not None
-    assert str(stall) == ("rank 0 hangs: 16.1 s in step after step 7, which took 2.0 s at most so far (limit 16.0 s)")
+    assert str(stall) == ("hangs: 16.1 s in step after step 7, which took 2.0 s at most so far (limit 16.0 s)")
 
 
 def test_the_rank_that_is_furthest_behind_is_judged_and_not_those_that_wait_for_it() -> None:

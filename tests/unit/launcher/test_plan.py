@@ -46,9 +46,26 @@ def test_a_dry_run_shows_everything_and_leaves_nothing(folder: Path) -> None:
     assert sorted(folder.rglob("*")) == before
 
 
-def test_a_dry_run_over_hosts_shows_the_environment_and_its_file(folder: Path) -> None:
+def test_a_dry_run_over_hosts_shows_the_environment_and_each_command(folder: Path) -> None:
     (folder / ".deepspeed_env").write_text("GLOO_SOCKET_IFNAME=eth0\n")
     text = shown("run.dir=r", "batch.micro=4", hostfile=Path("hosts"))
+    assert "# ssh: 4 ranks (node-1 x 2, node-2 x 2)" in text
+    assert text.count("GLOO_SOCKET_IFNAME=eth0") == 1  # through stdin, in no command line
+    places = re.findall(r"# on (\S+):\nRANK=(\d) LOCAL_RANK=(\d) WORLD_SIZE=4 .*MASTER_ADDR=node-1", text)
+    assert places == [("node-1", "0", "0"), ("node-1", "1", "1"), ("node-2", "2", "0"), ("node-2", "3", "1")]
+    assert not (folder / "r").exists()
+
+
+def test_hosts_beyond_those_that_run_the_job_are_spares(folder: Path) -> None:
+    overrides = ("run.dir=r", "supervise.on_lost_node=spare")
+    assert "# ssh: 2 ranks (node-1 x 2; spare: node-2)" in shown(*overrides, hostfile=Path("hosts"), nodes=1)
+    with pytest.raises(ConfigError, match="no host of hosts is left over; --nodes 1 keeps the last one as a spare"):
+        shown(*overrides, "batch.micro=4", hostfile=Path("hosts"))
+
+
+def test_a_dry_run_through_deepspeed_shows_the_environment_and_its_file(folder: Path) -> None:
+    (folder / ".deepspeed_env").write_text("GLOO_SOCKET_IFNAME=eth0\n")
+    text = shown("run.dir=r", "batch.micro=4", hostfile=Path("hosts"), launcher="deepspeed")
     assert "# deepspeed: 4 ranks (node-1 x 2, node-2 x 2)" in text
     assert f"# file that would be written: {folder}/r/launch.env\n" in text
     assert text.count("GLOO_SOCKET_IFNAME=eth0") == 2
@@ -74,7 +91,14 @@ def test_a_hostfile_of_this_host_alone_runs_locally(folder: Path) -> None:
         (("batch.micro=64",), {"launcher": "slurm"}, "16 ranks"),
         ((), {"hostfile": Path("nowhere")}, "no hostfile nowhere"),
         ((), {"launcher": "local", "hostfile": Path("hosts")}, "this host only"),
-        ((), {"launcher": "mpi"}, "--launcher: 'mpi': input should be 'local', 'deepspeed', 'torchrun', 'slurm'"),
+        (
+            (),
+            {"launcher": "mpi"},
+            "--launcher: 'mpi': input should be 'local', 'ssh', 'deepspeed', 'torchrun', 'slurm'",
+        ),
+        (("batch.micro=4",), {"nodes": 3, "hostfile": Path("hosts")}, "names only 2 hosts"),
+        (("batch.micro=4",), {"nodes": 1, "nproc": 2}, "--launcher local has none"),
+        ((), {"launcher": "ssh"}, "--launcher ssh needs --hostfile"),
         ((), {"nproc": 1_000_000}, "--nproc: 1000000: input should be less than or equal to 512"),
         ((), {"master_port": 65536}, "--master-port: 65536"),
         ((), {"hostfile": Path("ho\nsts")}, "--hostfile: a path holds no line break"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import processes
+from launcher.supervisor import processes
 from launcher.sweep.run import _refuse_links
 from launcher.sweep.trial import _trial_lock
 from launcher.sweep.trial_log import TrialLog, remove_checkpoints

@@ -33,8 +33,8 @@ def _batch(seed: int = 0, **changes: Any) -> PairBatch:
         "replacements": torch.randn(1, F), "masked_regions": torch.tensor([0, 2 * R, 4 * R]),
         "object_ids": torch.randint(0, OBJECTS, (N, R)), "object_scores": torch.rand(N, R) * present,
         "attribute_ids": torch.randint(0, ATTRIBUTES, (N, R)), "attribute_scores": torch.rand(N, R) * present,
-        "matched": torch.tensor([1, 0, 1, 1, 0]), "answers": answers, "ids": torch.arange(N), "padded": False,
-        "missing": True,
+        "matched": torch.tensor([1, 0, 1, 1, 0]), "answers": answers, "ids": torch.arange(N),
+        "numbers": torch.arange(N), "padded": False, "missing": True,
     }  # fmt: skip
     return PairBatch(**{**fields, **changes})
 

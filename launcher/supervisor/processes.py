@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -28,11 +29,13 @@ def start(
     cwd: Path | None = None,
     output: Path | None = None,
     inherits: Sequence[int] = (),
+    piped: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own (a terminal's Ctrl-C reaches only us, and we pass it on).
 
     Linux sends it ``on_parent_death`` when this process dies, however it dies. What it prints is appended to
-    ``output``, or goes where ours goes. It ``inherits`` these descriptors.
+    ``output``, or goes where ours goes; ``piped``, it is read here, as its input is written. It ``inherits`` these
+    descriptors.
     """
     parent = os.getpid()
 
@@ -46,8 +49,9 @@ def start(
             list(argv),
             env=dict(env),
             cwd=cwd,
-            stdout=log,
-            stderr=subprocess.STDOUT if log else None,
+            stdin=subprocess.PIPE if piped else None,
+            stdout=subprocess.PIPE if piped else log,
+            stderr=subprocess.PIPE if piped else subprocess.STDOUT if log else None,
             start_new_session=True,
             pass_fds=inherits,
             preexec_fn=before_exec,
@@ -90,6 +94,31 @@ def ended(process: subprocess.Popen[bytes]) -> bool:
     kill_tree(process)
     process.wait()
     return True
+
+
+def born(pid: int) -> int | None:
+    """When a process began, in ticks since its host was started; None where there is none, or only its remains.
+
+    A number of a process is given again. Together with this one it means one process, until the host is started again.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def end_recorded(recorded: Sequence[tuple[int, int]], seconds: float) -> list[int]:
+    """SIGKILL processes that are no children of ours, by number and beginning; returns those that do not end."""
+    until = time.monotonic() + seconds
+    while left := [pid for pid, begun in recorded if born(pid) == begun]:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > until:
+            return left
+        time.sleep(0.05)
+    return []
 
 
 class _Stop:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.backends.processes import descendants
+from launcher.supervisor.processes import descendants
 
 _TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 _LEAST = 0.02

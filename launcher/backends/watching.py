@@ -1,0 +1,172 @@
+"""Watches the ranks of a job to their end, wherever they run: the one place that decides how a job ended."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import time
+
+from launcher.plan import End
+from launcher.supervisor.crash import Crash
+from launcher.supervisor.heartbeats import Pulse, Stall, find_stall
+from launcher.supervisor.ranks import Lost, Ranks
+from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED
+
+log = logging.getLogger(__name__)
+
+GRACE = 5.0
+PATIENCE = 8.0
+_HEARING = 2.0
+_POLL = 0.05
+_SUSPENDED = 2.0
+"""Seconds between two looks at the ranks from which on this process itself must have been suspended."""
+
+
+class Watcher:
+    """Waits for all ranks of a job.
+
+    The code is 0 when all ranks end with 0, and 75 when all end with 75. When one ends otherwise, the others, which
+    would wait for it in a collective, get SIGTERM and after ``grace`` seconds SIGKILL, and its code is returned (1 for
+    a rank that a signal killed). A stop signal is passed on: the job has all the time that it needs to save; only when
+    no rank has done anything for ``patience`` seconds, all are killed. So they are when one hangs, which a number of
+    seconds for ``stall`` decides (:mod:`launcher.supervisor.heartbeats`), and when a host is lost.
+    """
+
+    def __init__(self, ranks: Ranks, *, grace: float = GRACE, patience: float = PATIENCE, stall: float | None = None):
+        self._ranks, self._grace, self._patience, self._stall = ranks, grace, patience, stall
+        self._looked = self._awake = time.monotonic()
+        self.asked: signal.Signals | None = None
+
+    def stop(self, number: signal.Signals) -> None:
+        """Pass a stop signal on."""
+        self.asked = number
+        self._ranks.send(number)
+
+    def watch(self) -> End:
+        """How the job ended. Ranks may still run."""
+        ranks = self._ranks
+        while None in ranks.codes:
+            if (lost := ranks.lost()) is not None:
+                return self._end_by_loss(lost)
+            if self._unwanted():
+                return self._end_by_a_rank()
+            if self.asked:
+                if ranks.idle() > self._patience:
+                    return self._unanswered()
+            elif self._stall is not None and (stalled := self._find_stall(self._stall)):
+                return self._end_by_stall(stalled)
+            ranks.look(4 * _POLL if self.asked else _POLL)
+        return self._end_by_a_rank() if self._unwanted() else self._joint_end()
+
+    def _unwanted(self) -> list[int]:
+        return [rank for rank, code in enumerate(self._ranks.codes) if code is not None and not self._as_wanted(code)]
+
+    def _as_wanted(self, code: int) -> bool:
+        """Done, stopped, or asked to stop before it could hear it: a rank that still imports dies of the signal."""
+        return code in (DONE, STOPPED) or (self.asked is not None and code == -self.asked)
+
+    def _end_by_a_rank(self) -> End:
+        """Name the rank that ended the job: of several one that a signal killed, which the others fell over."""
+        self._wait(self._ranks.delay)
+        while not self._ranks.is_fresh() and self._ranks.lost() is None:  # bounded: a silent host is lost
+            self._ranks.look(_POLL)
+        if (lost := self._ranks.lost()) is not None:
+            return self._end_by_loss(lost)
+        unwanted = self._unwanted()
+        rank = min(unwanted, key=lambda each: ((self._ranks.codes[each] or 0) > 0, unwanted.index(each)))
+        code = self._ranks.codes[rank] or 0
+        reason = f"rank {rank}{self._on_host(rank)} {_cause(code)}"
+        if code == BAD_INPUT:  # all ranks find it, and one of them is about to say it
+            self._wait(_HEARING)
+        else:
+            log.error("%s; stopping the other ranks", reason)
+        self._ranks.send(signal.SIGTERM)
+        crash = None if code == BAD_INPUT else self._crash(rank, reason)
+        self._wait(self._grace)
+        return End(BAD_INPUT if code == BAD_INPUT else FAILED, reason, crash)
+
+    def _end_by_loss(self, lost: Lost) -> End:
+        reason = f"{lost.host} is lost: {lost.reason}; all ranks are killed"
+        log.error("%s", reason)
+        pulse = self._ranks.pulse(lost.rank)
+        step, section = (pulse.step, pulse.section) if pulse else (None, None)
+        return End(FAILED, reason, Crash(cause=reason[:2000], host=lost.host, step=step, section=section))
+
+    def _find_stall(self, stall: float) -> Stall | None:
+        """The rank that hangs. Where this process too was suspended, time counts from when it went on."""
+        now = time.monotonic()
+        if now - self._looked > _SUSPENDED:
+            self._awake = now
+        self._looked = now
+        return find_stall(self._pulses(), stall) if self._ranks.is_fresh() else None
+
+    def _pulses(self) -> dict[int, Pulse]:
+        """What the ranks do that run."""
+        pulses = {rank: self._ranks.pulse(rank) for rank, code in enumerate(self._ranks.codes) if code is None}
+        seen = {rank: pulse for rank, pulse in pulses.items() if pulse is not None}
+        awake = time.monotonic() - self._awake
+        return {rank: pulse._replace(seconds=min(pulse.seconds, awake)) for rank, pulse in seen.items()}
+
+    def _end_by_stall(self, stalled: Stall) -> End:
+        """Ask the rank for its stacks, which one that is suspended cannot give, and let all be killed.
+
+        Of ranks that are equally far, of which one may wait for another, one that is suspended is the culprit.
+        """
+        place = (stalled.pulse.step, stalled.pulse.section)
+        for rank, pulse in self._pulses().items():
+            if (pulse.step, pulse.section) == place and self._ranks.is_suspended(rank):
+                stalled = stalled._replace(rank=rank, pulse=pulse)
+                break
+        rank = stalled.rank
+        stacks, suspended = self._ranks.stacks(rank)
+        state = "; it is suspended" if suspended else ""
+        reason = f"rank {rank}{self._on_host(rank)} {stalled}{state}; all ranks are killed"
+        log.error("%s", reason)
+        return End(FAILED, reason, self._crash(rank, reason, stalled.pulse, stacks))
+
+    def _on_host(self, rank: int) -> str:
+        host, _ = self._ranks.where(rank)
+        return "" if host is None else f" on {host}"
+
+    def _crash(self, rank: int, cause: str, pulse: Pulse | None = None, stacks: str = "") -> Crash:
+        code, pulse = self._ranks.codes[rank], pulse or self._ranks.pulse(rank)
+        host, pid = self._ranks.where(rank)
+        return Crash(
+            cause=cause[:2000],
+            host=host or socket.gethostname(),
+            rank=rank,
+            pid=pid,
+            step=pulse.step if pulse else None,
+            section=pulse.section if pulse else None,
+            signal=signal.Signals(-code).name if code is not None and code < 0 else None,
+            stacks=stacks,
+        )
+
+    def _unanswered(self) -> End:
+        assert self.asked is not None
+        left = ", ".join(str(rank) for rank, code in enumerate(self._ranks.codes) if code is None)
+        reason = f"no answer to {self.asked.name} for {self._patience:g} s from rank {left}; killed"
+        log.error("%s", reason)
+        return End(FAILED, reason)
+
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while None in self._ranks.codes and time.monotonic() < deadline:
+            self._ranks.look(_POLL)
+
+    def _joint_end(self) -> End:
+        codes = [STOPPED if code is not None and code < 0 else code for code in self._ranks.codes]
+        if len(set(codes)) == 1:
+            code = codes[0] or DONE
+            early = f"{self.asked.name} received before the first step" if self.asked else ""
+            return End(code, early if code == STOPPED else "")
+        log.error("the ranks disagree on how the job ended: exit codes %s", codes)
+        return End(FAILED, f"the ranks disagree on how the job ended: exit codes {codes}")
+
+
+def _cause(code: int) -> str:
+    if code >= 0:
+        return f"exited with {code}"
+    hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{hint}"

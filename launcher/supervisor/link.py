@@ -1,0 +1,184 @@
+"""The head's end of the line to the supervisor of one node."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from launcher.ssh import ssh_command
+from launcher.supervisor import processes
+from launcher.supervisor.messages import LONGEST, MARK, SILENCE, News, RankNews, Stacks, Up, packed
+from launcher.supervisor.node import PROGRAM
+from launcher.supervisor.output import Output
+from pretrain.base.files import printable
+
+_MARK = MARK.encode()
+_SUSPENDED = 2.0
+_ANSWER = 30.0
+"""Seconds for ssh, which itself gives up a connection after 10, the login shell and the start of Python."""
+
+
+class Link:
+    """ssh to one host, and the supervisor at its end."""
+
+    def __init__(self, host: str, environment: Mapping[str, str], path: list[str], output: Output) -> None:
+        """Start ssh; whether it arrives shows when ``up`` is there, or ``lost`` says why not."""
+        self.host, self._output = host, output
+        command = ssh_command(host, environment, PROGRAM)
+        self._ssh = processes.start(command, environment, on_parent_death=signal.SIGKILL, piped=True)
+        for pipe in self._pipes():
+            os.set_blocking(pipe.fileno(), False)
+        self._unsent, self._line, self._said = PROGRAM, b"", b""
+        self._last_words: deque[str] = deque(maxlen=8)
+        self._begun = self._looked = self._awake = self.heard = time.monotonic()
+        self.up: Up | None = None
+        self.ranks: tuple[RankNews, ...] = ()
+        self.idle = 0.0
+        self.stacks: Stacks | None = None
+        self.lost = ""
+        """Why nothing is to be heard of this node any more."""
+        self.in_order = False
+        self._unsent += packed({"folder": str(Path.cwd()), "path": path})
+
+    def send(self, what: str, **details: Any) -> None:
+        """Tell the node to do something; nothing happens when it is lost."""
+        self._unsent += packed({"do": what, **details})
+        self.write()
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """What is to be waited for."""
+        stdin, stdout, stderr = self._pipes()
+        for pipe in (stdout, stderr):
+            if not pipe.closed:
+                selector.register(pipe, selectors.EVENT_READ, self)
+        if self._unsent and not stdin.closed:
+            selector.register(stdin, selectors.EVENT_WRITE, self)
+
+    def write(self) -> None:
+        """Send what the pipe takes."""
+        stdin = self._pipes()[0]
+        with suppress(BlockingIOError):
+            try:
+                while self._unsent and not stdin.closed:
+                    self._unsent = self._unsent[os.write(stdin.fileno(), self._unsent) :]
+            except BrokenPipeError:  # reading says why
+                self._unsent = b""
+
+    def read(self) -> None:
+        """Take what has come from the node and its ranks."""
+        _, stdout, stderr = self._pipes()
+        *lines, self._said = (self._said + self._take(stderr)).replace(b"\r", b"\n").split(b"\n")
+        if len(self._said) > LONGEST:
+            lines, self._said = [*lines, self._said], b""
+        for line in filter(None, lines):
+            if self.up is None:
+                self._last_words.append(printable(line.decode(errors="replace"), 400))
+            else:
+                self._output.put(self.host, line)
+        *lines, self._line = (self._line + self._take(stdout)).split(b"\n")
+        for line in lines:
+            self._understand(line)
+        if len(self._line) > LONGEST:
+            self._give_up("a word without an end")
+        if stdout.closed and not self.lost:
+            self._give_up(self._end())
+
+    def judge(self) -> None:
+        """Give a node up that is silent. Time counts from when this process went on, where it was suspended."""
+        now = time.monotonic()
+        if now - self._looked > _SUSPENDED:
+            self._awake = now
+        self._looked = now
+        if self.up is None and now - max(self._begun, self._awake) > _ANSWER:
+            self._give_up(f"no answer in {_ANSWER:g} s")
+        elif self.up is not None and now - max(self.heard, self._awake) > SILENCE:
+            self._give_up(f"nothing heard for {SILENCE:g} s")
+
+    def hang_up(self) -> None:
+        """End the node, which ends its ranks."""
+        self._unsent = b""
+        self._pipes()[0].close()
+
+    def is_ending(self) -> bool:
+        """Whether ssh is still there, and can be expected to end."""
+        return self._ssh.poll() is None and not self.lost
+
+    def close(self) -> None:
+        """End ssh. The end is ``in_order`` when the node has seen all its ranks end."""
+        self.in_order = self._ssh.poll() == 0
+        processes.kill_tree(self._ssh)
+        self._ssh.wait()
+        with suppress(OSError):
+            self.read()
+        for pipe in self._pipes():
+            pipe.close()
+
+    def _pipes(self) -> tuple[Any, Any, Any]:
+        return self._ssh.stdin, self._ssh.stdout, self._ssh.stderr
+
+    def _take(self, pipe: Any) -> bytes:
+        data = b""
+        with suppress(BlockingIOError):
+            while not pipe.closed and len(data) < LONGEST:
+                chunk = os.read(pipe.fileno(), 1 << 16)
+                if not chunk:
+                    pipe.close()
+                data += chunk
+        return data
+
+    def _understand(self, line: bytes) -> None:
+        if not line.startswith(_MARK) or self.lost:
+            return
+        try:
+            news = News.model_validate_json(line[len(_MARK) :])
+        except ValidationError:
+            self._give_up("a word that is none")
+            return
+        self.heard = time.monotonic()
+        self.send("beat", now=news.now)
+        self.up = self.up or news.up
+        self.ranks = news.ranks if news.ranks is not None else self.ranks
+        self.idle, self.stacks = news.idle, news.stacks or self.stacks
+        if news.problem:
+            self._give_up(printable(news.problem))
+
+    def _end(self) -> str:
+        """Why ssh has ended."""
+        try:
+            code: int | None = self._ssh.wait(2.0)
+        except subprocess.TimeoutExpired:
+            code = None
+        if self.up is None and self._last_words:
+            return "; ".join(self._last_words)
+        return "the connection has ended" if code in (None, 255) else f"its supervisor has ended (exit code {code})"
+
+    def _give_up(self, reason: str) -> None:
+        self.lost = self.lost or reason
+        self._unsent = b""
+
+
+def pump(links: Iterable[Link], seconds: float) -> None:
+    """Read and write on all lines for so long, or until something has come."""
+    links = list(links)
+    with selectors.DefaultSelector() as selector:
+        for link in links:
+            link.register(selector)
+        if not selector.get_map():
+            time.sleep(seconds)
+        for key, _ in selector.select(seconds) if selector.get_map() else ():
+            link = key.data
+            if not key.fileobj.closed:  # type: ignore[union-attr]
+                link.write()
+                link.read()
+    for link in links:
+        link.judge()

@@ -1,0 +1,161 @@
+"""The supervisor of one node: starts the ranks of its host, tells the head of them, and ends them when it is alone.
+
+It runs at the end of an ssh. The ranks are its children and die with it; it kills them when the head says so, when ssh
+ends, and when the head has not been heard for the time of its lease (:mod:`launcher.supervisor.messages`). What ranks
+print goes to stderr, and so through ssh to the head.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from launcher.supervisor import processes
+from launcher.supervisor.messages import LEASE, MARK, REPORT
+from launcher.supervisor.ranks import LocalRanks
+
+_POLL = 0.05
+_ENDING = 5.0
+_LAST_WORDS = 1.0
+_PROGRAM = """\
+import json, os, sys
+told = json.loads(sys.stdin.buffer.readline())
+os.chdir(told["folder"])
+sys.path[:0] = told["path"]
+from launcher.supervisor.node import serve
+os._exit(serve())
+"""
+PROGRAM = _PROGRAM.encode()
+"""Read from stdin by the Python that ssh starts; then a line with the working folder and the path of modules follows,
+and nothing more until the node has said that it is up."""
+
+
+def serve() -> int:
+    """Do what the head says until it says no more; the exit code is 0 when no rank is left."""
+    inward, outward, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # no rank reads what the head says
+    os.dup2(2, 1)
+    os.close(nothing)
+    return Supervisor(inward, outward).run()
+
+
+class Supervisor:
+    """The ranks of this host, and the line to the head."""
+
+    def __init__(self, inward: int, outward: int) -> None:
+        self._in, self._out = inward, outward
+        os.set_blocking(outward, False)  # a cut line must not keep us from our own end
+        self._heard, self._unsaid = b"", b""
+        self._lease = time.monotonic() + LEASE
+        self._reported, self._known = 0.0, 0
+        self._ranks = LocalRanks()
+        self._born: list[int] = []
+        self._asked = self._over = False
+
+    def run(self) -> int:
+        """Serve until the end, and leave no rank behind."""
+        problem = ""
+        try:
+            pid = os.getpid()
+            self._say(up={"pid": pid, "born": processes.born(pid) or 0, "started": started()})
+            while not self._over:
+                self._hear()
+                self._ranks.look(0.0)
+                self._report()
+                if time.monotonic() > self._lease:
+                    raise OSError(f"nothing heard of the head for {LEASE:g} s")
+        except OSError as error:
+            problem = " ".join(str(error).split())
+        finally:
+            self._ranks.close()
+        if problem:
+            with suppress(OSError):
+                self._say(problem=problem[:2000])
+        self._flush(_LAST_WORDS)
+        return 1 if problem else 0
+
+    def _hear(self) -> None:
+        ready, _, _ = select.select([self._in], [self._out] if self._unsaid else [], [], _POLL)
+        if self._unsaid:
+            self._flush(0.0)
+        if not ready:
+            return
+        try:
+            data = os.read(self._in, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:  # ssh has ended: so has the head, or it wants us to
+            self._over = True
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        for line in lines:
+            self._do(json.loads(line))
+
+    def _do(self, told: dict[str, Any]) -> None:
+        match told["do"]:
+            case "beat":
+                self._lease = max(self._lease, told["now"] + LEASE)
+            case "start":
+                self._start(**told["job"])
+            case "signal":
+                self._asked = True
+                self._ranks.send(signal.Signals(told["number"]))
+            case "kill":
+                self._ranks.kill()
+            case "stacks":
+                text, suspended = self._ranks.stacks(told["rank"])
+                self._say(stacks={"text": text, "suspended": suspended})
+
+    def _start(
+        self, argv: list[str], env: dict[str, str], each: list[dict[str, str]], left: list[tuple[int, int]]
+    ) -> None:
+        """Start a rank for each environment, once what is ``left`` of an earlier attempt here has ended."""
+        if stuck := processes.end_recorded([(pid, born) for pid, born in left], _ENDING):
+            raise OSError(f"processes of before do not end: {', '.join(map(str, stuck))}")
+        for own in each:
+            self._ranks.start(argv, {**os.environ, **env, **own})
+            self._born.append(processes.born(self._ranks.where(len(self._born))[1]) or 0)
+
+    def _report(self) -> None:
+        over = sum(code is not None for code in self._ranks.codes)
+        if time.monotonic() - self._reported < REPORT and over == self._known:
+            return
+        self._reported, self._known = time.monotonic(), over
+        ranks = [
+            {
+                "pid": self._ranks.where(rank)[1],
+                "born": self._born[rank],
+                "code": code,
+                "pulse": self._ranks.pulse(rank),
+                "suspended": self._ranks.is_suspended(rank),
+            }
+            for rank, code in enumerate(self._ranks.codes)
+        ]
+        self._say(ranks=ranks, idle=self._ranks.idle() if self._asked else 0.0)
+
+    def _say(self, **news: Any) -> None:
+        self._unsaid += f"{MARK}{json.dumps({'now': time.monotonic(), **news})}\n".encode()
+        self._flush(0.0)
+
+    def _flush(self, seconds: float) -> None:
+        """Write what the line takes. Raises ``OSError`` where it has ended."""
+        until = time.monotonic() + seconds
+        while self._unsaid:
+            with suppress(BlockingIOError):
+                self._unsaid = self._unsaid[os.write(self._out, self._unsaid) :]
+            if time.monotonic() >= until:
+                return
+            time.sleep(_POLL if self._unsaid else 0)
+
+
+def started() -> str:
+    """What is new with every start of this host."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,80 @@
+"""Every rank records which samples each step really used, for ``capt ledger check``."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+
+from pretrain.engine import distributed
+from pretrain.engine.ledger.digest import digest_contents, digest_ids
+from pretrain.engine.ledger.files import Header, LedgerWriter, Order, launch_folder, new_launch
+from pretrain.engine.loop import NEVER, Callback, Run
+from pretrain.engine.task import ChunkedTask, RecordedTask, StepMetrics
+
+logger = logging.getLogger(__name__)
+
+
+class SampleLedger(Callback):
+    """Appends the digests of the rows of each step to this rank's file, once the step is done.
+
+    A row is with the operating system before the next step, so that no killed process takes it along, and on disk
+    before a checkpoint that contains the step is written. A full disk does not stop the training: the rows wait, and a
+    checkpoint is lost (as it is on a full disk) rather than written without them.
+    """
+
+    def __init__(self) -> None:
+        self._writer: LedgerWriter | None = None
+        self._task: RecordedTask | None = None
+        self._warned = False
+
+    def on_ready(self, run: Run) -> None:
+        task = run.task
+        if not run.job.run.ledger or not isinstance(task, RecordedTask) or isinstance(task, ChunkedTask):
+            return
+        self._task = task
+        number = 0
+        with distributed.synchronize_errors():
+            if distributed.rank() == 0:
+                number = new_launch(run.dir)
+        number = distributed.broadcast_object(number)
+        header = Header(
+            rank=distributed.rank(),
+            world=distributed.world_size(),
+            step=run.progress.step,
+            samples=run.progress.samples,
+            batch=run.job.batch.global_,
+            order=Order(**asdict(task.sample_order())),
+            checkpoint=None if run.resumed_from is None else str(run.resumed_from),
+        )
+        with distributed.synchronize_errors():
+            self._writer = LedgerWriter(launch_folder(run.dir, number), header)
+        settle = run.settle
+
+        def settle_with_ledger() -> None:
+            settle()
+            assert self._writer is not None
+            with distributed.synchronize_errors():
+                self._writer.sync()
+
+        run.settle = settle_with_ledger
+
+    def after_step(self, run: Run, report: StepMetrics) -> None:
+        if self._writer is None or self._task is None:
+            return
+        parts = self._task.consumed(run.batch)
+        rows = sum(len(part.ids) for part in parts)
+        ids = sum(digest_ids(part.ids) for part in parts) % (1 << 64)
+        contents = sum(digest_contents(*part) for part in parts) % (1 << 32)
+        try:
+            self._writer.append(run.progress.step, rows, ids, contents)
+        except OSError as error:
+            if not self._warned:
+                logger.warning("%s; training goes on, and what is not written waits", error)
+            self._warned = True
+
+    def next_due(self, run: Run) -> int:
+        return NEVER
+
+    def close(self, run: Run) -> None:
+        if self._writer is not None:
+            self._writer.close()

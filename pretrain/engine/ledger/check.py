@@ -1,0 +1,194 @@
+"""Checks the history of a run: each id once an epoch, no gap, no step done again with other contents.
+
+Each epoch's order is a permutation of its ids (`pretrain.data.sampler`). So if the kept steps follow one another
+without a gap, each begins at the sample behind the last one, and each used just the ids whose turn it was
+(`pretrain.engine.ledger.order`), then every id was used exactly once an epoch. Ranks are looked at one after another,
+so that it takes a few bytes of memory a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from pretrain.base.errors import ConfigError
+from pretrain.engine.ledger.files import Header, launches_of, read_launch
+from pretrain.engine.ledger.history import Fault, Launch, Newest, newest_checkpoint, read_history
+from pretrain.engine.ledger.order import check_launch, go_back, rank_of
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """Epochs ``first .. last``, of each of whose ``ids`` ids ``used`` were used (not one of them twice)."""
+
+    first: int
+    last: int
+    used: int
+    ids: int
+
+
+@dataclass
+class Report:
+    """What the ledger of a run says. ``faults`` are in the order of their steps; none = the promise was kept."""
+
+    run: Path
+    newest: Newest
+    launches: list[Launch] = field(default_factory=list)
+    epochs: list[Epochs] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def recorded_to(self) -> int:
+        """The last step that all ranks have recorded, in the history as it counts."""
+        return max((launch.head.step + launch.kept for launch in self.launches), default=0)
+
+
+def check(run: Path, since: int = 1) -> Report:
+    """Check the ledger of a run from step ``since`` on.
+
+    Raises:
+        ConfigError: there is no ledger. CheckpointError: the newest checkpoint cannot be read.
+    """
+    newest = newest_checkpoint(run)  # before the ledger, which may grow meanwhile
+    if not launches_of(run):
+        raise ConfigError(
+            f"{run / 'ledger'}: there is no ledger: the run has run.ledger=false, is of a task whose samples are not "
+            "recorded, has not begun, or is of an earlier version"
+        )
+    report = Report(run, newest)
+    report.launches, faults = read_history(run, newest, since)
+    for launch in report.launches:
+        wrong, notes = check_launch(run, launch, since)
+        faults += wrong
+        report.notes += notes
+    faults += _check_joints(report, since)
+    faults += _check_repetitions(report, since)
+    if report.launches:
+        faults += _check_newest(report)
+    report.epochs = list(_epochs(report.launches))
+    report.faults = sorted(faults, key=lambda fault: (fault.step or 0, fault.rank or 0))
+    return report
+
+
+def _kept(report: Report) -> list[Launch]:
+    return [launch for launch in report.launches if launch.kept_to > launch.head.step]
+
+
+def _check_joints(report: Report, since: int) -> list[Fault]:
+    """Whether each launch goes on where the history stood."""
+    faults = []
+    before: Launch | None = None
+    for launch in _kept(report):
+        head, file = launch.head, launch.folder / "rank-00000.ledger"
+        if before is None:
+            if head.step >= since:
+                text = f"the first {head.step} steps are in no ledger: launch {launch.number} begins after them"
+                rest = f"capt ledger check {report.run} --since {head.step + 1}"
+                remedy = f"where they were trained without run.ledger: {rest}"
+                faults.append(Fault("hole", text, remedy, 1, None, None, file))
+            before = launch
+            continue
+        samples, order = before.samples_at(head.step), before.head.order
+        if head.samples != samples and head.step + 1 >= since:
+            text = f"launch {launch.number} begins step {head.step + 1} at sample {head.samples}, not {samples}"
+            faults.append(Fault("position", text, go_back(report.run, head.step + 1), head.step + 1, file=file))
+        if (head.order.data, head.order.samples) != (order.data, order.samples):
+            report.notes.append(f"from step {head.step + 1} (launch {launch.number}) on other data: epochs begin anew")
+        elif (head.order.seed, head.order.shuffle) != (order.seed, order.shuffle) and head.samples % order.samples:
+            text = f"launch {launch.number} has another order of the samples (run.seed {head.order.seed}, before "
+            text += f"{order.seed}) in the middle of an epoch: some ids come twice in it, some never"
+            remedy = f"capt resume {report.run} --checkpoint with run.seed={order.seed} does these steps again"
+            faults.append(Fault("order", text, remedy, head.step + 1, file=file))
+        before = launch
+    return faults
+
+
+def _check_repetitions(report: Report, since: int) -> list[Fault]:
+    """Whether steps that several launches have done had the same contents."""
+    faults: list[Fault] = []
+    done: list[tuple[Launch, np.ndarray]] = []
+    for launch in report.launches:
+        sums = _contents(launch)
+        for earlier, theirs in done:
+            ours = launch.head
+            if earlier.head.order != ours.order or earlier.head.batch != ours.batch:
+                continue  # then other contents are meant
+            first = max(earlier.head.step, ours.step, since - 1)
+            last = min(earlier.head.step + len(theirs), ours.step + len(sums), earlier.right_to, launch.right_to)
+            a = theirs[first - earlier.head.step : max(first, last) - earlier.head.step]
+            b = sums[first - ours.step : max(first, last) - ours.step]
+            if earlier.samples_at(first) != launch.samples_at(first) or not (a != b).any():
+                continue  # the first is a fault of the position
+            step = first + 1 + int(np.flatnonzero(a != b)[0])
+            rank = _differing_rank(earlier, launch, step)
+            text = f"step {step} was done with other contents by launch {launch.number} than by launch {earlier.number}"
+            remedy = (
+                "the ids are the same, but not what was made of them: compare the configuration, the versions and the "
+                f"data of the two launches ({report.run / 'config.yaml'}, manifest.json of the checkpoints)"
+            )
+            file = launch.folder / f"rank-{rank or 0:05d}.ledger"
+            faults.append(Fault("contents", text, remedy, step, None, rank, file))
+            break
+        done.append((launch, sums))
+    return faults
+
+
+def _contents(launch: Launch) -> np.ndarray:
+    """The digest of the contents of each step that all ranks have recorded."""
+    total: np.ndarray | None = None
+    for file in read_launch(launch.folder):
+        own = file.rows["contents"].astype(np.uint32)
+        total = own if total is None else total[: len(own)] + own[: len(total)]
+    assert total is not None
+    return total
+
+
+def _differing_rank(a: Launch, b: Launch, step: int) -> int | None:
+    """The first rank whose contents differ; None between launches of different numbers of ranks."""
+    if a.head.world != b.head.world:
+        return None
+    for one, other in zip(read_launch(a.folder), read_launch(b.folder), strict=True):
+        if one.rows["contents"][step - 1 - a.head.step] != other.rows["contents"][step - 1 - b.head.step]:
+            return rank_of(one)
+    return None
+
+
+def _check_newest(report: Report) -> list[Fault]:
+    """Whether the newest checkpoint has used as many samples as the ledger says."""
+    newest = report.newest
+    last = next((x for x in _kept(report) if x.head.step <= newest.step <= max(x.needed_to, x.head.step)), None)
+    if newest.step == 0 or last is None or last.samples_at(newest.step) == newest.samples:
+        return []
+    text = f"the checkpoint of step {newest.step} has used {newest.samples} samples, the ledger says"
+    text += f" {last.samples_at(newest.step)}"
+    return [Fault("position", text, go_back(report.run, newest.step), newest.step)]
+
+
+def _epochs(launches: list[Launch]) -> Iterator[Epochs]:
+    """The epochs of the kept steps; those that are whole in one row."""
+    stretches: list[tuple[Header, int, int]] = []
+    for launch in launches:
+        if not launch.kept:
+            continue
+        begin, end = launch.head.samples, launch.samples_at(launch.head.step + launch.kept)
+        same = stretches and (stretches[-1][0].order.data, stretches[-1][0].order.samples) == (
+            launch.head.order.data,
+            launch.head.order.samples,
+        )
+        if same and stretches[-1][2] == begin:
+            stretches[-1] = (stretches[-1][0], stretches[-1][1], end)
+        else:
+            stretches.append((launch.head, begin, end))
+    for head, begin, end in stretches:
+        ids = head.order.samples
+        whole = range(-(-begin // ids), end // ids)
+        if begin % ids:
+            yield Epochs(begin // ids, begin // ids, min(end, (begin // ids + 1) * ids) - begin, ids)
+        if whole:
+            yield Epochs(whole[0], whole[-1], ids, ids)
+        if end % ids and end // ids * ids >= begin:
+            yield Epochs(end // ids, end // ids, end % ids, ids)

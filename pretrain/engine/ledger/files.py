@@ -1,0 +1,153 @@
+"""The files of the ledger, of which every rank writes one in every launch, and their reader.
+
+``RUN/ledger/launch-0003/rank-00001.ledger`` is a line of JSON (`Header`) and 20 bytes for every step (`ROW`): its
+number, how many rows this rank was fed, the digests of their ids and of their contents. A killed process may leave half
+a row at the end, and a host that loses power rows of zeros; neither is a row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from pretrain.base.atomic import sync
+from pretrain.base.errors import CheckpointError, DataError
+from pretrain.base.files import open_for_append, open_regular
+from pretrain.base.records import Count, Record, parse_record
+from pretrain.engine.durable import describe_write_error
+
+LEDGER = "ledger"
+ROW = np.dtype([("step", "<u4"), ("rows", "<u4"), ("ids", "<u8"), ("contents", "<u4")])
+"""A step of a rank: its number (the first of a run is 1), rows, `digest_ids` and `digest_contents`."""
+_PACKED = struct.Struct("<IIQI")
+_LAUNCH = re.compile(r"launch-(\d{4,9})", re.ASCII)
+_RANK = re.compile(r"rank-(\d{5,9})\.ledger", re.ASCII)
+_LONGEST_HEADER = 1 << 16
+_LARGEST = 1 << 33
+
+
+class Order(Record):
+    """`pretrain.engine.task.SampleOrder`, written down."""
+
+    samples: int = Field(ge=1, le=1 << 40)
+    seed: Count
+    data: str = Field(max_length=1000)
+    noise: str = Field(max_length=1000)
+    shuffle: bool
+
+
+class Header(Record):
+    """The first line of a file: the launch, and where it begins (``step`` steps and ``samples`` samples are done)."""
+
+    format: Literal[1] = 1
+    rank: Count
+    world: int = Field(ge=1, le=10_000_000)
+    step: Count
+    samples: Count
+    batch: int = Field(ge=1, le=1 << 31)
+    """Samples of a step, over all ranks."""
+    order: Order
+    checkpoint: str | None = Field(None, max_length=10_000)
+    """What the launch was resumed from."""
+
+
+@dataclass(frozen=True)
+class LedgerFile:
+    """What one rank has written in a launch; without a header it was killed before its first step."""
+
+    path: Path
+    header: Header | None
+    rows: np.ndarray
+
+
+def launches_of(run: Path) -> list[tuple[int, Path]]:
+    """The launches of a run that have a ledger: numbers, from 1 on, and folders."""
+    folder = run / LEDGER
+    names = list(folder.iterdir()) if folder.is_dir() else []
+    return sorted((int(match[1]), path) for path in names if (match := _LAUNCH.fullmatch(path.name)))
+
+
+def new_launch(run: Path) -> int:
+    """Make the folder of a new launch and return its number. Raises ``OSError``."""
+    number = max((number for number, _ in launches_of(run)), default=0) + 1
+    folder = launch_folder(run, number)
+    folder.mkdir(parents=True)
+    sync(folder.parent)
+    return number
+
+
+def launch_folder(run: Path, number: int) -> Path:
+    """The folder of a launch."""
+    return run / LEDGER / f"launch-{number:04d}"
+
+
+class LedgerWriter:
+    """Appends a row for every step. What cannot be written (a full disk) is kept and tried again with the next row."""
+
+    def __init__(self, folder: Path, header: Header) -> None:
+        self.path = folder / f"rank-{header.rank:05d}.ledger"
+        self._file = open_for_append(self.path)
+        self._waiting = header.model_dump_json().encode() + b"\n"
+        self.flush()
+        sync(folder)
+
+    def append(self, step: int, rows: int, ids: int, contents: int) -> None:
+        """Add a step. Raises ``OSError`` where it cannot be written now; it is not lost."""
+        self._waiting += _PACKED.pack(step, rows, ids, contents)
+        self.flush()
+
+    def flush(self) -> None:
+        """Give the operating system what is waiting. Raises ``OSError``."""
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[os.write(self._file.fileno(), self._waiting) :]
+        except OSError as error:
+            error.filename = str(self.path)  # a write does not say of which file
+            raise
+
+    def sync(self) -> None:
+        """Make all steps durable, before a checkpoint that contains them is. Raises ``CheckpointError``."""
+        try:
+            self.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise CheckpointError(describe_write_error(self.path, error)) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_launch(folder: Path) -> list[LedgerFile]:
+    """The files of a launch, by rank. Raises ``DataError``: a file is damaged, or is none of a ledger."""
+    named = [(int(match[1]), path) for path in folder.iterdir() if (match := _RANK.fullmatch(path.name))]
+    return [_read_file(path, rank) for rank, path in sorted(named)]
+
+
+def _read_file(path: Path, rank: int) -> LedgerFile:
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > _LARGEST:
+            raise DataError(f"{path}: over {_LARGEST:,} bytes: not a ledger")
+        line, content = file.readline(_LONGEST_HEADER), file.read()
+    if not line.endswith(b"\n"):
+        if len(line) == _LONGEST_HEADER:
+            raise DataError(f"{path}: the first line is no header of a ledger")
+        return LedgerFile(path, None, np.empty(0, dtype=ROW))
+    try:
+        content_of_line = json.loads(line)
+    except (ValueError, RecursionError):
+        raise DataError(f"{path}: the first line is no header of a ledger") from None
+    header = parse_record(Header, content_of_line, path, error=DataError)
+    if header.rank != rank:
+        raise DataError(f"{path}: its header is of rank {header.rank}")
+    rows = np.frombuffer(content[: len(content) // ROW.itemsize * ROW.itemsize], dtype=ROW)
+    written = np.flatnonzero(rows["step"])
+    return LedgerFile(path, header, rows[: written[-1] + 1] if len(written) else rows[:0])

@@ -1,0 +1,137 @@
+"""The launches of a run as one history: which steps of which launch are in the model, and which were done again.
+
+A launch that begins after step C takes back what earlier launches did beyond C: their work was lost with the processes,
+or given up for another future (``--checkpoint``). So of launch k the steps ``C_k + 1 .. K_k`` are *kept*, where
+``K_k = min(C_j : j > k)``. The kept steps of all launches follow one another without a gap. A step is *committed* once
+a checkpoint contains it: all kept steps are that a later launch began with, and of the last launch those up to the
+newest checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pretrain.base.errors import UserError
+from pretrain.engine.checkpoint import checkpoints_of, read_manifest
+from pretrain.engine.ledger.files import Header, LedgerFile, launch_folder, launches_of, read_launch
+
+Kind = Literal["hole", "damaged", "steps", "position", "ids", "order", "contents"]
+"""What is wrong: steps that the run went on from are not recorded; a file is no ledger, or contradicts others; step
+numbers do not grow by one; a launch begins at another sample than the one behind the last; a step used other samples
+than were its turn; the order was changed within an epoch; a step was done again with other contents."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that must not be: where, what, and what to do."""
+
+    kind: Kind
+    text: str
+    remedy: str
+    step: int | None = None
+    id: int | None = None
+    rank: int | None = None
+    file: Path | None = None
+
+
+@dataclass
+class Launch:
+    """A launch that trained: its number, its files by rank, and which of its steps are in the model."""
+
+    number: int
+    folder: Path
+    head: Header
+    kept_to: int
+    """The last step of it that is in the model, as far as is recorded for a launch that is the last."""
+    needed_to: int
+    """The last step that must be recorded: a checkpoint or a later launch contains it."""
+    recorded_to: int = 0
+    """The last step that all ranks have recorded."""
+    right_to: int = 1 << 62
+    """The last step before anything wrong was found in this launch."""
+
+    @property
+    def kept(self) -> int:
+        """How many of its steps are in the model."""
+        return max(0, min(self.kept_to, self.recorded_to) - self.head.step)
+
+    def samples_at(self, step: int) -> int:
+        """How many samples the run has used after ``step``, which is a step of this launch."""
+        return self.head.samples + (step - self.head.step) * self.head.batch
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest checkpoint on disk: its step and samples."""
+
+    step: int = 0
+    samples: int = 0
+
+
+def newest_checkpoint(run: Path) -> Newest:
+    """The newest complete checkpoint of a run; step 0 without one. Raises ``CheckpointError``."""
+    found = checkpoints_of(run)
+    if not found:
+        return Newest()
+    progress = read_manifest(found[-1]).progress
+    return Newest(progress.step, progress.samples)
+
+
+def read_history(run: Path, newest: Newest, since: int = 1) -> tuple[list[Launch], list[Fault]]:
+    """The launches that trained, in their order, and what is wrong with the files of steps from ``since`` on."""
+    launches: list[Launch] = []
+    faults: dict[int, Fault] = {}
+    known = launches_of(run)
+    for number in range(1, known[-1][0] if known else 0):
+        if number not in dict(known):
+            text = f"the ledger of launch {number} is not there, but that of launch {known[-1][0]} is"
+            faults[number] = Fault("hole", text, remedy_for_files(run), file=launch_folder(run, number))
+    for number, folder in known:
+        try:
+            head, problem = _head(read_launch(folder))
+        except (UserError, OSError) as error:
+            faults[number] = Fault("damaged", str(error), remedy_for_files(run), file=folder)
+            continue
+        if problem is not None:
+            text, rank, file = problem
+            faults[number] = Fault("damaged", text, remedy_for_files(run), rank=rank, file=file or folder)
+        elif head is not None:
+            launches.append(Launch(number, folder, head, kept_to=1 << 62, needed_to=0))
+    for place, launch in enumerate(launches):
+        later = [other.head.step for other in launches[place + 1 :]]
+        if later:
+            launch.kept_to = launch.needed_to = min(later)
+        else:
+            launch.needed_to = max(launch.head.step, newest.step)
+    for number in list(faults):  # of a launch the steps up to the beginning of the next one may be in the model
+        after = next((launch.head.step for launch in launches if launch.number > number), None)
+        if after is not None and after < since:
+            del faults[number]
+    return launches, [faults[number] for number in sorted(faults)]
+
+
+def remedy_for_files(run: Path) -> str:
+    """What helps where files are lost or damaged."""
+    rest = f"capt ledger check {run} --since STEP checks the rest"
+    return f"put back the files of {run / 'ledger'}; where they are lost, or run.ledger was false, {rest}"
+
+
+def _head(files: Sequence[LedgerFile]) -> tuple[Header | None, tuple[str, int | None, Path | None] | None]:
+    """The header that all ranks share; None for a launch that ended before its first step. Or what is wrong."""
+    if not any(len(file.rows) for file in files):
+        return None, None
+    heads = [file.header for file in files]
+    first = next(head for head in heads if head is not None)
+    for rank in range(first.world):
+        file = next((file for file in files if file.path.name == f"rank-{rank:05d}.ledger"), None)
+        if file is None or file.header is None:
+            return None, (f"rank {rank} of {first.world} has no ledger", rank, file.path if file else None)
+        same = file.header.model_copy(update={"rank": first.rank, "checkpoint": first.checkpoint})
+        if same != first:
+            return None, (f"the header of rank {rank} is not that of rank {first.rank}", rank, file.path)
+    if len(files) != first.world or first.batch % first.world:
+        return None, (f"{len(files)} files of {first.world} ranks, {first.batch} samples a step", None, None)
+    return first, None

@@ -1,0 +1,112 @@
+"""Compares what every rank was fed in a launch with the order of the samples.
+
+Whether a rank was fed the ids whose turn it was is seen from the digests of those that it was really fed (`hash_ids`);
+other ids have the same digest with a chance of 2^-64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from pretrain.data.sampler import Sampler
+from pretrain.engine.checkpoint import checkpoints_of
+from pretrain.engine.ledger.digest import find_exchange, hash_ids
+from pretrain.engine.ledger.files import Header, LedgerFile, read_launch
+from pretrain.engine.ledger.history import Fault, Launch, remedy_for_files
+
+_AT_ONCE = 1 << 16
+"""Samples whose place in the order is computed at once."""
+
+
+def check_launch(run: Path, launch: Launch, since: int) -> tuple[list[Fault], list[str]]:
+    """What is wrong with the rows of each rank from step ``since`` on. Of steps done again there are only notes.
+
+    ``recorded_to`` and ``right_to`` of the launch are set.
+    """
+    head, faults = launch.head, []
+    recorded = []
+    for file in read_launch(launch.folder):
+        rows, begin = file.rows, max(head.step, since - 1)
+        if begin > head.step:
+            rows = rows[np.searchsorted(rows["step"], begin, side="right") :]
+        recorded.append(begin + len(rows))
+        found = _check_rank(run, launch, file, rows, begin)
+        if found is None and recorded[-1] < launch.needed_to:
+            rank, step, last = rank_of(file), recorded[-1] + 1, launch.needed_to
+            text = f"step {step} is not recorded ({last - step + 1} up to step {last}, which a checkpoint contains)"
+            text += f": launch {launch.number}, rank {rank} ({file.path})"
+            found = Fault("hole", text, remedy_for_files(run), step, None, rank, file.path)
+        if found is not None:
+            faults.append(found)
+    launch.recorded_to = max(head.step, min(recorded))
+    launch.right_to = min((fault.step - 1 for fault in faults if fault.step), default=launch.right_to)
+    kept = [fault for fault in faults if fault.step is not None and fault.step <= launch.kept_to]
+    return kept, [f"{fault.text}; it was done again" for fault in faults if fault not in kept]
+
+
+def rank_of(file: LedgerFile) -> int:
+    """The rank that wrote a file with a header."""
+    assert file.header is not None
+    return file.header.rank
+
+
+def _check_rank(run: Path, launch: Launch, file: LedgerFile, rows: np.ndarray, begin: int) -> Fault | None:
+    """The first thing that is wrong with the rows of a rank, which follow step ``begin``."""
+    expected = begin + 1 + np.arange(len(rows))
+    odd = np.flatnonzero(rows["step"] != expected)
+    good = rows[: odd[0]] if len(odd) else rows
+    rank, head = rank_of(file), launch.head
+    where = f"launch {launch.number}, rank {rank} ({file.path})"
+    for first, planned in _plan(head, rank, begin, len(good)):
+        some = good[first : first + len(planned)]
+        digests = hash_ids(planned).sum(axis=1, dtype=np.uint64)
+        wrong = np.flatnonzero((some["ids"] != digests) | (some["rows"] != planned.shape[1]))
+        if len(wrong):
+            row, turn = some[wrong[0]], planned[wrong[0]]
+            step = int(row["step"])
+            text, used = _describe(turn, int(row["rows"]), int(row["ids"]), head.order.samples)
+            return Fault("ids", f"step {step}, {where}: {text}", go_back(run, step), step, used, rank, file.path)
+    if not len(odd):
+        return None
+    step, found = int(expected[odd[0]]), int(rows["step"][odd[0]])
+    if found > step:
+        text = f"step {step} is not recorded, the next row is of step {found}: {where}"
+        return Fault("hole", text, remedy_for_files(run), step, None, rank, file.path)
+    text = f"step {found} is recorded after step {step - 1}: {where}"
+    return Fault("steps", text, remedy_for_files(run), step, None, rank, file.path)
+
+
+def _plan(head: Header, rank: int, begin: int, steps: int) -> Iterator[tuple[int, np.ndarray]]:
+    """The ids whose turn it was on a rank in ``steps`` steps after ``begin``: pieces ``[steps, batch / world]``."""
+    sampler = Sampler(head.order.samples, head.order.seed, head.order.shuffle)
+    share = head.batch // head.world
+    piece = max(1, _AT_ONCE // share)
+    for first in range(0, steps, piece):
+        numbers = begin - head.step + np.arange(first, min(first + piece, steps), dtype=np.int64)
+        starts = head.samples + numbers * head.batch
+        mine = starts + (rank - starts) % head.world
+        samples = mine[:, None] + np.arange(share, dtype=np.int64) * head.world
+        yield first, sampler.locate(samples.reshape(-1))[1].reshape(samples.shape)
+
+
+def _describe(planned: np.ndarray, rows: int, digest: int, samples: int) -> tuple[str, int | None]:
+    exchange = find_exchange(planned, rows, digest, samples)
+    if exchange is None:
+        amount = "" if rows == len(planned) else f" ({rows} and not {len(planned)})"
+        return f"used other samples than those whose turn it was{amount}; more than one differs", None
+    used, lost = exchange
+    if lost is None:
+        return f"id {used} comes once too often", used
+    if used is None:
+        return f"id {lost} was not used", lost
+    return f"id {used} was used in the place of id {lost}: in its epoch one comes twice, the other never", used
+
+
+def go_back(run: Path, step: int) -> str:
+    """How to train the steps from ``step`` on again."""
+    before = [path.name for path in checkpoints_of(run) if int(path.name[5:]) < step]
+    way = f"capt resume {run} --checkpoint {before[-1]}" if before else "a new run"
+    return f"the model has learnt from it: {way} does these steps again; tell the maintainers how it came about"

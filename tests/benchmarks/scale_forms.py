@@ -1,0 +1,48 @@
+r"""Closed forms of what a rank receives: the contrast's (``docs/contrast.md``), and ZeRO's, which is not simulated."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pretrain.language.config import LanguageJob
+
+Stage = Literal[0, 1, 2, 3]
+
+
+def contrast_received(job: LanguageJob, world: int, width: int) -> list[tuple[str, int]]:
+    """The contrast's collectives of a step and the bytes that a rank receives in each, as docs/contrast.md has them.
+
+    For rows of which all ranks have as many, a temperature that is a number and at least 1/64, no diagnostics.
+    """
+    section, others = job.contrast, world - 1
+    parts = 1 if section.is_cached(job.accumulation(world)) else job.accumulation(world)
+    m = 2 * job.batch.global_ // world // parts  # anchors of this rank: both views
+    if others == 0 or (section.in_batch != "global" and not section.queue):
+        return []
+    forms = [("_allgather_base_", others * m * width * (2 if section.precision == "bf16" else 4))]
+    if section.mask_duplicates:
+        forms += [("_allgather_base_", others * m * 8)]
+    forms += [("_reduce_scatter_base_", others * m * (width + 1) * 4)]
+    if section.in_batch != "none":
+        forms += [("_allgather_base_", others * m * 4)]
+    return forms * parts
+
+
+def zero_received(weights: int, stage: Stage, world: int, parts: int, cached: bool) -> list[tuple[str, int]]:
+    """A formula, not a measurement: what ZeRO makes a rank receive in a step of ``parts`` micro-batches, in fp32.
+
+    An all-reduce is a reduce-scatter and an all-gather. Stages 0 and 1 reduce once a step, stages 2 and 3 in every
+    micro-batch, for they keep no whole gradient. Stage 3 gathers the weights for each forward and each backward pass,
+    and for the first pass of a cached contrast; recomputed layers are counted with their backward pass.
+    """
+    one = 4 * weights * (world - 1) // world
+    reduce, gather = ("_reduce_scatter_base_", one), ("_allgather_base_", one)
+    if stage == 3:
+        return [reduce] * parts + [gather] * (parts * (3 if cached else 2))
+    return [reduce] * (parts if stage == 2 else 1) + [gather]
+
+
+def state_bytes(weights: int, stage: Stage, world: int) -> int:
+    """A formula: weights, gradients and both moments of Adam of a rank, all in fp32."""
+    shared = {0: 0, 1: 2, 2: 3, 3: 4}[stage]  # how many of the four are spread over the ranks
+    return 4 * weights * (4 - shared) + 4 * weights * shared // world

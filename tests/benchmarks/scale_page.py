@@ -1,0 +1,137 @@
+"""The page of `bench_scale`: its tables, and around them what is predicted, assumed, and would refute it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from tests.benchmarks.scale_tables import FULL, GLOBAL, OTHERS, QUEUES, WORLDS, Prediction, Scenario
+from tests.benchmarks.scale_time import ABOUT, CENTRAL, CHEAP, CONSTANTS, DEAR
+
+_READ = f"""One rank of W runs the shipped `capt_large` job (d = 1,024 features, sequences of 512, fp32 contrast,
+full activation checkpointing, ZeRO 1) with {GLOBAL:,} samples of all ranks a step, so {2 * GLOBAL:,} anchors, unless
+a row says otherwise. *Simulated* means: our own code ran as that rank, on tensors that have a size and no data, in a
+process group that answers at once. *Predicted* means: a formula over these counts and published constants. **No GPU
+was at hand.**"""
+
+_CONTRAST = """`MB received`: of all collectives of the contrast, in a step. `peak above`: the largest memory above
+queue and representations. `operations`: of the matrix products. `operators`: about the kernels that are started."""
+
+_MEMORY = """In GB. Weights, gradients and both Adam moments are a formula (fp32, ZeRO 1). Activations: the simulated
+peak of a whole step above weights and gradients, without queue; contrast: its peak, which comes when no activation
+is held. *At most* adds the larger of the two. What the allocator loses to fragments, and NCCL's own buffers, are not
+in it."""
+
+_TIME = """`arithmetic` and `wire` are the contrast's. In brackets the share of the contrast in the step with every
+assumption set against and for it."""
+
+_PROOF = """Real gloo ranks run the same step with random rows, in blocks of a GPU's size, and are measured by the
+same instruments. Every collective with its bytes, the peak and the operations of every rank must be those of the
+simulated rank, to the byte, and the collectives those of the [closed form](../contrast.md).
+`tests/unit/contrast/test_scale.py` holds it to that, with drift and without caching too. What this cannot prove:
+NCCL's buffers, the allocator, and every time."""
+
+_LIMITS = """- The anchors of *all* ranks, their sums, and the copy in which these are sent lie on every rank: about
+  12 N' d bytes for N' anchors of all ranks. That does not grow with K, nor with W at a fixed global batch. It does
+  grow with the global batch: the last row of the first table, 131,072 samples a step, holds {weak:.1f} GB of them.
+  `contrast.in_batch=local` does not help, for the queue needs all anchors.
+- `contrast.drift` corrects a copy of the rank's queue in every step. It was three copies at the peak when this was
+  first simulated; it is one now ({drift:.1f} GB above the row without drift).
+- A ring over W ranks takes W - 1 steps. At 1,024 ranks the {collectives} collectives of the contrast are latency,
+  not bytes.
+- Without `contrast.cached` a step sends as many bytes in as many times more collectives as it has micro-batches.
+- Reading a queue that was saved by *another* number of ranks opens every shard on every rank: W x W' small reads.
+- No object a rank, no dictionary of rows and no gather grows with K or with W K: between K = 0 and K = 16,777,216
+  nothing changes but the rows held (K / W) and the products with them."""
+
+_REFUTE = """1. **Bytes.** `tests.wire.Wire` around a step on NCCL ranks: any collective of the contrast of other
+   bytes than in `tests/benchmarks/scale_forms.py`, or one more that depends on K.
+2. **Memory.** `torch.cuda.max_memory_allocated()` of a run with K rows minus that of a run with fewer: more than 1.1
+   times the difference of the column `queue` (as long as activations, not the contrast, set the peak).
+3. **Time.** `seconds_per_step` in `metrics.jsonl`, once the queue is full (K / {rows:,} steps), against the same job
+   with `contrast.queue=0`: the step is longer by a share outside of the brackets above. Then `capt bench gpu` says
+   which constant or assumption was wrong: rates of the products in every precision; nccl-tests (`all_gather_perf`,
+   `reduce_scatter_perf`) at the sizes of the first table says it of the wire.
+
+
+
+```sh
+capt pretrain capt_large contrast.queue=1048576 schedule.max_steps=200 schedule.warmup_steps=100
+capt pretrain capt_large contrast.queue=0 schedule.max_steps=200 schedule.warmup_steps=100
+```
+
+To predict other sizes: `Scenario(world, samples, queue, options)` in `tests/benchmarks/scale_tables.py`, and `capt
+bench scale --out docs/benchmarks`."""
+
+
+def page(found: Prediction, proven: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The sections of the page."""
+    scenarios = [*FULL, *OTHERS]
+    contrasts, times = ([row(each) for each in scenarios] for row in (found.contrast_row, found.time_row))
+    largest = [each for each in FULL if each.queue == QUEUES[-1]]
+    drift = next(each for each in OTHERS if "contrast.drift=moments" in each.options)
+    work = {each: found.found[each].peak - found.found[each].before for each in scenarios}
+    limits = _LIMITS.format(
+        weak=work[OTHERS[-1]] / 1e9,
+        drift=(work[drift] - work[largest[0]]) / 1e9,
+        collectives=len(found.found[largest[-1]].sent),
+    )
+    return [
+        {"title": "Prediction", "text": f"{_READ}\n\n{_predictions(found, largest)}"},
+        {"title": "The contrast of one rank, simulated", "text": _CONTRAST, "rows": contrasts},
+        {"title": "Memory of one rank", "text": _MEMORY, "rows": list(map(found.memory_row, (*largest, *OTHERS)))},
+        {"title": "Time of a step, predicted", "text": _TIME, "rows": times},
+        {"title": "What does not scale", "text": limits},
+        {"title": "Proof", "text": _PROOF, "rows": proven},
+        {"title": "Constants", "rows": _constants()},
+        {"title": "Assumptions", "text": _assumed(), "rows": _assumptions()},
+        {"title": "What would refute it", "text": _REFUTE.replace("{rows:,}", f"{2 * GLOBAL:,}")},
+    ]  # fmt: skip
+
+
+def _predictions(found: Prediction, largest: list[Scenario]) -> str:
+    lines = [
+        f"- A step sends the same bytes for the contrast whatever K: {_received(found)}.",
+        *(f"- At W = {each.world:,} a queue of {each.queue:,} rows makes the step longer by {_longer(found, each)} "
+          f"than none, and costs the rank {found.found[each].queue / 1e9:.2f} GB." for each in largest),
+        *(f"- At W = {each.world}, K = {each.queue:,} with `{' '.join(each.options)}` by {_longer(found, each)}."
+          for each in OTHERS if any("precision" in option for option in each.options)),
+        f"- A queue of {QUEUES[1]:,} rows makes the step longer by " + ", ".join(
+            f"{_longer(found, each)} at W = {each.world:,}" for each in FULL if each.queue == QUEUES[1]) + ".",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _received(found: Prediction) -> str:
+    parts = []
+    for world in WORLDS:
+        (received,) = {
+            each.received for of, each in found.found.items() if of in FULL and of.world == world and of.queue
+        }
+        parts.append(f"{received / 1e6:.1f} MB at W = {world:,}")
+    return ", ".join(parts)
+
+
+def _longer(found: Prediction, of: Scenario) -> str:
+    low, high = sorted(found.longer(of, given) for given in (CHEAP, DEAR))
+    return f"{found.longer(of):.1%} ({low:.1%} to {high:.1%})"
+
+
+def _constants() -> list[dict[str, Any]]:
+    return [{"constant": name, "value": f"{each.value:g} {each.unit}".strip(), "source": each.source}
+            for name, each in CONSTANTS.items()]  # fmt: skip
+
+
+def _assumed() -> str:
+    return (
+        "Besides: collectives go one after the other and over a ring, the faster of NCCL's protocols LL and Simple (no "
+        "NVLS, no PAT, no SHARP, which would be faster); no rank waits for a slower one; data are always ready; the "
+        "encoder's operators start fast enough; hosts have 8 GPUs. *Dear* and *cheap* set every assumption against and "
+        "for the contrast."
+    )
+
+
+def _assumptions() -> list[dict[str, Any]]:
+    central, dear, cheap = (asdict(each) for each in (CENTRAL, DEAR, CHEAP))
+    return [{"assumption": name, "central": str(central[name]), "dear": str(dear[name]), "cheap": str(cheap[name]),
+             "what it is": about} for name, about in ABOUT.items()]  # fmt: skip

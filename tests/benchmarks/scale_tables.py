@@ -1,0 +1,139 @@
+"""The tables of `bench_scale`: scenarios of a CAPT-Large step, each simulated, with its predicted time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.benchmarks.scale_forms import state_bytes, zero_received
+from tests.benchmarks.scale_step import Simulated, job_at, simulate_contrast, simulate_step
+from tests.benchmarks.scale_time import CENTRAL, CHEAP, DEAR, Assumptions, StepTime, step_time
+
+GLOBAL = 8192
+"""Samples of a step over all ranks, as ``capt_large`` has them."""
+WORLDS = (8, 64, 1024)
+QUEUES = (0, 1 << 16, 1 << 20, 1 << 24)
+ZERO = 1
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A step of ``world`` ranks with ``samples`` each, against ``queue`` rows."""
+
+    world: int
+    samples: int
+    queue: int
+    options: tuple[str, ...] = ()
+
+    @property
+    def micro(self) -> int:
+        """Samples of a micro-batch: those of ``capt_large``, or all that there are."""
+        return min(16, self.samples)
+
+    @property
+    def overrides(self) -> list[str]:
+        """Of ``capt_large``."""
+        return [f"batch.micro={self.micro}", f"contrast.queue={self.queue}", *self.options]
+
+    def named(self) -> dict[str, Any]:
+        """The first cells of its rows."""
+        return {"W": self.world, "samples a rank": self.samples, "K": f"{self.queue:,}",
+                "options": " ".join(self.options)}  # fmt: skip
+
+
+FULL = [Scenario(world, GLOBAL // world, queue) for world in WORLDS for queue in QUEUES]
+OTHERS = [
+    *(Scenario(64, 128, QUEUES[-1], (f"contrast.precision={each}",)) for each in ("tf32", "bf16x3")),
+    Scenario(64, 128, QUEUES[-1], ("contrast.precision=bf16x3", "contrast.queue_dtype=bf16")),
+    Scenario(8, 1024, QUEUES[-1], ("contrast.drift=moments",)),
+    Scenario(1024, 128, QUEUES[-1]),
+]
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A step without the contrast, for one way to compute it: operations of a sample, and bytes of activations."""
+
+    weights: int
+    flops: float
+    activations: int
+
+
+class Prediction:
+    """All scenarios, simulated once."""
+
+    def __init__(self, scenarios: Sequence[Scenario], config: str = "capt_large", extra: Sequence[str] = ()) -> None:
+        self._config, self._extra = config, tuple(extra)
+        self._encoders: dict[tuple[int, bool], Encoder] = {}
+        self.found: dict[Scenario, Simulated] = {}
+        for each in scenarios:
+            self.found[each] = simulate_contrast(self._job(each), each.world)
+            self.encoder(each)
+
+    def _job(self, of: Scenario) -> Any:
+        return job_at(of.world, of.samples, [*of.overrides, *self._extra], self._config)
+
+    def encoder(self, of: Scenario) -> Encoder:
+        """By a step of two micro-batches, or of one where a step has no more: further ones only repeat."""
+        job = self._job(of)
+        cached = job.contrast.is_cached(job.accumulation(of.world))
+        key = (of.micro, cached)
+        if key not in self._encoders:
+            samples = of.micro * (1 if of.samples == of.micro else 2)
+            small = Scenario(of.world, samples, 0, (f"contrast.cached={str(cached).lower()}",))
+            step, marks = simulate_step(self._job(small), of.world)
+            alone = simulate_contrast(self._job(small), of.world)
+            weights = marks["weights"] // 4
+            self._encoders[key] = Encoder(
+                weights, (step.flops - alone.flops) / samples, marks["peak of the step"] - 2 * marks["weights"]
+            )
+        return self._encoders[key]
+
+    def time(self, of: Scenario, given: Assumptions = CENTRAL) -> StepTime:
+        """The model's time of a step."""
+        job, encoder = self._job(of), self.encoder(of)
+        parts = job.accumulation(of.world)
+        traffic = zero_received(encoder.weights, ZERO, of.world, parts, job.contrast.is_cached(parts))
+        update = 7 * 4 * encoder.weights // of.world  # reads weights, gradients, moments; writes all but gradients
+        return step_time(self.found[of], of.samples * encoder.flops, traffic, update, of.world,
+                         job.contrast.precision, given)  # fmt: skip
+
+    def longer(self, of: Scenario, given: Assumptions = CENTRAL) -> float:
+        """How much longer the step is than without queue, as a share of that one."""
+        without = next(e for e in self.found if (e.world, e.samples, e.queue) == (of.world, of.samples, 0))
+        return self.time(of, given).total / self.time(without, given).total - 1
+
+    def contrast_row(self, of: Scenario) -> dict[str, Any]:
+        """What the rank does for the contrast."""
+        found = self.found[of]
+        return {
+            **of.named(),
+            "collectives": len(found.sent),
+            "MB received": round(found.received / 1e6, 2),
+            "queue, MB": round(found.queue / 1e6, 1),
+            "peak above, MB": round((found.peak - found.before) / 1e6, 1),
+            "operations, T": round(found.flops / 1e12, 3),
+            "operators": found.operators,
+        }
+
+    def memory_row(self, of: Scenario) -> dict[str, Any]:
+        """What the rank holds at most, in GB."""
+        found, encoder = self.found[of], self.encoder(of)
+        state, work = state_bytes(encoder.weights, ZERO, of.world), found.peak - found.before
+        largest = max(encoder.activations, work)
+        cells = {"weights and optimizer": state, "activations": encoder.activations, "queue": found.queue,
+                 "contrast": work, "at most": state + found.queue + largest}  # fmt: skip
+        return {**of.named(), **{name: f"{value / 1e9:.2f}" for name, value in cells.items()}}
+
+    def time_row(self, of: Scenario) -> dict[str, Any]:
+        """The predicted milliseconds of a step."""
+        time = self.time(of)
+        low, high = sorted(self.time(of, given).share for given in (CHEAP, DEAR))
+        cells = {"encoder": time.encoder, "ZeRO": time.zero, "update": time.update,
+                 "arithmetic": max(time.device, time.launches), "wire": time.wire, "step": time.total}  # fmt: skip
+        return {
+            **of.named(),
+            **{f"{name}, ms": f"{1e3 * seconds:.1f}" for name, seconds in cells.items()},
+            "contrast, share": f"{time.share:.1%} ({low:.1%} to {high:.1%})",
+        }

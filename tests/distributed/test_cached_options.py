@@ -1,0 +1,91 @@
+"""One contrast over many micro-batches with activation checkpointing, and under fp16's loss scale.
+
+The second pass draws the dropout of the first, and layers that are computed again draw that of the second. A loss scale
+multiplies what flows back from the second pass alone: the gradient of the contrast itself is taken in fp32.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gradients import STEPS, gradients, relative
+from tests.language import language_mapping
+from tests.support import emulate_fp16, run_ranks
+from tests.vision_language import vision_language_mapping
+
+_GLOBAL = 8
+
+
+def _with_seeds(jobs: list[tuple[dict[str, Any], int]]) -> list[dict[str, Any]]:
+    import torch.distributed as dist
+
+    return [gradients(mapping, seed=1000 * seed + 100 * dist.get_rank()) for mapping, seed in jobs]
+
+
+def _checkpointed(folder: Path, family: str, stage: int, kind: str) -> dict[str, Any]:
+    make = {"language": language_mapping, "vision-language": vision_language_mapping}[family]
+    sizes: dict[str, Any] = {"dropout": 0.1, "attention_dropout": 0.1, "initializer_range": 0.2}
+    if family == "vision-language":
+        sizes["layer_norm_eps"] = 1e-5
+    return make(
+        folder,
+        batch={"global": _GLOBAL, "micro": 2},
+        engine={"zero_stage": stage, "precision": "fp32"},
+        optimizer={"lr": 1e-9},
+        model={**sizes, "activation_checkpointing": kind},
+        contrast={"queue": 41, "cached": True},
+    )
+
+
+@pytest.mark.parametrize("family", ["language", "vision-language"])
+def test_activation_checkpointing_changes_no_gradient(tmp_path: Path, family: str) -> None:
+    """The bound notices dropout that is drawn anew."""
+    stages = (0, 1, 3)
+    jobs = [
+        (_checkpointed(tmp_path, family, stage, kind), 0) for stage in stages for kind in ("none", "full", "offload")
+    ]
+    jobs.append((jobs[0][0], 1))
+    found = run_ranks(_with_seeds, 2, jobs)[0]
+    for number, stage in enumerate(stages):
+        plain, *others = (each["gradients"] for each in found[3 * number : 3 * number + 3])
+        for other in others:
+            assert max(relative(other[step], plain[step]) for step in range(STEPS)) < 1e-6, stage
+    assert relative(found[-1]["gradients"][0], found[0]["gradients"][0]) > 1e-2
+
+
+def _scaled(jobs: list[tuple[dict[str, Any], float]]) -> list[dict[str, Any]]:
+    emulate_fp16()
+    return [gradients(mapping, scale=scale) for mapping, scale in jobs]
+
+
+def _fp16(folder: Path, world: int, stage: int, micro: int, **contrast: Any) -> dict[str, Any]:
+    return language_mapping(
+        folder,
+        batch={"global": _GLOBAL, "micro": micro // world},
+        engine={"zero_stage": stage, "precision": "fp16"},
+        optimizer={"lr": 1e-9},
+        model={"initializer_range": 0.2},
+        contrast={"queue": 41, **contrast},
+    )
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_loss_scale_is_nothing_to_the_gradient(tmp_path: Path, world: int) -> None:
+    """Against one micro-batch with its graph. A contrast that is not scaled would weigh nothing, scaled twice all."""
+    whole = _scaled_of(tmp_path, 1, [(0, _GLOBAL, 256.0)], cached=False)[0]
+    lighter = _scaled_of(tmp_path, 1, [(0, 2, 256.0)], weight=0.9)[0]
+    assert relative(lighter["gradients"][0], whole["gradients"][0]) > 2e-2
+    for stages in ((0,), (1, 2, 3)):  # a process that has had autocast's scaler uses it at every stage
+        cases = [(stage, 2, scale) for stage in stages for scale in (16.0, 1024.0)]
+        for case, cut in zip(cases, _scaled_of(tmp_path, world, cases), strict=True):
+            for step in range(STEPS):
+                assert relative(cut["gradients"][step], whole["gradients"][step]) < 1e-2, case
+
+
+def _scaled_of(folder: Path, world: int, cases: list[tuple[int, int, float]], **contrast: Any) -> list[dict[str, Any]]:
+    jobs = [(_fp16(folder, world, stage, micro, **contrast), scale) for stage, micro, scale in cases]
+    found: list[dict[str, Any]] = run_ranks(_scaled, world, jobs)[0]
+    return found

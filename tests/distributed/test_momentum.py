@@ -1,0 +1,197 @@
+"""``contrast.momentum``: what is queued against a loop in float64, and what it leaves untouched.
+
+On every rank a plain copy of the module in float64 is given the averages that a literal loop makes of the weights, and
+encodes the rank's samples; the rows that the rank has pushed must be those.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pretrain.base.errors import ConfigError
+from pretrain.config.load import job_from_mapping
+from pretrain.engine.engines.averaged import averaged_weights
+from pretrain.engine.engines.base import Engine
+from pretrain.engine.engines.build import build_engines
+from pretrain.engine.quiet import quiet_libraries
+from pretrain.engine.task import Progress
+from pretrain.language.module import LanguageModule
+from pretrain.language.task import LanguageTask
+from tests.language import language_mapping
+from tests.support import emulate_fp16, run_ranks
+
+_DECAY = 0.9
+_STEPS = 10
+_GLOBAL = 8
+
+
+def momentum_mapping(
+    folder: Path, stage: int, precision: str = "fp32", micro: int = 1, **contrast: Any
+) -> dict[str, Any]:
+    return language_mapping(
+        folder,
+        batch={"global": _GLOBAL, "micro": micro},
+        engine={"zero_stage": stage, "precision": precision},
+        schedule={"max_steps": _STEPS, "warmup_steps": 1},
+        # BERT's 0.02 makes all first representations nearly equal: any encoder would do
+        model={"initializer_range": 0.2},
+        contrast={"queue": 2 * _GLOBAL * _STEPS, "momentum": _DECAY, **contrast},
+    )
+
+
+def built(mapping: dict[str, Any]) -> tuple[LanguageTask, dict[str, Engine]]:
+    quiet_libraries(debug=False)
+    job = job_from_mapping(mapping, "test")
+    task = LanguageTask(job, Path(mapping["run"]["dir"]))
+    return task, build_engines(task.build_modules(), job, task.optimizers())
+
+
+def whole_weights(engine: Engine) -> dict[str, Tensor]:
+    """Copies of the weights in float64, of all ranks together."""
+    from deepspeed.runtime.zero import GatheredParameters
+
+    named = dict(engine.module.named_parameters())
+    with GatheredParameters(list(named.values()), enabled=engine.zero_stage == 3):
+        return {name: p.detach().double().clone() for name, p in named.items()}
+
+
+def _representations(module: LanguageModule, batch: list[Any], step: int) -> Tensor:
+    """Originals of all micro-batches, then corruptions."""
+    with torch.no_grad():
+        views = [
+            module(
+                b.tokens, b.corrupted, b.positions, None, b.documents, padded=b.padded, runs=b.runs, step=step
+            ).capt
+            for b in batch
+        ]  # fmt: skip
+    return torch.cat([each.s for each in views] + [each.s_hat for each in views])
+
+
+def _deviations(mappings: list[dict[str, Any]]) -> list[tuple[list[float], list[float]]]:
+    """Per job and step: how far the rows pushed are from those of the averages in float64, and of the live weights."""
+    found = []
+    for mapping in mappings:
+        task, engines = built(mapping)
+        engine, progress = engines["model"], Progress()
+        copy = LanguageModule(task.job, task.model_config).double()
+        averages = whole_weights(engine)
+        of_averages, of_live = [], []
+        batches = task.build_batches(progress)
+        for step in range(_STEPS):
+            batch = next(batches)
+            live = whole_weights(engine)
+            if step:
+                averages = {name: _DECAY * averages[name] + (1 - _DECAY) * live[name] for name in live}
+            task.step(engines, batch, progress)
+            progress.step += 1
+            assert task.contrast is not None
+            assert task.contrast.queue is not None
+            pushed = task.contrast.queue.state_dict()["rows"][-2 * _GLOBAL // _world() :]
+            for weights, into in ((averages, of_averages), (live, of_live)):
+                copy.load_state_dict(weights, strict=False)  # a tied weight has one name
+                into.append(float((pushed - _representations(copy, batch, step)).abs().max()))
+        found.append((of_averages, of_live))
+    return found
+
+
+def _world() -> int:
+    return torch.distributed.get_world_size()
+
+
+_WORLDS = {
+    1: [(0, 8, {}), (0, 2, {"cached": False}), (0, 2, {}), (1, 2, {}), (2, 8, {}), (3, 2, {})],
+    2: [(0, 2, {}), (1, 4, {}), (2, 2, {}), (3, 2, {"cached": False}), (3, 4, {})],
+    4: [(0, 2, {}), (2, 1, {}), (3, 1, {})],
+}
+"""ZeRO stage, samples of a micro-batch on a rank, keys of ``contrast``."""
+
+
+@pytest.mark.parametrize("world", _WORLDS)
+def test_queued_rows_are_those_of_the_averaged_encoder(tmp_path: Path, world: int) -> None:
+    mappings = [momentum_mapping(tmp_path, stage, micro=micro, **contrast) for stage, micro, contrast in _WORLDS[world]]
+    for rank in run_ranks(_deviations, world, mappings):
+        for (of_averages, of_live), case in zip(rank, _WORLDS[world], strict=True):
+            assert max(of_averages) < 1e-5, case
+            assert of_live[0] < 1e-5, case  # the average starts at the first weights
+            assert min(of_live[2:]) > 1e-3, case
+
+
+def _losses_and_rows(mappings: list[dict[str, Any]]) -> list[tuple[list[float], np.ndarray]]:
+    found = []
+    for mapping in mappings:
+        task, engines = built(mapping)
+        progress, losses = Progress(), []
+        batches = task.build_batches(progress)
+        for step in range(4):
+            torch.manual_seed(step)
+            losses.append(float(task.step(engines, next(batches), progress)["loss"]))  # type: ignore[arg-type]
+            progress.step += 1
+        assert task.contrast is not None
+        assert task.contrast.queue is not None
+        found.append((losses, task.contrast.queue.rows.numpy().copy()))
+    return found
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_an_average_that_forgets_at_once_changes_no_bit(tmp_path: Path, world: int) -> None:
+    """With decay 0 all is as without: the dropout of both passes, the live weights, the rows, at every ZeRO stage."""
+    cases = [(0, 8 // world, False), (0, 2, True), (1, 2, True), (2, 2, True), (3, 2, True)]
+    jobs = []
+    for stage, micro, cached in cases:
+        for momentum in (None, 0.0, _DECAY):
+            mapping = momentum_mapping(tmp_path, stage, micro=micro, cached=cached, momentum=momentum)
+            mapping["model"] |= {"dropout": 0.1}
+            jobs.append(mapping)
+    for rank in run_ranks(_losses_and_rows, world, jobs):
+        for number, case in enumerate(cases):
+            (without, rows), (forgetful, same), (_, other) = rank[3 * number : 3 * number + 3]
+            assert forgetful == without, case
+            np.testing.assert_array_equal(same, rows)
+            assert np.abs(other - rows).max() > 1e-3, case
+
+
+def _bits(engine: Engine) -> list[np.ndarray]:
+    """What this rank holds of the weights: partitions at ZeRO 3, and what is whole now."""
+    held = [p.detach() for p in engine.module.parameters()]
+    if engine.zero_stage == 3:
+        held += [p.ds_tensor for p in engine.module.parameters()]  # type: ignore[attr-defined]
+    return [tensor.detach().float().cpu().numpy().copy() for tensor in held]
+
+
+def _before_within_after(mapping: dict[str, Any]) -> list[list[np.ndarray]]:
+    emulate_fp16()
+    task, engines = built(mapping)
+    engine, progress = engines["model"], Progress()
+    batches = task.build_batches(progress)
+    for _ in range(3):
+        batch = next(batches)
+        task.step(engines, batch, progress)
+        progress.step += 1
+    found = [_bits(engine)]
+    with averaged_weights(engine), torch.no_grad():
+        found.append(_bits(engine))
+        task.represent(engine, batch[0], 3)
+    return [*found, _bits(engine)]
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision"), [(0, "fp32"), (0, "bf16"), (1, "fp32"), (2, "bf16"), (3, "bf16"), (1, "fp16"), (3, "fp16")]
+)
+def test_live_weights_come_back_bit_for_bit(tmp_path: Path, stage: int, precision: str) -> None:
+    for before, within, after in run_ranks(_before_within_after, 2, momentum_mapping(tmp_path, stage, precision)):
+        assert len(before) == len(after)
+        for a, b in zip(before, after, strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert sum(not np.array_equal(a, b) for a, b in zip(before, within, strict=True)) > 10
+
+
+def test_momentum_needs_a_queue(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"set contrast\.queue, or contrast\.momentum=null"):
+        job_from_mapping(language_mapping(tmp_path, contrast={"queue": 0, "momentum": 0.99}), "test")
+    job_from_mapping(language_mapping(tmp_path, contrast={"queue": 0, "momentum": 0.99, "weight": 0}), "test")

@@ -1,0 +1,63 @@
+"""Parameter gradients of a pretraining job's first steps, shared by tests that compare them."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pretrain.config.load import job_from_mapping
+
+STEPS = 3
+"""A queue of 41 rows is half full at the second step of 16 samples, then wraps."""
+_TASKS = {"capt_language": "pretrain.language.task", "capt_vl": "pretrain.vision_language.task"}
+
+
+def gradients(mapping: dict[str, Any], *, seed: int | None = None, scale: float | None = None) -> dict[str, Any]:
+    """Gradients of each of three steps (before clipping), by parameter name, and the metrics of each step.
+
+    Args:
+        mapping: the job.
+        seed: of the random numbers that each step draws (dropout), on this rank; None leaves them as they are.
+        scale: fp16's loss scale, which the gradients are divided by.
+    """
+    from deepspeed.utils import safe_get_full_grad
+
+    from pretrain.engine.engines.build import build_engines
+    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.engine.task import Progress
+
+    quiet_libraries(debug=False)
+    job = job_from_mapping(mapping, "test")
+    task = importlib.import_module(_TASKS[mapping["task"]["type"]]).TASK(job, Path(mapping["run"]["dir"]))
+    engines = build_engines(task.build_modules(), job, task.optimizers())
+    engine, taken = engines["model"], []
+    update = engine.step
+
+    def step_and_keep_gradients() -> None:
+        if engine.at_boundary:
+            named = engine.module.named_parameters()
+            taken.append({name: safe_get_full_grad(p).float().numpy() / (scale or 1.0) for name, p in named})
+        update()
+
+    engine.step = step_and_keep_gradients  # type: ignore[method-assign]
+    progress, losses = Progress(), []
+    batches = task.build_batches(progress)
+    for step in range(STEPS):
+        if scale is not None:
+            engine.load_loss_scale_state({"scale": scale})
+        if seed is not None:
+            torch.manual_seed(seed + step)
+        report = task.step(engines, next(batches), progress)
+        losses.append({name: float(value) for name, value in report.items()})
+        progress.step += 1
+    return {"gradients": taken, "losses": losses}
+
+
+def relative(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
+    """The norm of the difference of two gradients over that of the second."""
+    difference = np.sqrt(sum(np.square(a[name].astype(np.float64) - b[name]).sum() for name in b))
+    return float(difference / np.sqrt(sum(np.square(b[name].astype(np.float64)).sum() for name in b)))

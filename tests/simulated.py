@@ -1,0 +1,203 @@
+"""One rank of many, on tensors without data: what it sends and receives, what it holds, what it computes.
+
+A fake process group answers every collective at once and moves nothing; a tensor has a shape, a type and a storage of a
+size, and no numbers. So the code under test runs as rank ``r`` of any number of ranks, with queues and batches of any
+size, in seconds. What depends on values cannot run (``stats``, ``only``, rows that are not known to be equal).
+
+The fake tensors say that they are on a CPU, for a build of torch may know no other device. Where our code treats CPUs
+and GPUs differently, `rank_of` takes the GPU's side: blocks of a GPU's size, masks of bytes, torch's own dropout.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pretrain.contrast import cached, checks
+from pretrain.contrast.kernels import chunked, products, protocol
+from pretrain.models import attention, cross_entropy, dropout
+
+_PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}
+"""Matrix products, and the place of their first factor among the arguments."""
+_FREE = ("detach", "empty", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "alias")
+"""Operators that touch no element."""
+
+
+_COLLECTIVES = ("all_gather_single", "all_reduce")
+_PATIENCE = 10.0
+"""Seconds until a backend that still holds a tensor counts as a leak."""
+
+
+@contextmanager
+def rank_of(world: int, rank: int = 0) -> Iterator[None]:
+    """Be rank ``rank`` of ``world``, with fake tensors and a fake process group, until the block ends.
+
+    Raises:
+        RuntimeError: this process already belongs to a process group.
+    """
+    if dist.is_initialized():
+        raise RuntimeError("a simulated rank needs a process of its own: this one has a process group")
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(as_on_a_gpu())
+            stack.enter_context(mock.patch.object(cached.torch, "get_rng_state", _nothing))  # no data, no state
+            stack.enter_context(mock.patch.object(cached.torch, "set_rng_state", _nothing))
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """The places where the code asks for the device, answered as on a GPU; works with real tensors as well.
+
+    Answers are plain functions: a `Mock` would remember its arguments, and tensors would never die.
+    """
+    patches = [
+        mock.patch.object(checks, "is_readable", _no),
+        mock.patch.dict(chunked._LARGEST_BLOCK, cpu=chunked._LARGEST_BLOCK["cuda"]),
+        mock.patch.object(protocol.InstanceIds, "negative_mask", property(_byte_mask)),
+        mock.patch.dict(cross_entropy._BLOCK_BYTES, cpu=cross_entropy._BLOCK_BYTES["cuda"]),
+        mock.patch.object(products, "_multiply", _multiply_as_on_a_gpu),
+        *(mock.patch.object(module, "draws_own_masks", _no) for module in (attention, dropout)),
+        mock.patch.object(importlib.import_module("pretrain.contrast.info_nce"), "check_precision", _nothing),  # tf32
+        *(mock.patch.object(dist, name, _settled(getattr(dist, name))) for name in _COLLECTIVES),
+        mock.patch.object(dist, "reduce_scatter_single", _settled(_unseen(dist.reduce_scatter_single))),
+    ]
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield
+
+
+def _no(*_: Any) -> bool:
+    return False
+
+
+def _nothing(*_: Any) -> None: ...
+
+
+def _unseen(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """Count nothing of what a backend does in a collective: gloo has no reduce-scatter, and makes a copy."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with mock.patch.object(Ledger, "paused", True):
+            return collective(*args, **kwargs)
+
+    return call
+
+
+def _settled(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """Return when the backend has let go of the tensors: a thread of gloo's holds them for a moment after its work."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tensors = [each for each in args if isinstance(each, Tensor)]
+        before = [each._use_count() for each in tensors]
+        result = collective(*args, **kwargs)
+        deadline = time.monotonic() + _PATIENCE
+        while any(each._use_count() > count for each, count in zip(tensors, before, strict=True)):
+            assert time.monotonic() < deadline, "the backend keeps a tensor of a collective that is done"
+            time.sleep(1e-4)
+        return result
+
+    return call
+
+
+def _byte_mask(ids: protocol.InstanceIds) -> Tensor:
+    if ids._negative_mask is None:
+        ids._negative_mask = ids.anchors[:, None] != ids.keys[None, :]
+    return ids._negative_mask
+
+
+def _multiply_as_on_a_gpu(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
+    kind = {} if a.dtype == out.dtype else {"out_dtype": out.dtype}
+    torch.addmm(out, a, b, out=out, **kind) if add else torch.mm(a, b, out=out, **kind)
+
+
+class Ledger(TorchDispatchMode):
+    """Follows every storage that operators of its scope make, from its birth to its death.
+
+    Attributes:
+        live: bytes of the storages that are alive now, of those that were made in the scope.
+        peak: the largest ``live`` so far.
+        operators: how many operators ran that compute something (no views).
+        moved: bytes that operators other than matrix products read and wrote, each operand once; a fused kernel
+            would move fewer.
+        largest: elements of the largest tensor made.
+        products: how often each matrix product of (rows, inner, columns) was asked for.
+    """
+
+    paused = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = self.operators = self.moved = self.largest = 0
+        self.products: Counter[tuple[int, int, int]] = Counter()
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def reset(self) -> None:
+        """Count from here: the next peak begins with what is alive now."""
+        self.peak, self.operators, self.moved, self.largest = self.live, 0, 0, 0
+        self.products.clear()
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the matrix products, a multiply-add being 2."""
+        return sum(2 * math.prod(shape) * times for shape, times in self.products.items())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if self.paused:
+            return out
+        results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        for result in results:
+            self._follow(result)
+        name = func._schema.name.split("::")
+        if name[0] == "aten" and results and not func.is_view:
+            operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            self._count(name[1], args, operands, results)
+        return out
+
+    def _count(self, name: str, args: Any, operands: list[Tensor], results: list[Tensor]) -> None:
+        if name in _FREE:
+            return
+        self.operators += 1
+        if name in _PRODUCTS:
+            a, b = args[_PRODUCTS[name] :][:2]
+            self.products[a.shape[-2], a.shape[-1], b.shape[-1]] += a.shape[0] if a.dim() == 3 else 1
+            return
+        self.moved += sum(each.nbytes for each in {id(each): each for each in operands + results}.values())
+
+    def _follow(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self.largest = max(self.largest, tensor.numel())
+        if key in self._known and self._known[key]() is not None:
+            return
+        size = storage.nbytes()
+
+        def died(_: Any, key: int = key, size: int = size) -> None:
+            self.live -= size
+            self._known.pop(key, None)
+
+        self._known[key] = weakref.ref(storage, died)
+        self.live += size
+        self.peak = max(self.peak, self.live)

@@ -1,0 +1,165 @@
+"""The supervisor of a node and the head's end of its line, through a stand-in for ssh that runs a shell here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.backends.watching import Watcher
+from launcher.plan import End
+from launcher.supervisor import node, processes
+from launcher.supervisor.link import Link, pump
+from launcher.supervisor.messages import MARK, SILENCE
+from launcher.supervisor.output import Output
+from launcher.supervisor.remote import RemoteRanks, end
+
+ROOT = Path(__file__).parents[3]
+SSH = r"""#!/bin/sh
+while :; do case "$1" in -o) shift 2;; -*) shift;; *) break;; esac; done
+[ "$1" = away ] && { echo "ssh: connect to host away port 22: No route to host" >&2; exit 255; }
+echo "welcome to $1"; shift
+exec sh -c "$*"
+"""
+SLEEPS = "import time; print('here', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(SSH)
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    return {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+
+
+@pytest.fixture
+def output() -> Iterator[Output]:
+    made = Output()
+    yield made
+    made.close(2.0)
+
+
+def connected(environment: dict[str, str], output: Output, *names: str) -> list[Link]:
+    links = [Link(name, environment, [str(ROOT)], output) for name in names]
+    until = time.monotonic() + 30
+    while any(link.up is None and not link.lost for link in links) and time.monotonic() < until:
+        pump(links, 0.1)
+    return links
+
+
+def wait_for_ranks(ranks: RemoteRanks, links: list[Link]) -> list[int]:
+    """The processes of all ranks."""
+    until = time.monotonic() + 20
+    while not all(link.ranks for link in links) and time.monotonic() < until:
+        ranks.look(0.1)
+    return [rank.pid for link in links for rank in link.ranks]
+
+
+def run(links: list[Link], programs: list[str], fault: str = "") -> tuple[End, RemoteRanks, list[int]]:
+    ranks = RemoteRanks(links, [1] * len(links))
+    own = [{"PROGRAM": program} for program in programs]
+    ranks.start([sys.executable, "-c", "import os; exec(os.environ['PROGRAM'])"], {}, own, {})
+    pids = wait_for_ranks(ranks, links)
+    if fault == "node":
+        assert links[1].up is not None
+        os.kill(links[1].up.pid, signal.SIGKILL)
+        until = time.monotonic() + 2.0  # what is promised
+        while processes.born(pids[1]) is not None:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    ended = Watcher(ranks, grace=0.5).watch()
+    ranks.close()
+    return ended, ranks, pids
+
+
+def test_ranks_that_end_well_end_well(
+    environment: dict[str, str], output: Output, capfd: pytest.CaptureFixture[str]
+) -> None:
+    links = connected(environment, output, "a", "b")
+    ended, ranks, _ = run(links, ["print('hello')", "import sys; print('there', file=sys.stderr)"])
+    assert ended == End(0)
+    assert ranks.left() == {}
+    output.close(2.0)
+    assert sorted(capfd.readouterr().err.splitlines()) == ["a: hello", "b: there"]
+
+
+@pytest.mark.parametrize(
+    ("program", "says", "killed_by"),
+    [
+        ("raise SystemExit(3)", "rank 1 on b exited with 3", None),
+        ("import os; os.kill(os.getpid(), 9)", "rank 1 on b was killed by SIGKILL", "SIGKILL"),
+    ],
+)
+def test_a_rank_that_fails_is_named_with_its_host_and_ends_the_others(
+    environment: dict[str, str], output: Output, program: str, says: str, killed_by: str | None
+) -> None:
+    ended, ranks, pids = run(connected(environment, output, "a", "b"), [SLEEPS, program])
+    assert ended.code == 1
+    assert says in ended.reason
+    assert ended.crash is not None
+    assert (ended.crash.host, ended.crash.rank, ended.crash.signal) == ("b", 1, killed_by)
+    assert [processes.born(pid) for pid in pids] == [None, None]
+    assert ranks.left() == {}
+
+
+def test_a_killed_supervisor_takes_its_ranks_with_it_and_is_a_lost_host(
+    environment: dict[str, str], output: Output
+) -> None:
+    ended, ranks, pids = run(connected(environment, output, "a", "b"), [SLEEPS, SLEEPS], fault="node")
+    assert ended.code == 1
+    assert ended.reason.startswith("b is lost: ")
+    assert [processes.born(pid) for pid in pids] == [None, None]
+    assert [pid for pid, _ in ranks.left()["b"].processes][1:] == [pids[1]]  # for the next start to see to
+    assert "a" not in ranks.left()
+
+
+def test_what_ssh_says_is_why_a_host_is_not_reached(environment: dict[str, str], output: Output) -> None:
+    (link,) = links = connected(environment, output, "away")
+    end(links)
+    assert (link.up, link.lost) == (None, "ssh: connect to host away port 22: No route to host")
+
+
+def test_a_host_that_is_silent_for_too_long_is_lost(environment: dict[str, str], output: Output) -> None:
+    (link,) = links = connected(environment, output, "a")
+    link.heard -= SILENCE - 1
+    link.judge()
+    assert link.lost == ""
+    link.heard -= 1.1
+    link._awake = link.heard
+    link.judge()
+    assert link.lost == f"nothing heard for {SILENCE:g} s"
+    end(links)
+
+
+def test_a_node_that_hears_nothing_kills_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "LEASE", 1.0)
+    told, says = os.pipe(), os.pipe()
+    job = {"argv": [sys.executable, "-c", SLEEPS], "env": {}, "each": [{}], "left": []}
+    os.write(told[1], json.dumps({"do": "start", "job": job}).encode() + b"\n")
+    begun = time.monotonic()
+    assert node.Supervisor(told[0], says[1]).run() == 1
+    assert 1.0 <= time.monotonic() - begun < 3.0
+    words = [json.loads(line.removeprefix(MARK)) for line in os.read(says[0], 1 << 20).decode().splitlines()]
+    for end_of_a_pipe in (*told, *says):
+        os.close(end_of_a_pipe)
+    assert words[-1]["problem"] == "nothing heard of the head for 1 s"
+    (rank,) = next(word["ranks"] for word in words if word.get("ranks"))
+    assert processes.born(rank["pid"]) is None
+
+
+def test_what_is_left_is_ended_by_number_and_beginning() -> None:
+    sleepers = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    begun = [processes.born(sleeper.pid) or 0 for sleeper in sleepers]
+    wrong = (sleepers[1].pid, begun[1] + 1)  # the number was given again
+    assert processes.end_recorded([(sleepers[0].pid, begun[0]), wrong], 5.0) == []
+    assert sleepers[0].wait(5) == -signal.SIGKILL
+    assert sleepers[1].poll() is None
+    sleepers[1].kill()
+    sleepers[1].wait()
