@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from launcher import environment
 from launcher.backends.watching import GRACE, PATIENCE, Watcher
@@ -44,7 +46,8 @@ def plan(launch: Launch) -> Plan:
 
 def start(launch: Launch, plan: Plan) -> End:
     """Run all ranks to their end."""
-    return run_ranks(plan.commands, stall=launch.job.supervise.stall)
+    with _kept(plan.master_port or 0):
+        return run_ranks(plan.commands, stall=launch.job.supervise.stall)
 
 
 def run_ranks(
@@ -79,6 +82,20 @@ def _ranks(launch: Launch) -> int:
     if options.nproc not in (None, hosts[0].slots):
         raise ConfigError(f"--nproc {options.nproc} contradicts slots={hosts[0].slots} in {options.hostfile}")
     return hosts[0].slots
+
+
+@contextmanager
+def _kept(port: int) -> Iterator[None]:
+    """Let nobody else be given a port before rank 0, which takes seconds to start, listens there.
+
+    A bound socket that does not listen keeps the system from giving its port away; rank 0 binds it nevertheless, for
+    both say ``SO_REUSEADDR`` (:func:`_free_port` has let it go for a moment only).
+    """
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):  # somebody was faster: rank 0 says so
+            s.bind(("127.0.0.1", port))
+        yield
 
 
 def _free_port() -> int:

@@ -14,20 +14,25 @@ from pretrain.engine.scratch import SCRATCH
 _PREFIX = "capt-r-"
 _LONGEST = 70
 """Bytes of the name of the folder: sockets in it have names of at most 107."""
+_SHORT = "/tmp"
+"""Where the folder lies if the name of that for temporary files (``TMPDIR``) is too long for sockets."""
 
 
 class Scratch:
     """A private folder among the temporary files, locked for as long as this process lives.
 
     A killed process cannot remove its folder. The next one on the host does: a folder that is not locked is nobody's.
-    Where the name would be too long for sockets there is no folder.
+    Where none can be made there is none, and the sockets of killed ranks stay where Python puts them.
     """
 
     def __init__(self) -> None:
         _remove_nobodys()
         self._path: Path | None = None
-        while self._path is None and len(tempfile.gettempdir().encode()) + len(_PREFIX) + 9 <= _LONGEST:
-            path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        while self._path is None:
+            try:
+                path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_place()))
+            except OSError:  # a folder that cannot be written to
+                return
             self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -49,8 +54,13 @@ class Scratch:
             self._path = None
 
 
+def _place() -> str:
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) + len(_PREFIX) + 9 <= _LONGEST else _SHORT
+
+
 def _remove_nobodys() -> None:
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for path in Path(_place()).glob(f"{_PREFIX}*"):
         with suppress(OSError):  # it is locked, or no folder of ours
             found = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

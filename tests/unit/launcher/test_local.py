@@ -2,6 +2,8 @@
 
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.local import End, run_ranks
+from launcher.backends.local import End, _free_port, _kept, run_ranks
 from launcher.plan import Command
 
 PRELUDE = "import os, pathlib, signal, subprocess, sys, time; rank = int(os.environ['RANK']);"
@@ -204,3 +206,21 @@ def test_the_ranks_die_with_the_launcher(launcher, tmp_path: Path) -> None:
     pids = [int(path.read_text()) for path in tmp_path.glob("pid-*")]
     assert len(pids) == 2
     assert wait_for(lambda: all(map(is_gone, pids)), seconds=2)
+
+
+def test_a_kept_port_is_given_to_nobody_but_who_asks_for_it() -> None:
+    port = _free_port()
+    with _kept(port):
+        with socket.socket() as other, socket.create_server(("127.0.0.1", 0)) as server:
+            try:
+                one = struct.pack("I", port | port << 16)  # IP_LOCAL_PORT_RANGE: this one alone
+                other.setsockopt(socket.IPPROTO_IP, 51, one)
+            except OSError:
+                pytest.skip("a kernel before 6.3 cannot be asked for a port in a range")
+            with pytest.raises(OSError, match="assign"):
+                other.connect(server.getsockname())
+        master = (
+            "from torch.distributed import TCPStore; TCPStore('127.0.0.1', {}, 1, True).set('a', 'b'); print('made')"
+        )
+        made = subprocess.run([sys.executable, "-c", master.format(port)], capture_output=True, text=True)
+        assert made.stdout == "made\n", made.stderr

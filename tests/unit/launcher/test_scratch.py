@@ -75,11 +75,24 @@ def start_holder() -> subprocess.Popen[bytes]:
     return holder
 
 
-def test_where_a_socket_could_have_no_name_there_is_no_folder(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deep = temporary / ("d" * 60)
+def test_where_a_socket_could_have_no_name_the_folder_lies_elsewhere(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep, short = temporary / ("d" * 60), temporary / "s"
     deep.mkdir()
+    short.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    monkeypatch.setattr("launcher.supervisor.scratch._SHORT", str(short))
+    scratch = Scratch()
+    (made,) = scratch.env.values()
+    assert Path(made).parent == short
+    scratch.close()
+    assert [*deep.iterdir(), *short.iterdir()] == []
+
+
+def test_where_no_folder_can_be_made_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "away"))
+    monkeypatch.setattr("launcher.supervisor.scratch._SHORT", str(tmp_path / "away"))
     scratch = Scratch()
     assert scratch.env == {}
     scratch.close()
-    assert list(deep.iterdir()) == []
