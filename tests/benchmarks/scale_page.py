@@ -18,9 +18,8 @@ _CONTRAST = """`MB received`: of all collectives of the contrast, in a step. `pe
 queue and representations. `operations`: of the matrix products. `operators`: about the kernels that are started."""
 
 _MEMORY = """In GB. Weights, gradients, both Adam moments and the copy of the weights that a rank updates are a formula
-(fp32, ZeRO 1). Activations: the simulated
-peak of a whole step above weights and gradients, without queue; contrast: its peak, which comes when no activation
-is held. *At most* adds the larger of the two. What the allocator loses to fragments, the engine's buckets of
+(fp32, ZeRO 1). Activations: the simulated peak of a whole step above weights and gradients, without queue; contrast:
+its peak, which comes when no activation is held. *At most* adds the larger of the two. What the allocator loses to fragments, the engine's buckets of
 gradients, and NCCL's own buffers are not in it."""
 
 _TIME = """`arithmetic` and `wire` are the contrast's. In brackets the share of the contrast in the step with every
@@ -45,8 +44,8 @@ _LIMITS = """- The anchors of *all* ranks, their sums, and the copy in which the
 - Reading a queue that was saved by *another* number of ranks opens every shard on every rank: from 1,024 to 1,016
   ranks a million files are opened, twice, for some rows of each.
 - A permanent checkpoint has three files a rank, 3,072 at 1,024 ranks, in one folder. An ephemeral one keeps on each
-  host the files of its ranks and of those of the host before, but a restart from it gives every host all files: {all_files:.0f}
-  GB a host with 16,777,216 rows, {few_files:.0f} GB with 65,536.
+  host the files of its ranks and of those of the host before, but a restart from it gives every host all files:
+  {all_files:.0f} GB a host with 16,777,216 rows, {few_files:.0f} GB with 65,536.
 - No object a rank, no dictionary of rows and no gather grows with K or with W K: between K = 0 and K = 16,777,216
   nothing changes but the rows held (K / W) and the products with them."""
 
@@ -143,8 +142,8 @@ def _assumed() -> str:
     return (
         "Besides: collectives go one after the other and over a ring, the faster of NCCL's protocols LL and Simple (no "
         "NVLS, no PAT, no SHARP, no trees, which would be faster); no rank waits for a slower one; data are always "
-        "ready; the encoder's operators start fast enough, and its products reach as much of the peak with 8 samples as "
-        "with 16; gradients and weights travel in fp32, once a step; the queue is full; every pair of operators reads "
+        "ready; the encoder's operators start fast enough, and its products reach as much of the peak with 8 samples "
+        "as with 16; gradients and weights travel in fp32, once a step; the queue is full; every pair of operators reads "
         "and writes main memory, none is fused; hosts have 8 GPUs, and ranks follow one another on a host. *Dear* and "
         "*cheap* set every assumption against and for the contrast."
     )
