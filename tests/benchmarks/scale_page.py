@@ -19,8 +19,8 @@ queue and representations. `operations`: of the matrix products. `operators`: ab
 
 _MEMORY = """In GB. Weights, gradients, both Adam moments and the copy of the weights that a rank updates are a formula
 (fp32, ZeRO 1). Activations: the simulated peak of a whole step above weights and gradients, without queue; contrast:
-its peak, which comes when no activation is held. *At most* adds the larger of the two. What the allocator loses to fragments, the engine's buckets of
-gradients, and NCCL's own buffers are not in it."""
+its peak, which comes when no activation is held. *At most* adds the larger of the two. What the allocator loses to
+fragments, the engine's buckets of gradients, and NCCL's own buffers are not in it."""
 
 _TIME = """`arithmetic` and `wire` are the contrast's. In brackets the share of the contrast in the step with every
 assumption set against and for it."""
@@ -143,8 +143,8 @@ def _assumed() -> str:
         "Besides: collectives go one after the other and over a ring, the faster of NCCL's protocols LL and Simple (no "
         "NVLS, no PAT, no SHARP, no trees, which would be faster); no rank waits for a slower one; data are always "
         "ready; the encoder's operators start fast enough, and its products reach as much of the peak with 8 samples "
-        "as with 16; gradients and weights travel in fp32, once a step; the queue is full; every pair of operators reads "
-        "and writes main memory, none is fused; hosts have 8 GPUs, and ranks follow one another on a host. *Dear* and "
+        "as with 16; gradients and weights travel in fp32, once a step; the queue is full; every operator reads and "
+        "writes main memory, none is fused; hosts have 8 GPUs, and ranks follow one another on a host. *Dear* and "
         "*cheap* set every assumption against and for the contrast."
     )
 
