@@ -38,6 +38,8 @@ _FREE = ("detach", "empty", "new_empty", "empty_like", "empty_strided", "_unsafe
 """Operators that touch no element."""
 
 
+_OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_")
+"""Operators in place that do not read what they overwrite."""
 _COLLECTIVES = ("all_gather_single", "all_reduce")
 _PATIENCE = 10.0
 """Seconds until a backend that still holds a tensor counts as a leak."""
@@ -138,8 +140,8 @@ class Ledger(TorchDispatchMode):
         live: bytes of the storages that are alive now, of those that were made in the scope.
         peak: the largest ``live`` so far.
         operators: how many operators ran that compute something (no views).
-        moved: bytes that operators other than matrix products read and wrote, each operand once; a fused kernel
-            would move fewer.
+        moved: bytes that operators other than matrix products read and wrote: each operand once, and twice where it
+            is changed in place; a fused kernel would move fewer.
         largest: elements of the largest tensor made.
         products: how often each matrix product of (rows, inner, columns) was asked for.
     """
@@ -185,6 +187,8 @@ class Ledger(TorchDispatchMode):
             self.products[a.shape[-2], a.shape[-1], b.shape[-1]] += a.shape[0] if a.dim() == 3 else 1
             return
         self.moved += sum(each.nbytes for each in {id(each): each for each in operands + results}.values())
+        if name.endswith("_") and name not in _OVERWRITES:
+            self.moved += sum(each.nbytes for each in results)
 
     def _follow(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()

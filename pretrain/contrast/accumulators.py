@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pretrain.base.errors import DataError
 from pretrain.contrast.metrics import first_direction, uniformity
-from pretrain.engine.distributed import all_reduce_max, all_reduce_sum, device, gather_ragged, world_size
+from pretrain.engine.distributed import all_reduce_max, all_reduce_sum, device, gather_ragged, rank, world_size
 
 _SAMPLE = 256
 """Rows of a step over all ranks: enough for both figures, and their Gram matrix is small."""
@@ -41,10 +41,13 @@ class PairAccumulator:
 
 
 class RowSample:
-    """Some rows of a training step, to see how they are spread: the first of each rank, as many on all ranks."""
+    """Some rows of a training step, to see how they are spread: the first of each rank, `_SAMPLE` of all ranks.
+
+    Of more ranks than that the first ones give a row each.
+    """
 
     def __init__(self) -> None:
-        self._room = -(-_SAMPLE // world_size())
+        self._room = (_SAMPLE + world_size() - 1 - rank()) // world_size()
         self._rows: list[Tensor] = []
 
     def update(self, rows: Float[Tensor, "b d"]) -> None:

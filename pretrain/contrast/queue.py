@@ -99,6 +99,11 @@ class ShardedQueue:
         return self._filled
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of this rank's rows and ids, once it holds all that it may."""
+        return self._rows.nbytes + self._ids.nbytes
+
+    @property
     def rows(self) -> Float[Tensor, "k d"]:
         """What this rank holds now, in no particular order: rows, or with ``drift`` their residuals.
 
@@ -175,8 +180,15 @@ class ShardedQueue:
         self._filled = min(self._filled + n, self.shard_size)
 
     def _oldest_first(self, stored: Tensor) -> Tensor:
-        """A copy of the filled part of a ring buffer, oldest row first."""
-        return torch.cat([stored[self._write_position : self._filled], stored[: self._write_position]])
+        """A copy of the filled part of a ring buffer, oldest row first, in the memory of the host.
+
+        A copy on the device would take as much again of its memory at every checkpoint.
+        """
+        copy = torch.empty((self._filled, *stored.shape[1:]), dtype=stored.dtype)
+        old = self._filled - self._write_position  # rows from the write position on
+        copy[:old] = stored[self._write_position : self._filled]
+        copy[old:] = stored[: self._write_position]
+        return copy
 
     def _fill(self, rows: Tensor, ids: Tensor, start: int) -> None:
         """Put rows into the places that they had, so that sums over them round as they would have without a restart."""
@@ -186,7 +198,8 @@ class ShardedQueue:
         self._push(rows, ids)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's shard: ``rows`` and ``ids`` (copies, oldest first), ``start``, ``rank``, ``world``, ``drift``."""
+        """This rank's shard: ``rows`` and ``ids`` (copies on the CPU, oldest first), ``start``, ``rank``, ``world``,
+        ``drift``."""
         return {
             "rows": self._oldest_first(self._rows), "ids": self._oldest_first(self._ids),
             "start": self._write_position, "rank": self.rank, "world": self.world, "drift": self.drift,

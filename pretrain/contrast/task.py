@@ -259,6 +259,11 @@ class ContrastTask(ABC, Generic[BatchT]):
         state = {"tokenizer": self.fingerprint, **data, "queue": self.job.contrast.queue}
         return {**state, "collapse": self.collapse.state.model_dump(mode="json")}
 
+    def state_bytes(self) -> int:
+        """Bytes of this rank's rows of a full queue."""
+        queue = None if self.contrast is None else self.contrast.queue
+        return 0 if queue is None else queue.nbytes
+
     def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
         """Reload the queue for this world size; refuse another tokenizer, and other data unless it is meant.
 

@@ -141,6 +141,15 @@ class ChunkedTask(Task, Protocol):
         ...
 
 
+@runtime_checkable
+class SizedTask(Task, Protocol):
+    """A task with a large state beside its parameters, for which room must be found before it is saved."""
+
+    def state_bytes(self) -> int:
+        """Return how many bytes of files ``save_state`` writes on this rank, at most."""
+        ...
+
+
 @dataclass(frozen=True)
 class SampleOrder:
     """Which sample is which row of the data (`pretrain.data.sampler.Sampler`); rank ``g % world`` takes sample ``g``.

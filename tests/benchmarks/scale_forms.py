@@ -43,6 +43,9 @@ def zero_received(weights: int, stage: Stage, world: int, parts: int, cached: bo
 
 
 def state_bytes(weights: int, stage: Stage, world: int) -> int:
-    """A formula: weights, gradients and both moments of Adam of a rank, all in fp32."""
-    shared = {0: 0, 1: 2, 2: 3, 3: 4}[stage]  # how many of the four are spread over the ranks
-    return 4 * weights * (4 - shared) + 4 * weights * shared // world
+    """A formula: weights, gradients and both moments of Adam of a rank, all in fp32.
+
+    Stages 1 and 2 update a copy of the weights that a rank owns (DeepSpeed's ``single_partition_of_fp32_groups``).
+    """
+    whole, spread = {0: (4, 0), 1: (2, 3), 2: (1, 4), 3: (0, 4)}[stage]
+    return 4 * weights * whole + 4 * weights * spread // world

@@ -46,7 +46,9 @@ FULL = [Scenario(world, GLOBAL // world, queue) for world in WORLDS for queue in
 OTHERS = [
     *(Scenario(64, 128, QUEUES[-1], (f"contrast.precision={each}",)) for each in ("tf32", "bf16x3")),
     Scenario(64, 128, QUEUES[-1], ("contrast.precision=bf16x3", "contrast.queue_dtype=bf16")),
+    Scenario(64, 128, QUEUES[-1], ("contrast.hardness=1",)),
     Scenario(8, 1024, QUEUES[-1], ("contrast.drift=moments",)),
+    Scenario(1024, 8, QUEUES[-1], ("contrast.drift=moments",)),
     Scenario(1024, 128, QUEUES[-1]),
 ]
 

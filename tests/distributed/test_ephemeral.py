@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from pretrain.base.locks import file_lock
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.callbacks import ephemeral
 from pretrain.engine.checkpoint import checkpoints_of
-from pretrain.engine.ephemeral import find, hosts, places
+from pretrain.engine.ephemeral import find, hosts, places, transfer
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.registry import TASKS
@@ -82,6 +83,9 @@ def _break(fault: str, first: Path) -> None:
         ephemeral.room = lambda place: 0 if place == first else 1 << 40
     if fault == "nowhere":
         ephemeral.room = lambda place: 1000
+    if fault == "growing":
+        ephemeral.room = lambda place: 1 << 40
+        ToyTask.state_bytes = lambda self: 1 << 41  # type: ignore[attr-defined]
     if fault == "write":
         real = durable.save_file
 
@@ -236,6 +240,7 @@ def test_switched_off_for_the_resumed_job_it_is_used_still(tmp_path: Path) -> No
     [
         ("room", "has room for 0 bytes", 1),
         ("nowhere", "training goes on without ephemeral checkpoints", 0),
+        ("growing", "training goes on without ephemeral checkpoints", 0),
         ("write", "training goes on with another place for them", 1),
     ],
 )
@@ -339,3 +344,34 @@ def test_automatic_distance_keeps_the_share() -> None:
     assert ephemeral.distance(cost=0.1, step=0.1, before=1000) == 100  # one step's time in a hundred steps
     assert ephemeral.distance(cost=0.001, step=10.0, before=10) == 1
     assert ephemeral.distance(cost=60.0, step=0.1, before=10) == 40  # a single slow save is no measure
+
+
+def _send_many(folder: Path, count: int) -> list[int]:
+    """Send ``count`` files round a ring of two, with few descriptors to spare; and how many were open at the end."""
+    rank = int(os.environ["RANK"])
+    mine = folder / str(rank)
+    mine.mkdir()
+    names = {r: [(f"{r}-{i}", 3 + i % 2) for i in range(count)] for r in (0, 1)}
+    for name, size in names[rank]:
+        (mine / name).write_bytes(bytes([rank + 1]) * size)
+    moves = [transfer.Move(r, 1 - r, tuple(names[r])) for r in (0, 1)]
+    transfer.move_files(mine, moves[:1])  # connects
+    before = len(os.listdir("/proc/self/fd"))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, hard))
+    transfer.BUFFERS = 4  # two streams of 2 bytes
+    transfer.move_files(mine, moves)
+    for name, size in names[1 - rank]:
+        assert (mine / name).read_bytes() == bytes([2 - rank]) * size
+    return [before - len(os.listdir("/proc/self/fd")), transfer.chunk_size(moves)]
+
+
+def test_hundreds_of_files_are_sent_with_few_descriptors(tmp_path: Path) -> None:
+    assert run_ranks(_send_many, 2, tmp_path, 60) == [[0, 2], [0, 2]]
+
+
+def test_buffers_of_a_rank_are_bounded_however_many_it_talks_with() -> None:
+    """As when each of 128 hosts of 8 ranks is given the files of all others."""
+    moves = [transfer.Move(8 * source, 8 * target, ()) for source in range(128) for target in range(128)]
+    assert 256 * transfer.chunk_size(moves) <= transfer.BUFFERS
+    assert transfer.chunk_size(moves[1:2]) == transfer.CHUNK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,3 +90,12 @@ def test_one_rank_never_waits_for_the_device(precision: Precision) -> None:
             torch.cuda.set_sync_debug_mode("default")
     finally:
         dist.destroy_process_group()
+
+
+def test_saving_a_queue_copies_none_of_it_on_the_gpu(tmp_path: Path) -> None:
+    queue = ShardedQueue(1 << 16, 256, device="cuda")
+    queue.enqueue(unit((1 << 16) + 500, 256, seed=2).float().to("cuda"))
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    queue.save_shard(tmp_path)
+    assert torch.cuda.max_memory_allocated() - before < queue.nbytes // 10

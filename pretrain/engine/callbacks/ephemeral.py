@@ -30,7 +30,7 @@ from pretrain.engine.ephemeral.places import (
 )
 from pretrain.engine.ephemeral.save import EphemeralSave
 from pretrain.engine.loop import NEVER, Callback, Run, next_multiple
-from pretrain.engine.task import StepMetrics
+from pretrain.engine.task import SizedTask, StepMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class EphemeralCheckpointer(Callback):
         self._began = -1
         self._due = NEVER
         self._said = False
-        self._need = 0
+        self._need = self._full = 0
         self.held = 0
         """Bytes of the newest one on this host."""
         self._place: Path | None = None
@@ -180,7 +180,8 @@ class EphemeralCheckpointer(Callback):
             return
         pending, self._pending = self._pending, None
         path = pending.commit()
-        self._need = self.held = pending.held
+        self.held = pending.held
+        self._need = max(self._full, self.held)
         if self._hosts.leads:
             root = path.parent.parent
             if not self._said:
@@ -190,11 +191,13 @@ class EphemeralCheckpointer(Callback):
 
     def _choose_place(self, run: Run) -> Path:
         """The run's folder on this host, in a place that has room. Collective. Raises ``CheckpointError``."""
-        if not self._need:  # nothing was written yet that tells
+        if not self._need:  # nothing was written yet that tells; and a task's state may grow
             own = sum(4 * f.view.numel() for engine in run.engines.values() for f in fragments(engine))
+            own += run.task.state_bytes() if isinstance(run.task, SizedTask) else 0
             keeper, local = self._hosts.keeper, self._hosts.local
             of_ranks = enumerate(distributed.gather_objects(own))
-            self._need = sum(size for rank, size in of_ranks for where in (rank, keeper(rank)) if where in local)
+            self._full = sum(size for rank, size in of_ranks for where in (rank, keeper(rank)) if where in local)
+            self._need = self._full
         chosen: Path | None = None
         try:
             with distributed.synchronize_errors():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -185,10 +186,13 @@ def _moves(hosts: Hosts, files: _Files, good: Sequence[set[str]], lacking: Seque
     """Who sends what to whom: the nearest host behind in the ring that has it, and ranks in turn."""
     routes: dict[tuple[int, int], list[str]] = defaultdict(list)
     turns: Counter[int] = Counter()
-    for target, names in enumerate(lacking):
+    holders: dict[str, list[int]] = defaultdict(list)
+    for host, names in enumerate(good):
         for name in names:
-            distance = next(d for d in range(1, len(good)) if name in good[target - d])
-            source = (target - distance) % len(good)
+            holders[name].append(host)
+    for target, lacked in enumerate(lacking):
+        for name in lacked:
+            source = holders[name][bisect(holders[name], target) - 1]  # before the first host comes the last one
             turn = turns[target] = turns[target] + 1
             ranks = hosts.ranks[source], hosts.ranks[target]
             routes[ranks[0][turn % len(ranks[0])], ranks[1][turn % len(ranks[1])]].append(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from pretrain.engine import distributed
 from pretrain.engine.durable import describe_write_error
 
 CHUNK = 8 << 20
-"""Bytes of a file that are on the way at once between two ranks."""
+"""Bytes of a file that are on the way at once between two ranks, at most."""
+BUFFERS = 64 << 20
+"""Bytes that a rank has on the way at once, to and from all others: of a thousand ranks some talk with hundreds."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,12 @@ class Move:
     files: tuple[tuple[str, int], ...]
 
 
+def chunk_size(moves: Sequence[Move]) -> int:
+    """Bytes of a file that are on the way at once between two ranks; the same for all ``moves``."""
+    streams = Counter(rank for move in moves for rank in (move.source, move.target))
+    return min(CHUNK, max(1, BUFFERS // max(streams.values(), default=1)))
+
+
 def move_files(folder: Path, moves: Sequence[Move]) -> None:
     """Carry out all ``moves`` at the same time, each from a rank's ``folder`` to another rank's. Collective.
 
@@ -38,10 +47,10 @@ def move_files(folder: Path, moves: Sequence[Move]) -> None:
     Raises:
         CheckpointError: a rank could not read or write, on all ranks; the others have been served nevertheless.
     """
-    rank = distributed.rank()
+    rank, chunk = distributed.rank(), chunk_size(moves)
     with ExitStack() as stack:
-        outgoing = [(move.target, _Outgoing(folder, move.files, stack)) for move in moves if move.source == rank]
-        incoming = [(move.source, _Incoming(folder, move.files, stack)) for move in moves if move.target == rank]
+        outgoing = [(m.target, _Outgoing(folder, m.files, chunk, stack)) for m in moves if m.source == rank]
+        incoming = [(m.source, _Incoming(folder, m.files, chunk, stack)) for m in moves if m.target == rank]
         while any(not each.done for _, each in (*outgoing, *incoming)):
             send = [(target, each.next()) for target, each in outgoing if not each.done]
             open_ones = [(source, each) for source, each in incoming if not each.done]
@@ -57,23 +66,31 @@ def move_files(folder: Path, moves: Sequence[Move]) -> None:
 
 
 class _Stream:
-    """The chunks of some files, one after another. After an error the rest is zeros, so that nobody waits for ever."""
+    """The chunks of some files, one after another. After an error the rest is zeros, so that nobody waits for ever.
 
-    def __init__(self, folder: Path, files: Sequence[tuple[str, int]], stack: ExitStack) -> None:
+    One file is open at a time: a rank may send hundreds, and has a descriptor for each of its peers.
+    """
+
+    def __init__(self, folder: Path, files: Sequence[tuple[str, int]], chunk: int, stack: ExitStack) -> None:
         self.error: OSError | None = None
-        self._folder, self._stack = folder, stack
+        self._folder, self._chunk = folder, chunk
         self._chunks: Iterator[tuple[str, int, int]] = iter(
             [
                 (name, size, start)
                 for name, size in files
-                for start in range(0, max(size, 1), CHUNK)  # an empty file is a chunk, too
+                for start in range(0, max(size, 1), chunk)  # an empty file is a chunk, too
             ]
         )
         self._file: IO[bytes] | None = None
+        self._opened = stack.enter_context(ExitStack())
         self._advance()
 
     def _advance(self) -> None:
         self._now = next(self._chunks, None)
+
+    def _close(self) -> None:
+        self._file = None
+        self._opened.close()
 
     @property
     def done(self) -> bool:
@@ -84,7 +101,7 @@ class _Stream:
         """Bytes of the chunk that is next; at least one is sent."""
         assert self._now is not None
         _, size, start = self._now
-        return max(1, min(CHUNK, size - start))
+        return max(1, min(self._chunk, size - start))
 
     def _try(self, action: Callable[[], None]) -> None:
         if self.error is None:
@@ -106,11 +123,13 @@ class _Outgoing(_Stream):
         assert self._now is not None
         name, size, start = self._now
         if start == 0:
-            self._file = self._stack.enter_context(open_regular(self._folder / name, error=CheckpointError))
+            self._file = self._opened.enter_context(open_regular(self._folder / name, error=CheckpointError))
         assert self._file is not None
         view = chunk.numpy()[: size - start]
         if self._file.readinto(view) != len(view):  # type: ignore[attr-defined]
             raise OSError(f"{self._folder / name} is shorter than it was")
+        if start + self._chunk >= size:
+            self._close()
 
 
 class _Incoming(_Stream):
@@ -126,9 +145,9 @@ class _Incoming(_Stream):
         partial = path.with_name(f".{path.name}.partial")
         if start == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._stack.enter_context(partial.open("wb"))
+            self._file = self._opened.enter_context(partial.open("wb"))
         assert self._file is not None
         self._file.write(chunk.numpy()[: size - start].data)
-        if start + CHUNK >= size:
-            self._file.close()
+        if start + self._chunk >= size:
+            self._close()
             os.replace(partial, path)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain.base.errors import DataError
-from pretrain.contrast import capt_loss, metrics
+from pretrain.contrast import accumulators, capt_loss, metrics
 from pretrain.contrast.accumulators import MaskedTokenAccumulator, PairAccumulator, RowSample
 from pretrain.contrast.metrics import (
     alignment,
@@ -261,3 +261,15 @@ def test_rows_that_overflowed_are_left_out_of_a_sample() -> None:
     left = torch.cat([s[:3], s[4:]])
     assert found == pytest.approx({"uniformity": uniformity(left), "first_direction": first_direction(left)}, rel=1e-6)
     assert all(math.isnan(value) for value in _sampled([2], 4, 0)[0].values())
+
+
+@pytest.mark.parametrize("world", [1, 3, 256, 1000])
+def test_the_sample_of_a_step_does_not_grow_with_the_ranks(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, sampled = torch.randn(300, 2), 0
+    monkeypatch.setattr(accumulators, "world_size", lambda: world)
+    for rank in range(world):
+        monkeypatch.setattr(accumulators, "rank", lambda rank=rank: rank)
+        sample = RowSample()
+        sample.update(rows)
+        sampled += len(sample._rows[0])
+    assert sampled == 256

@@ -322,3 +322,11 @@ def test_samples_that_are_left_out_keep_their_places_and_nobody_sees_them(
     for queue in restored:
         queue.load_shards(folder)
     assert sorted(torch.cat([queue.rows for queue in restored]).flatten().tolist()) == expected
+
+
+@pytest.mark.parametrize("pushed", [0, 3, 10])
+def test_room_is_asked_for_a_full_queue(pushed: int) -> None:
+    """A queue that has begun to fill would else find the memory of a host full later."""
+    queue = ShardedQueue(7, 5, dtype=torch.bfloat16)
+    queue.enqueue(unit(pushed, 5, seed=0).bfloat16())
+    assert queue.nbytes == 7 * (5 * 2 + 8)

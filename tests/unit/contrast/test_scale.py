@@ -111,8 +111,12 @@ def test_products_are_counted() -> None:
         torch.addmm(out, a, b, out=out)
         assert ledger.flops == 2 * 2 * 3 * 5 * 7
         assert ledger.moved == 0
-        out.exp_()
-        assert ledger.moved == 3 * 7 * 4
+        out.exp_()  # reads and writes
+        assert ledger.moved == 2 * 3 * 7 * 4
+        out.add_(out.sum(1, keepdim=True))
+        assert ledger.moved == (2 + 1 + 2) * 3 * 7 * 4 + 2 * 3 * 4
+        out.zero_()
+        assert ledger.moved == (2 + 1 + 2 + 1) * 3 * 7 * 4 + 2 * 3 * 4
 
 
 def test_the_queue_costs_its_rows_its_products_and_nothing_else() -> None:
@@ -161,7 +165,7 @@ def test_formulas_of_zero() -> None:
         stage: sum(size for _, size in zero_received(weights, stage, world, 2, cached=True)) for stage in (0, 1, 2, 3)
     }
     assert received == {0: 6000, 1: 6000, 2: 9000, 3: 24000}
-    assert [state_bytes(weights, stage, world) for stage in (0, 1, 2, 3)] == [16000, 10000, 7000, 4000]
+    assert [state_bytes(weights, stage, world) for stage in (0, 1, 2, 3)] == [16000, 11000, 8000, 4000]
 
 
 def test_time_is_latency_for_small_and_bandwidth_for_large_collectives() -> None:
