@@ -48,7 +48,7 @@ class Life(Record):
     """``RUN/ephemeral.json``: the life, and those that count too while a job starts."""
 
     life: _Id
-    before: tuple[_Id, ...] = Field((), max_length=_STARTS)
+    before: list[_Id] = Field([], max_length=_STARTS)
 
 
 class Owner(Record):
@@ -123,7 +123,7 @@ def lives_of(run: Path) -> tuple[str, ...]:
 def begin_life(run: Path, before: Sequence[str] = ()) -> str:
     """Give a run a new life and return it; those ``before`` count until :func:`settle_life`. Raises ``OSError``."""
     life = uuid.uuid4().hex
-    write_json(run / LIFE, Life(life=life, before=tuple(before)[:_STARTS]).model_dump())
+    write_json(run / LIFE, Life(life=life, before=list(before)[:_STARTS]).model_dump())
     return life
 
 
