@@ -56,9 +56,7 @@ class Shape(NamedTuple):
 
 
 PARTS = {
-    "ratio": Shape(
-        8, 2000, 5e-4, (0, 64, 256, 1024), ("late", "momentum", "moments", "moments-share"), ("triangle",)
-    ),
+    "ratio": Shape(8, 2000, 5e-4, (0, 64, 256, 1024), ("late", "momentum", "moments", "moments-share"), ("triangle",)),
     "collapse": Shape(64, 250, 1e-3, (256, 1024, 2048, 4096, 8192), ("moments-share",), tuple(TEMPERATURES)),
     "shipped": Shape(
         64, 400, 1e-3, (0, 256), ("late", "mean", "moments-share"), ("triangle",), ("books", "docstrings"), late=0.25
