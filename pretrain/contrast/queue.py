@@ -140,8 +140,8 @@ class ShardedQueue:
 
         Before the loss it would make every positive its own negative. There is no communication (with ``drift`` one
         all-reduce of the rows' statistics, in which all ranks take part), and any number of rows is right; of more than
-        the shard's size the newest stay. A row that is not finite (a step that overflowed in fp16) is zeros in the loss,
-        as far from every anchor as a random row, so that it cannot spoil later steps.
+        the shard's size the newest stay. A row that is not finite (a step that overflowed in fp16) is zeros in the
+        loss, as far from every anchor as a random row, so that it cannot spoil later steps.
 
         Args:
             views: rows of each view.
