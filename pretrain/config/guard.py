@@ -17,8 +17,8 @@ class GuardSection(Section):
         "logged, and before each save; 0 = never"
     )  # fmt: skip
     spike: Literal["off", "warn", "skip", "rollback", "stop"] = Field(
-        "warn", description="when the loss or the gradient norm jumps: say so; skip the update of that step; go back to "
-        "the newest checkpoint and leave out the samples from there to that step; or end the run"
+        "warn", description="when the loss or the gradient norm jumps: say so; skip the update of that step; roll back "
+        "to the newest checkpoint and leave out the samples from there to that step; or stop, saving nothing"
     )  # fmt: skip
     spike_threshold: PositiveFloat = Field(
         10.0, description="deviations above the median of the last 128 steps from which a value is a spike"

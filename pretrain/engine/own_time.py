@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 
@@ -18,7 +19,7 @@ import torch
 class _Own:
     on = False
     seconds = 0.0
-    events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+    events: ClassVar[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = []
 
 
 def measure(on: bool) -> None:
@@ -47,6 +48,7 @@ def own_section() -> Iterator[None]:
 def take() -> float:
     """The seconds since the last call. On a GPU the device must have been waited for."""
     seconds, _Own.seconds = _Own.seconds, 0.0
-    seconds += sum(begin.elapsed_time(end) for begin, end in _Own.events) / 1000
+    for begin, end in _Own.events:
+        seconds += float(begin.elapsed_time(end)) / 1000
     _Own.events = []
     return seconds

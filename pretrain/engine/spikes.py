@@ -34,7 +34,7 @@ NAMES: tuple[Name, ...] = ("loss", "grad_norm")
 
 
 class SpikeState(Record):
-    """What the guard keeps in ``state.json``: the values of the last steps, how many spikes there were, and the last."""
+    """What the guard keeps in ``state.json``: the values of the last steps, how many spikes there were, the last."""
 
     past: dict[Name, list[FiniteFloat]] = Field(default_factory=dict, max_length=len(NAMES))
     count: Count = 0

@@ -28,9 +28,9 @@ from pretrain.registry import callback_class, check_callbacks
 def default_callbacks(job: Job, users: Sequence[Callback] = ()) -> list[Callback]:
     """Return the callbacks that every job runs with, and ``users``, the job's own ones (`user_callbacks`).
 
-    Throughput and Stragglers add to the report before Metrics writes it; the ranks agree before anything is validated or saved, and
-    the ledger has a step before a checkpoint does; what a callback of the user may stop is saved by the Checkpointer
-    behind it.
+    Throughput and Stragglers add to the report before Metrics writes it; the ranks agree before anything is validated
+    or saved, and the ledger has a step before a checkpoint does; what a callback of the user may stop is saved by the
+    Checkpointer behind it.
     """
     metrics, spikes = Metrics(users), Spikes()
     callbacks: list[Callback] = [

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pretrain.base.errors import RunFailedError
+from pretrain.engine import distributed
 from pretrain.engine.callbacks.signals import SIGNALS, StopSignals
 from pretrain.engine.flags import Flags
-from pretrain.engine import distributed
 from pretrain.engine.loop import NEVER, Callback, Run
 from pretrain.engine.task import Metric, StepMetrics, to_float
 

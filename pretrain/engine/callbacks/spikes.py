@@ -32,9 +32,9 @@ class RolledBackError(SpikeError):
 class Spikes(Callback):
     """Judges the loss and the gradient norm of each step by those of the steps before (`pretrain.engine.spikes`).
 
-    With ``skip`` this is asked by the engine before the update, so that the host waits for the loss in each step. All
-    else hears of a step when the ranks agree on it (`look`, called by `Agreement`): some steps late and without waiting,
-    but before anything is saved.
+    With ``skip`` this is asked by the engine before the update, so that the host waits for the loss in each step. The
+    other remedies hear of a step when the ranks agree on it (`look`, called by `Agreement`): some steps late and
+    without waiting, but before anything is saved.
     """
 
     def on_start(self, run: Run) -> None:
@@ -46,13 +46,14 @@ class Spikes(Callback):
             return
         run.spikes = lambda: self._watch.state
         self._tell(run)
-        if self._remedy == "rollback" and (not isinstance(run.task, RecordedTask) or isinstance(run.task, ChunkedTask)):
+        many = isinstance(run.task, ChunkedTask)
+        if self._remedy == "rollback" and (many or not isinstance(run.task, RecordedTask)):
             raise ConfigError(
-                f"guard.spike: rollback leaves out samples, and those of a {run.job.task.type} job have no numbers; set "
+                f"guard.spike: rollback leaves out samples, and those of {run.job.task.type} have no numbers; set "
                 "guard.spike=stop, or warn"
             )
         if self._remedy == "skip":
-            if len(run.engines) > 1 or isinstance(run.task, ChunkedTask):
+            if many or len(run.engines) > 1:
                 raise ConfigError(
                     f"guard.spike: skip leaves out the update of one module, and a {run.job.task.type} job has several "
                     "updates in a step; set guard.spike=stop, or warn"

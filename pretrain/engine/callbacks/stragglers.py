@@ -41,15 +41,13 @@ class Stragglers(Callback):
         step = run.progress.step
         if not self._on or not is_logged(run.job, step):
             return
-        own = torch.tensor(own_time.take() / (step - self._since), dtype=torch.float32, device=distributed.device())
+        own, whole = own_time.take() / (step - self._since), to_float(report["seconds_per_step"])
         self._since = step
-        seconds = distributed.all_gather(own).tolist()
-        whole = to_float(report.get("seconds_per_step", 0.0))
-        slowest = distributed.all_reduce_max(torch.tensor(whole, device=distributed.device()))
+        both = torch.tensor([own, whole], dtype=torch.float32, device=distributed.device())
+        seconds, steps = distributed.all_gather(both).T.tolist()
         report["own_time_ratio"] = max(seconds) / max(median_low(seconds), 1e-9)
-        self._rows = [
-            rows + 1 if slow else 0 for rows, slow in zip(self._rows, slow_ranks(seconds, float(slowest)), strict=True)
-        ]
+        slow = slow_ranks(seconds, max(steps))
+        self._rows = [rows + 1 if is_slow else 0 for rows, is_slow in zip(self._rows, slow, strict=True)]
         run.remarks["slow"] = self._remark(seconds)
 
     def next_due(self, run: Run) -> int:

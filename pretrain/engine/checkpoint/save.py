@@ -44,15 +44,19 @@ def _describe(module: nn.Module) -> dict[str, Any]:
     return {"shapes": shapes, "ties": {name: first[id(p)] for name, p in every if name != first[id(p)]}}
 
 
+_NO_PAST = SpikeState()
+
+
 def begin_save(
     run_dir: Path, job: Job, engines: Mapping[str, Engine], task: Task, progress: Progress, *, asynchronous: bool,
-    spikes: SpikeState = SpikeState(), make: Callable[[Path, TensorFiles, dict[str, Any], dict[str, Any], str], PendingSave] = PendingSave,
+    spikes: SpikeState = _NO_PAST,
+    make: Callable[[Path, TensorFiles, dict[str, Any], dict[str, Any], str], PendingSave] = PendingSave,
 ) -> PendingSave:  # fmt: skip
     """Snapshot the state of all engines and the task and start writing it. Collective.
 
-    With ``asynchronous`` training may go on at once; ``commit`` is called when every rank is ``done``. ``spikes`` is the
-    recent past of the loss. ``make`` makes
-    the pending save; where ranks other than 0 lead (hosts with a folder each), they make theirs.
+    With ``asynchronous`` training may go on at once; ``commit`` is called when every rank is ``done``. ``spikes`` is
+    the recent past of the loss. ``make`` makes the pending save; where ranks other than 0 lead (hosts with a folder
+    each), they make theirs.
     """
     target, token = step_folder(run_dir, progress.step), distributed.broadcast_object(secrets.token_hex(4))
     modules = {name: engine.module for name, engine in engines.items()}
