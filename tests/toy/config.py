@@ -24,12 +24,14 @@ class Fault(Section):
     ] = "none"  # fmt: skip
     step: int = 0
     rank: int = 0
+    everywhere: bool = False
+    """Whether all ranks are slow."""
     once: str = ""
     """A file that is made by the fault, which does not strike again."""
 
     def delay(self, kind: str) -> None:
         """Make this rank slow by 20 ms, in every step."""
-        if (kind, distributed.rank()) == (self.kind, self.rank):
+        if kind == self.kind and (self.everywhere or distributed.rank() == self.rank):
             time.sleep(0.02)
 
     def hits(self, kind: str, step: int) -> bool:
@@ -67,7 +69,8 @@ class ToyJob(Job):
     table: Literal["none", "adagrad", "sparse_adam"] = "none"
     fault: Fault = Fault()
     bad_samples: tuple[int, ...] = ()
-    """Samples whose loss is 100 times as large."""
+    """Samples whose loss is ``badness`` times as large."""
+    badness: float = 100.0
     avoid: tuple[int, int] | None = None
     """Samples, from the first up to before the second, that are not used."""
 

@@ -87,7 +87,7 @@ class ToyTask:
             half = self.job.engine.precision == "fp16" and self.job.engine.zero_stage > 0
             loss = engine(x.half() if half else x).float().square().mean()
             if any(g in self.job.bad_samples for g in part):
-                loss = loss * 100
+                loss = loss * self.job.badness
             if self.job.fault.hits("nan_gradient", progress.step + 1):
                 loss = loss * float("nan")
             engine.backward(loss)

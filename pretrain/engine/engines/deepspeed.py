@@ -111,14 +111,21 @@ class DeepSpeedEngine:
         """End a micro-batch; the last one of an optimizer step updates the parameters."""
         self._updated = False
         self._guard.add(loss)
+        if self.at_boundary:
+            with self._guard.update():
+                self._update()
+        else:
+            self.deepspeed.step()
+        self._micro_steps += 1
+
+    def _update(self) -> None:
         vetoed = False
-        if self.zero_stage and self.at_boundary:
+        if self.zero_stage:
             if self._clips:
                 self._measure_and_clip_shards()
             vetoed = self._guard.vetoes(self._norm)
         with without_update(self.zero_optimizer) if vetoed else nullcontext():
             self.deepspeed.step()
-        self._micro_steps += 1
 
     def guard(self, judge: Judge) -> None:
         """Ask ``judge`` before each update whether it is to be left out.

@@ -29,12 +29,18 @@ class UpdateGuard:
             part = loss.detach() / self._accumulation
             self._loss = part if self._loss is None else self._loss + part
 
+    @contextmanager
+    def update(self) -> Iterator[None]:
+        """The end of the last micro-batch: a scaler of the loss may leave the update out before the judge is asked."""
+        self.vetoed = False
+        yield
+        self._loss = None
+
     def vetoes(self, norm: Tensor | None) -> bool:
-        """Whether the update is to be left out. Called once an update, on all ranks."""
+        """Whether the update is to be left out. Called at most once an update, on all ranks, within `update`."""
         if self.judge is None:
             return False
-        loss, self._loss = self._loss, None
-        self.vetoed = self.judge(loss, norm)
+        self.vetoed = self.judge(self._loss, norm)
         return self.vetoed
 
 

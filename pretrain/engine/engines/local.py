@@ -63,14 +63,18 @@ class LocalEngine:
         """Clip and update at the last micro-batch of an optimizer step."""
         self._guard.add(loss)
         if self.at_boundary:
-            self._norm = measure_gradients(self._parameters)
-            if self._sharded and distributed.world_size() > 1:
-                self._norm = distributed.all_reduce_sum(self._norm.to(self.device).square()).sqrt()
-            if not self._guard.vetoes(self._norm):
-                clip_gradients(self._parameters, self.optimizer_settings.section.clip, self._norm)
-                self.base_optimizer.step()
-            self.base_optimizer.zero_grad()
+            with self._guard.update():
+                self._update()
         self._micro_steps += 1
+
+    def _update(self) -> None:
+        self._norm = measure_gradients(self._parameters)
+        if self._sharded and distributed.world_size() > 1:
+            self._norm = distributed.all_reduce_sum(self._norm.to(self.device).square()).sqrt()
+        if not self._guard.vetoes(self._norm):
+            clip_gradients(self._parameters, self.optimizer_settings.section.clip, self._norm)
+            self.base_optimizer.step()
+        self.base_optimizer.zero_grad()
 
     def guard(self, judge: Judge) -> None:
         """Ask ``judge`` before each update whether it is to be left out."""
