@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from pathlib import Path
@@ -26,8 +27,10 @@ from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.rollbacks import read_rollbacks, resume_behind
 from pretrain.engine.run import run_job
 from pretrain.engine.run_folder import read_status
+from pretrain.engine.spikes import Spike, SpikeWatch
 from pretrain.engine.task import Progress
 from pretrain.registry import TASKS, task_class
+from tests.language import language_mapping
 from tests.support import emulate_fp16, run_ranks
 
 TASKS["toy"] = "tests.toy"
@@ -294,6 +297,9 @@ def test_a_rollback_ends_as_if_the_samples_had_never_been(tmp_path: Path, world:
     report = _sound(run)
     assert report.left_out == as_json(report)["left_out"] == end - begin
     assert f"samples {begin} to {end - 1} are left out before step 37" in as_text(report)
+    for path in (run / "ledger").glob("launch-*/*.ledger"):  # without that word the same history is wrong
+        path.write_bytes(path.read_bytes().replace(b'"left_out":32', b'"left_out":0', 1))
+    assert [fault.kind for fault in check(run).faults] == ["position"]
 
 
 def test_two_rollbacks_to_one_checkpoint_and_no_third(tmp_path: Path) -> None:
@@ -341,3 +347,38 @@ def test_the_past_is_alike_with_and_without_resume_where_ranks_hear_late(tmp_pat
     assert whole == parts
     losses = _losses(tmp_path / "whole")
     assert whole.past["loss"] == pytest.approx([losses[step] for step in range(1, STEPS + 1)], rel=1e-6)
+
+
+def _language(mapping: dict[str, Any], bad: int) -> tuple[dict[int, float], list[bool], list[int]]:
+    """What the guard of a language run is told of the loss, with a veto at ``bad``; changed steps; rows queued so far."""
+    quiet_libraries(debug=False)
+    told: dict[int, float] = {}
+
+    def look(watch: SpikeWatch, step: int, figures: Any) -> Spike | None:
+        told[step] = figures["loss"]
+        return Spike(step, "loss", figures["loss"], 0.0, 0.0) if step == bad else None
+
+    SpikeWatch.look = look  # type: ignore[assignment]
+    job = job_from_mapping(mapping, "test")
+    task: Any = task_class("capt_language")(job, job.run.dir)
+    job.run.dir.mkdir(parents=True, exist_ok=True)
+    engines = build_engines(task.build_modules(), job, task.optimizers())
+    seen = _States()
+    pushed: list[int] = []
+    seen.before_step = lambda run: pushed.append(task.contrast.queue.pushed)  # type: ignore[method-assign]
+    train(Run(job, job.run.dir, task, engines, Progress()), [*default_callbacks(job), seen])
+    pairs = zip(seen.states, seen.states[1:], strict=False)
+    return told, [any(not torch.equal(a[name], b[name]) for name in a) for a, b in pairs], pushed
+
+
+@pytest.mark.parametrize("contrast", [{"cached": True}, {"cached": False}, {"momentum": 0.9}])
+def test_the_language_task_tells_the_guard_its_loss(tmp_path: Path, contrast: dict[str, Any]) -> None:
+    """The mean over two ranks and two micro-batches each, as in the metrics; a step left out changes no bit, and its
+    rows are in the queue."""
+    mapping = language_mapping(tmp_path, contrast={"queue": 41, **contrast}, guard={"spike": "skip"})
+    for told, changed, pushed in run_ranks(_language, 2, mapping, 4):
+        rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+        losses = {row["step"]: row["loss"] for row in rows if "split" not in row}
+        assert told == pytest.approx(losses, rel=1e-6)
+        assert changed == [True, True, False, True, True]
+        assert [b - a for a, b in itertools.pairwise(pushed)] == [pushed[1]] * 5
