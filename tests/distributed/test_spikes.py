@@ -350,7 +350,7 @@ def test_the_past_is_alike_with_and_without_resume_where_ranks_hear_late(tmp_pat
 
 
 def _language(mapping: dict[str, Any], bad: int) -> tuple[dict[int, float], list[bool], list[int]]:
-    """What the guard of a language run is told of the loss, with a veto at ``bad``; changed steps; rows queued so far."""
+    """What the guard of a language run is told of the loss, with a veto at ``bad``; changed steps; rows queued."""
     quiet_libraries(debug=False)
     told: dict[int, float] = {}
 
