@@ -30,7 +30,7 @@ DEFAULT_PORT = 29500
 LOCK_WAIT = ("--wait", "180")
 """For ranks that start again: a file server keeps the locks of a lost host until its lease ends (NFS 4: 90 seconds)."""
 
-BackendName = Literal["local", "ssh", "deepspeed", "torchrun", "slurm", "ray"]
+BackendName = Literal["local", "ssh", "deepspeed", "torchrun", "slurm", "srun", "ray"]
 
 
 class Options(Section):

@@ -20,15 +20,16 @@ from pretrain.engine.run_folder import CONFIG, FAILED, read_status
 log = logging.getLogger(__name__)
 
 
-def supervise(launch: Launch, attempt: Callable[[Launch], End]) -> End:
+def supervise(launch: Launch, attempt: Callable[[Launch], End], name: str = "") -> End:
     """Carry out a launch, and again as a resumed one while ``supervise.restarts`` allows it.
 
     A job is started again when a process of it died, hung, or ended with an error of the program. It is not when its
     input is bad, when it was asked to stop (however it ended then), when it says itself that it cannot go on (a loss
     that is no number), when it had not begun, or when it made no step since it was started the last time.
+    Restarts are counted under ``name``; without one, those of this call are.
     """
     ahead = _ahead(launch)
-    own = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
+    own = name or f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
     with stop_signals(lambda _: None, lambda: None):  # of an attempt's own, only what comes between two gets here
         while True:
             end = attempt(launch)

@@ -33,5 +33,10 @@ def remote_command(program: bytes) -> str:
     Nothing of the working folder or of ``PYTHON*`` variables is imported, and what follows the program on stdin is
     left to it.
     """
+    return shlex.join(python_reading(program))
+
+
+def python_reading(program: bytes) -> list[str]:
+    """This Python, executing the program that it is given on stdin."""
     start = f"import sys;sys.path=[p for p in sys.path if p];exec(sys.stdin.buffer.read({len(program)}))"
-    return shlex.join([sys.executable, "-E", "-u", "-c", start])
+    return [sys.executable, "-E", "-u", "-c", start]

@@ -113,8 +113,8 @@ def _has_other_epochs(job: Job, overrides: Sequence[str]) -> bool:
 def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bool) -> int:
     name = _launcher(launch.options)
     launch = replace(launch, options=launch.options.model_copy(update={"launcher": name}))
-    if launch.options.nodes is not None and name != "ssh":
-        raise ConfigError(f"--nodes says which hosts of a hostfile are spares; --launcher {name} has none")
+    if launch.options.nodes is not None and name not in ("ssh", "slurm", "srun"):
+        raise ConfigError(f"--nodes says which hosts are no spares; --launcher {name} has none")
     chosen = backend(name)
     plan = chosen.plan(launch)
     deepspeed_config(launch.job, plan.world)  # refuses batch sizes that do not fit before anything starts
@@ -133,6 +133,15 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
         begun = holds_run(launch.run_dir)
         log.info("stopped early; %s", f"continue with: capt resume {launch.run_dir}" if begun else "nothing was begun")
     return end.code
+
+
+def carry_on(launch: Launch, name: BackendName, *, name_of_job: str) -> int:
+    """Carry out, in the allocation of a batch job, a launch that was checked when the job was submitted.
+
+    ``name_of_job`` is the same when the batch job is queued again, so that its restarts are counted over all.
+    """
+    chosen = backend(name)
+    return supervise(launch, lambda each: _attempt(chosen, each, chosen.plan(each)), name_of_job).code
 
 
 def _attempt(chosen: Backend, launch: Launch, plan: Plan) -> End:

@@ -1,4 +1,4 @@
-"""A Slurm batch script: one task a rank, saved before the time limit, queued again until the job is done.
+"""A Slurm batch script: supervised in its allocation, saved before the time limit, queued again until it is done.
 
 ``sbatch`` would hand the whole environment to the job, and Slurm keeps it on its controller. Here the job gets what
 is forwarded (``launcher.environment``) and what a login shell sets on the node.
@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from launcher import environment
+from launcher.backends.hosts import check_spares
 from launcher.cluster import SlurmCluster, load_cluster
 from launcher.hostfile import Host
 from launcher.plan import LOCK_WAIT, Command, End, Launch, Plan
@@ -21,8 +22,7 @@ from pretrain.base.errors import ConfigError
 from pretrain.base.files import require_own_folder
 from pretrain.engine.run_folder import CONFIG, DONE, FAILED
 
-# %j is the job id. srun --wait bounds how long ranks outlive the first one that ends; without --export=ALL it would
-# hand on only what sbatch was told to. A login shell knows `module`, which else is a function of the environment;
+# %j is the job id. A login shell knows `module`, which else is a function of the environment;
 # it and conda's hooks use unset variables, so -u comes after them.
 _SCRIPT = """\
 #!/bin/bash -l
@@ -31,9 +31,7 @@ _SCRIPT = """\
 cd {here} || exit 1
 {setup}
 set -uo pipefail
-MASTER_ADDR={master_addr}
-MASTER_PORT={master_port}
-export MASTER_ADDR MASTER_PORT WORLD_SIZE={world} LOCAL_WORLD_SIZE={local_world} {safe_path}
+export {safe_path}
 
 job=({arguments})
 # Queued again, the job continues its run.
@@ -41,9 +39,8 @@ if [[ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 && -f {config} ]]; then
   job=({resume})
 fi
 
-# shellcheck disable=SC2016 # each task expands its own rank
-srun --export=ALL --wait=120{cpus} bash -c 'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID"; exec "$@"' rank \\
-  {python} -m {module} "${{job[@]}}"
+trap : TERM USR1 # this shell waits for the job, which has the signal as well
+{python} -m launcher.batch {module} "${{job[@]}}"
 code=$?
 {after}
 exit "$code"
@@ -68,12 +65,17 @@ def plan(launch: Launch) -> Plan:
         raise ConfigError(f"{given} does not go with --launcher slurm: nodes and ranks stand in the --cluster file")
     cluster = load_cluster(options.cluster or Path("slurm"))
     script = (launch.run_dir / "job.sbatch").resolve()
-    hosts = tuple(Host(f"node-{index}", cluster.ranks_per_node) for index in range(cluster.nodes))
+    listed = tuple(Host(f"node-{index}", cluster.ranks_per_node) for index in range(cluster.nodes))
+    if options.nodes is not None and options.nodes > len(listed):
+        raise ConfigError(f"--nodes {options.nodes}: the cluster file asks for only {len(listed)}")
+    hosts, spares = listed[: options.nodes], listed[options.nodes :] if options.nodes is not None else ()
+    check_spares(launch, listed, spares, "the cluster file")
     return Plan(
         "slurm",
         hosts,
         (Command(("sbatch", f"--export={','.join(_exported())}", str(script))),),
         files={**launch.files, script: render(launch, cluster)},
+        spares=spares,
         blocked_reason=""
         if shutil.which("sbatch")
         else "there is no sbatch here; run this on a login node of the cluster",
@@ -103,23 +105,17 @@ def render(launch: Launch, cluster: SlurmCluster) -> str:
     after = f'{python} -m launcher.requeue {shlex.quote(str(run_dir))} "$code"'
     # A job that stopped at schedule.stop_after has done what it was asked to.
     requeue = cluster.requeue and launch.job.schedule.stop_after is None
-    host = 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
+    survives = launch.job.supervise.on_lost_node != "wait"
     return _SCRIPT.format(
-        directives="\n".join(f"#SBATCH {line}" for line in _directives(cluster, run_dir, requeue)),
+        directives="\n".join(f"#SBATCH {line}" for line in _directives(cluster, run_dir, requeue, survives)),
         here=shlex.quote(str(Path.cwd())),
         setup="".join(f"{line}\n" for line in cluster.setup),
-        master_addr=shlex.quote(launch.options.master_addr) if launch.options.master_addr else f"$({host})",
-        master_port=launch.options.master_port or "$((20000 + SLURM_JOB_ID % 10000))",
-        world=cluster.nodes * cluster.ranks_per_node,
-        local_world=cluster.ranks_per_node,
         arguments=shlex.join(launch.arguments),
         config=shlex.quote(str(config)),
         resume=shlex.join(_resumed(launch.arguments, config)),
         python=python,
         safe_path=" ".join(f"{name}={value}" for name, value in environment.SAFE_PATH.items()),
         module=launch.module,
-        # since Slurm 22.05 srun does not take this from the batch job
-        cpus=f" --cpus-per-task={cluster.cpus_per_rank}" if cluster.cpus_per_rank else "",
         after=_REQUEUE.format(after=after, restarts=cluster.restarts) if requeue else after,
     )
 
@@ -135,7 +131,8 @@ def _resumed(arguments: tuple[str, ...], config: Path) -> list[str]:
     return [*words, *LOCK_WAIT]
 
 
-def _directives(cluster: SlurmCluster, run_dir: Path, requeue: bool) -> list[str]:
+def _directives(cluster: SlurmCluster, run_dir: Path, requeue: bool, survives: bool) -> list[str]:
+    """``survives``: the allocation outlives a lost node."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", run_dir.name)
     settings = {
         "job-name": f"capt-{name}",
@@ -152,7 +149,8 @@ def _directives(cluster: SlurmCluster, run_dir: Path, requeue: bool) -> list[str
         "open-mode": "append",
         "signal": f"USR1@{cluster.save_before_end}",
     }
-    return [f"--{key}={value}" for key, value in settings.items() if value] + ["--requeue"] * requeue
+    flags = ["--requeue"] * requeue + ["--no-kill"] * survives
+    return [*(f"--{key}={value}" for key, value in settings.items() if value), *flags]
 
 
 def _checked(run_dir: Path) -> Path:

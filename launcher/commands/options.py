@@ -33,11 +33,14 @@ Nproc = Annotated[
 Hostfile = Annotated[Path | None, typer.Option(help="Lines 'host slots=N': run on these hosts over ssh.")]
 Nodes = Annotated[
     int | None,
-    typer.Option(min=1, help="Hosts of the hostfile that run the job; the others are spares (default: all run it)."),
+    typer.Option(
+        min=1,
+        help="Hosts of the hostfile, or nodes of a Slurm job, that run the job; the others are spares (default: none).",
+    ),
 ]
 Launcher = Annotated[
     str | None,
-    typer.Option(help="local, ssh, deepspeed, torchrun, slurm or ray (default: local; ssh with --hostfile)."),
+    typer.Option(help="local, ssh, deepspeed, torchrun, slurm, srun or ray (default: local; ssh with --hostfile)."),
 ]
 MasterAddr = Annotated[str | None, typer.Option(help="Address of the first host, as the others reach it.")]
 MasterPort = Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the rendezvous on the first host.")]

@@ -8,14 +8,13 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from launcher.ssh import ssh_command
 from launcher.supervisor import processes
 from launcher.supervisor.messages import LONGEST, MARK, SILENCE, News, RankNews, Stacks, Up, packed
 from launcher.supervisor.node import PROGRAM
@@ -25,17 +24,30 @@ from pretrain.base.files import printable
 _MARK = MARK.encode()
 _SUSPENDED = 2.0
 _ANSWER = 30.0
-"""Seconds for ssh, which itself gives up a connection after 10, the login shell and the start of Python."""
+"""Seconds for ssh, which itself gives up a connection after 10, or srun, the login shell and the start of Python."""
 
 
 class Link:
-    """ssh to one host, and the supervisor at its end."""
+    """ssh or srun to one host, and the supervisor at its end."""
 
-    def __init__(self, host: str, environment: Mapping[str, str], path: list[str], output: Output) -> None:
-        """Start ssh; whether it arrives shows when ``up`` is there, or ``lost`` says why not."""
+    def __init__(
+        self,
+        host: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        path: list[str],
+        output: Output,
+        *,
+        signalled: bool = False,
+    ) -> None:
+        """Run the command; whether it arrives shows when ``up`` is there, or ``lost`` says why not.
+
+        ``command`` starts there a Python that executes ``PROGRAM``, which it is given on stdin, and imports from
+        ``path``. ``signalled``: stop signals that others send to the supervisor are meant for the whole job, as those
+        of Slurm are.
+        """
         self.host, self._output = host, output
-        command = ssh_command(host, environment, PROGRAM)
-        self._ssh = processes.start(command, environment, on_parent_death=signal.SIGKILL, piped=True)
+        self._client = processes.start(command, environment, on_parent_death=signal.SIGKILL, piped=True)
         for pipe in self._pipes():
             os.set_blocking(pipe.fileno(), False)
         self._unsent, self._line, self._said = PROGRAM, b"", b""
@@ -44,11 +56,13 @@ class Link:
         self.up: Up | None = None
         self.ranks: tuple[RankNews, ...] = ()
         self.idle = 0.0
+        self.asked = 0
+        """The stop signal that the supervisor was sent."""
         self.stacks: Stacks | None = None
         self.lost = ""
         """Why nothing is to be heard of this node any more."""
         self.in_order = False
-        self._unsent += packed({"folder": str(Path.cwd()), "path": path})
+        self._unsent += packed({"folder": str(Path.cwd()), "path": path, "signalled": signalled})
 
     def send(self, what: str, **details: Any) -> None:
         """Tell the node to do something; nothing happens when it is lost."""
@@ -110,21 +124,21 @@ class Link:
         self._pipes()[0].close()
 
     def is_ending(self) -> bool:
-        """Whether ssh is still there, and can be expected to end."""
-        return self._ssh.poll() is None and not self.lost
+        """Whether the connection is still there, and can be expected to end."""
+        return self._client.poll() is None and not self.lost
 
     def close(self) -> None:
-        """End ssh. The end is ``in_order`` when the node has seen all its ranks end."""
-        self.in_order = self._ssh.poll() == 0
-        processes.kill_tree(self._ssh)
-        self._ssh.wait()
+        """End the connection. The end is ``in_order`` when the node has seen all its ranks end."""
+        self.in_order = self._client.poll() == 0
+        processes.kill_tree(self._client)
+        self._client.wait()
         with suppress(OSError):
             self.read()
         for pipe in self._pipes():
             pipe.close()
 
     def _pipes(self) -> tuple[Any, Any, Any]:
-        return self._ssh.stdin, self._ssh.stdout, self._ssh.stderr
+        return self._client.stdin, self._client.stdout, self._client.stderr
 
     def _take(self, pipe: Any) -> bytes:
         data = b""
@@ -149,13 +163,14 @@ class Link:
         self.up = self.up or news.up
         self.ranks = news.ranks if news.ranks is not None else self.ranks
         self.idle, self.stacks = news.idle, news.stacks or self.stacks
+        self.asked = news.asked or self.asked
         if news.problem:
             self._give_up(printable(news.problem))
 
     def _end(self) -> str:
-        """Why ssh has ended."""
+        """Why the connection has ended."""
         try:
-            code: int | None = self._ssh.wait(2.0)
+            code: int | None = self._client.wait(2.0)
         except subprocess.TimeoutExpired:
             code = None
         if self.up is None and self._last_words:

@@ -1,4 +1,6 @@
-"""What the head and the supervisor of a node say to each other, over the stdin and stdout of ssh: a JSON object a line.
+"""What the head and the supervisor of a node say to each other, a JSON object a line.
+
+They speak over the stdin and stdout of ssh or srun.
 
 The node speaks first, and at least twice a second (``now`` is its clock). The head sends every ``now`` back: a *lease*.
 A node whose own words of ``LEASE`` seconds ago have not come back is alone, kills its ranks and ends. The head, which
@@ -62,6 +64,8 @@ class News(Record):
     up: Up | None = None
     ranks: tuple[RankNews, ...] | None = Field(None, max_length=512)
     idle: float = 0.0
+    asked: int = Field(0, ge=0, le=64)
+    """The stop signal that the node was sent, not by the head."""
     stacks: Stacks | None = None
     problem: _Text = ""
     """Why the node ends."""

@@ -1,8 +1,9 @@
 """The supervisor of one node: starts the ranks of its host, tells the head of them, and ends them when it is alone.
 
-It runs at the end of an ssh. The ranks are its children and die with it; it kills them when the head says so, when ssh
-ends, and when the head has not been heard for the time of its lease (:mod:`launcher.supervisor.messages`). What ranks
-print goes to stderr, and so through ssh to the head.
+It runs at the end of an ssh or srun. The ranks are its children and die with it; it kills them when the head says so,
+when that ends, and when the head has not been heard for the time of its lease (:mod:`launcher.supervisor.messages`).
+What ranks print goes to stderr, and so to the head. Slurm sends its stop signals to this process, which passes them on
+and tells the head.
 """
 
 from __future__ import annotations
@@ -29,20 +30,27 @@ told = json.loads(sys.stdin.buffer.readline())
 os.chdir(told["folder"])
 sys.path[:0] = told["path"]
 from launcher.supervisor.node import serve
-os._exit(serve())
+os._exit(serve(told["signalled"]))
 """
 PROGRAM = _PROGRAM.encode()
-"""Read from stdin by the Python that ssh starts; then a line with the working folder and the path of modules follows,
-and nothing more until the node has said that it is up."""
+"""Read from stdin by the Python that ssh or srun starts; then a line with the working folder and the path of modules
+follows, and nothing more until the node has said that it is up."""
 
 
-def serve() -> int:
-    """Do what the head says until it says no more; the exit code is 0 when no rank is left."""
+def serve(signalled: bool) -> int:
+    """Do what the head says until it says no more; the exit code is 0 when no rank is left.
+
+    ``signalled``: SIGTERM and SIGUSR1 sent to this process ask the whole job to stop.
+    """
     inward, outward, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # no rank reads what the head says
     os.dup2(2, 1)
     os.close(nothing)
-    return Supervisor(inward, outward).run()
+    supervisor = Supervisor(inward, outward)
+    if signalled:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, lambda number, _: supervisor.stop(signal.Signals(number)))
+    return supervisor.run()
 
 
 class Supervisor:
@@ -57,6 +65,7 @@ class Supervisor:
         self._ranks = LocalRanks()
         self._born: list[int] = []
         self._asked = self._over = False
+        self._stop = 0
 
     def run(self) -> int:
         """Serve until the end, and leave no rank behind."""
@@ -80,6 +89,12 @@ class Supervisor:
         self._flush(_LAST_WORDS)
         return 1 if problem else 0
 
+    def stop(self, number: signal.Signals) -> None:
+        """Signal the ranks, and tell the head that this was asked for here."""
+        self._asked, self._stop = True, int(number)
+        self._reported = 0.0
+        self._ranks.send(number)
+
     def _hear(self) -> None:
         ready, _, _ = select.select([self._in], [self._out] if self._unsaid else [], [], _POLL)
         if self._unsaid:
@@ -90,7 +105,7 @@ class Supervisor:
             data = os.read(self._in, 1 << 16)
         except BlockingIOError:
             return
-        if not data:  # ssh has ended: so has the head, or it wants us to
+        if not data:  # the connection has ended: so has the head, or it wants us to
             self._over = True
         *lines, self._heard = (self._heard + data).split(b"\n")
         for line in lines:
@@ -136,7 +151,7 @@ class Supervisor:
             }
             for rank, code in enumerate(self._ranks.codes)
         ]
-        self._say(ranks=ranks, idle=self._ranks.idle() if self._asked else 0.0)
+        self._say(ranks=ranks, idle=self._ranks.idle() if self._asked else 0.0, asked=self._stop)
 
     def _say(self, **news: Any) -> None:
         self._unsaid += f"{MARK}{json.dumps({'now': time.monotonic(), **news})}\n".encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -51,8 +52,11 @@ class RemoteRanks:
             self.send(self._asked)
 
     def look(self, seconds: float) -> None:
-        """Take the news of so many seconds."""
+        """Take the news of so many seconds. A stop signal that a node was sent is sent to this process as well."""
         pump(self._links, seconds)
+        asked = next((link.asked for link in self._links if link.asked), 0)
+        if asked and self._asked is None:
+            os.kill(os.getpid(), asked)
         self.codes = [link.ranks[index].code if link.ranks else None for link, index in self._places]
 
     def lost(self) -> Lost | None:

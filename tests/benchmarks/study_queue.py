@@ -1,7 +1,7 @@
 """The study behind docs/results/queue.md: does a memory queue help, how long may it be, and which guard does it need?
 
 ``CAPT_DATA=... python -m tests.benchmarks.study_queue ratio --out runs/queue-ratio`` is Figure 3 (left) of the CAPT
-paper at the size of a laptop: steps of 8 pairs, queues of 0, 4, 16 and 64 times the rows of a step, each of three
+paper at the size of a laptop: steps of 8 pairs, queues of 0, 4, 16 and 64 times the rows of a step, each of four
 guards, five seeds. ``... study_queue collapse --out runs/queue-collapse`` uses queues of 256 to 8,192 rows from the
 first step of a fast encoder, with both temperatures, and counts the runs that collapse. ``... study_queue shipped --out
 runs/queue-shipped`` is the job ``capt_tiny`` as it is shipped, on prose and on docstrings: which guard is to be its
@@ -56,7 +56,7 @@ class Shape(NamedTuple):
 
 
 PARTS = {
-    "ratio": Shape(8, 2000, 5e-4, (0, 64, 256, 1024), ("late", "momentum", "moments"), ("triangle",)),
+    "ratio": Shape(8, 2000, 5e-4, (0, 64, 256, 1024), ("late", "momentum", "moments", "moments-share"), ("triangle",)),
     "collapse": Shape(64, 250, 1e-3, (256, 1024, 2048, 4096, 8192), ("moments-share",), tuple(TEMPERATURES)),
     "shipped": Shape(
         64, 400, 1e-3, (0, 256), ("late", "mean", "moments-share"), ("triangle",), ("books", "docstrings"), late=0.25

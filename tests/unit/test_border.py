@@ -67,7 +67,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "finetune/glue/export.py": (".write_text", OUT),
     "finetune/glue/files.py": (".open gzip.open", TEXT),
     "finetune/glue/submission.py": ("zipfile.ZipFile zipfile.ZipInfo", "extracts nothing; " + OUT),
-    "launcher/backends/__init__.py": ("importlib.import_module", "one of six names, by type"),
+    "launcher/backends/__init__.py": ("importlib.import_module", "one of seven names, by type"),
     "launcher/supervisor/activity.py": (".read_text", "/proc"),
     "launcher/backends/deepspeed.py": ("subprocess.run", "pdsh: every word checked or quoted for the remote shell"),
     "launcher/supervisor/processes.py": (
@@ -75,6 +75,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
         "/proc; libc's prctl; the planned command, no shell",
     ),
     "launcher/backends/slurm.py": ("subprocess.run", "sbatch: the script's words are quoted"),
+    "launcher/backends/srun.py": ("subprocess.run", "scontrol: one word, that Slurm itself has set"),
     "launcher/bench.py": (".read_text .write_text subprocess.run", "benchmarks of the source checkout; " + OUT),
     "launcher/commands/config.py": ("yaml.safe_dump", "writes"),
     "launcher/commands/corpora.py": (".open", SHARDS),

@@ -135,7 +135,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *_in("launcher", "backends", "raycluster", "supervisor"),
     ),
     "launcher.commands": ("finetune", "pretrain", "tokenizer", "configs", "launcher"),
-    "launcher": (*_in("pretrain", "base", "config", "engine", "registry"), "launcher"),
+    "launcher": (*_in("pretrain", "__main__", "base", "config", "engine", "registry"), "launcher"),
 }
 
 

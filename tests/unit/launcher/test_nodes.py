@@ -15,6 +15,7 @@ import pytest
 
 from launcher.backends.watching import Watcher
 from launcher.plan import End
+from launcher.ssh import ssh_command
 from launcher.supervisor import node, processes
 from launcher.supervisor.link import Link, pump
 from launcher.supervisor.messages import MARK, SILENCE
@@ -46,8 +47,11 @@ def output() -> Iterator[Output]:
     made.close(2.0)
 
 
-def connected(environment: dict[str, str], output: Output, *names: str) -> list[Link]:
-    links = [Link(name, environment, [str(ROOT)], output) for name in names]
+def connected(environment: dict[str, str], output: Output, *names: str, signalled: bool = False) -> list[Link]:
+    links = [
+        Link(name, ssh_command(name, environment, node.PROGRAM), environment, [str(ROOT)], output, signalled=signalled)
+        for name in names
+    ]
     until = time.monotonic() + 30
     while any(link.up is None and not link.lost for link in links) and time.monotonic() < until:
         pump(links, 0.1)
@@ -118,6 +122,24 @@ def test_a_killed_supervisor_takes_its_ranks_with_it_and_is_a_lost_host(
     assert [processes.born(pid) for pid in pids] == [None, None]
     assert [pid for pid, _ in ranks.left()["b"].processes][1:] == [pids[1]]  # for the next start to see to
     assert "a" not in ranks.left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_of_slurm_to_one_node_asks_the_whole_job_to_stop(
+    environment: dict[str, str], output: Output, number: signal.Signals
+) -> None:
+    links = connected(environment, output, "a", "b", signalled=True)
+    ranks = RemoteRanks(links, [1, 1])
+    saves = f"import signal, time; signal.signal({number:d}, lambda *_: exit(75)); time.sleep(60)"
+    ranks.start([sys.executable, "-c", saves], {}, [{}, {}], {})
+    wait_for_ranks(ranks, links)
+    watcher = Watcher(ranks, grace=0.5)
+    with processes.stop_signals(watcher.stop, ranks.kill):
+        assert links[1].up is not None
+        os.kill(links[1].up.pid, number)
+        assert watcher.watch().code == 75
+        assert processes.stop_asked()
+    ranks.close()
 
 
 def test_what_ssh_says_is_why_a_host_is_not_reached(environment: dict[str, str], output: Output) -> None:

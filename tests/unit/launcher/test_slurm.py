@@ -48,7 +48,6 @@ def test_the_shipped_cluster_is_planned(tmp_path: Path) -> None:
         assert f"#SBATCH {line}\n" in text
     assert "#SBATCH --signal=USR1@120\n" in text
     assert "#SBATCH --requeue\n" in text
-    assert "WORLD_SIZE=16 LOCAL_WORLD_SIZE=8" in text
     assert "partition" not in text
 
 
@@ -65,7 +64,7 @@ def test_shellcheck_finds_nothing(tmp_path: Path, requeue: bool) -> None:
 
 @pytest.mark.parametrize(("code", "restarts"), [(0, 0), (75, 0), (75, 1), (75, -1), (1, 0), (2, 0)])
 def test_the_script_starts_ranks_resumes_and_requeues(tmp_path: Path, code: int, restarts: int) -> None:
-    """Run the script with stand-ins for Slurm's commands: two tasks, one after the other."""
+    """Run the script with stand-ins for the head of the job and for Slurm's command."""
     folder = tmp_path / "a b"
     cluster = cluster_file(tmp_path, nodes=2, setup=["export SETUP=done", 'echo "$UNSET_AS_IN_CONDA" > /dev/null'])
     text = script_of(make(folder, "data.files=[x.txt,'y z.txt']", cluster=cluster))
@@ -74,18 +73,12 @@ def test_the_script_starts_ranks_resumes_and_requeues(tmp_path: Path, code: int,
         (folder / "run" / "config.yaml").touch()
     tools = tmp_path / "bin"
     tools.mkdir()
-    write_tool(tools / "scontrol", 'case "$1" in show) printf "n1\\nn2\\n";; *) echo "$@" >> requeued;; esac')
-    write_tool(
-        tools / "srun",
-        '[ "$1 $2" = "--export=ALL --wait=120" ] && shift 2;'
-        'for p in 0 1; do SLURM_PROCID=$p SLURM_LOCALID=0 "$@"; done; exit "$CODE"',
-    )
+    write_tool(tools / "scontrol", 'echo "$@" >> requeued')
     recorder = tmp_path / "python"
     write_tool(
         recorder,
-        f'[ "$2" != pretrain ] && exec {sys.executable} "$@";'
-        'echo "$RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR $MASTER_PORT $SETUP $PYTHONSAFEPATH" >> ranks;'
-        'printf "%s\\n" "$@" > argv',
+        f'[ "$2" != launcher.batch ] && exec {sys.executable} "$@";'
+        'echo "$SETUP $PYTHONSAFEPATH" >> heads; printf "%s\\n" "$@" > argv; kill -TERM $PPID; exit "$CODE"',
     )
     text = text.replace(f"{sys.executable} -m", f"{recorder} -m")
     text = text.replace(f"cd {Path.cwd()}", f"cd {tmp_path}")
@@ -95,12 +88,12 @@ def test_the_script_starts_ranks_resumes_and_requeues(tmp_path: Path, code: int,
     done = subprocess.run(["bash", tmp_path / "job.sbatch"], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == code
     assert done.stderr == ("[capt] failed at step 0; started again (1 of 3 times)\n" if code == 1 else "")
-    assert (tmp_path / "ranks").read_text() == "0 0 2 n1 20123 done 1\n1 0 2 n1 20123 done 1\n"
+    assert (tmp_path / "heads").read_text() == "done 1\n"
     run = folder / "run"
     expected = ["capt_tiny", f"run.dir={run}", "data.files=[x.txt,'y z.txt']"]
     if restarts > 0:
         expected = [f"{run}/config.yaml", f"run.dir={run}", "--resume", "--wait", "180"]
-    assert (tmp_path / "argv").read_text().splitlines() == ["-m", "pretrain", *expected]
+    assert (tmp_path / "argv").read_text().splitlines() == ["-m", "launcher.batch", "pretrain", *expected]
     assert (tmp_path / "requeued").exists() == (code in (75, 1))
 
 

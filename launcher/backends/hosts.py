@@ -1,0 +1,127 @@
+"""Ranks on several hosts: a supervisor on each starts and watches its own, and this process judges them all.
+
+When the job is started again a host that is lost is waited for, replaced by a spare one, or done without
+(``supervise.on_lost_node``).
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from launcher import environment
+from launcher.backends.watching import Watcher
+from launcher.hostfile import Host
+from launcher.plan import Command, End, Launch, Plan
+from launcher.supervisor import processes
+from launcher.supervisor.crash import Crash
+from launcher.supervisor.gathering import Gathering, NotReachedError
+from launcher.supervisor.link import Link
+from launcher.supervisor.output import Output
+from launcher.supervisor.remote import RemoteRanks, end
+from pretrain.base.errors import ConfigError
+from pretrain.engine.engines.deepspeed_config import deepspeed_config
+from pretrain.engine.run_folder import FAILED, STOPPED
+
+log = logging.getLogger(__name__)
+
+Connect = Callable[[Host, Output], Link]
+_LAST_OUTPUT = 2.0
+
+
+def check_spares(launch: Launch, listed: Sequence[Host], spares: Sequence[Host], source: str) -> None:
+    """Raise ``ConfigError`` where a spare host is asked for, and none of ``source`` is left over."""
+    if launch.job.supervise.on_lost_node == "spare" and not spares:
+        raise ConfigError(
+            f"supervise.on_lost_node=spare: no host of {source} is left over; "
+            f"--nodes {max(1, len(listed) - 1)} keeps the last one as a spare"
+        )
+
+
+def run(launch: Launch, plan: Plan, connect: Connect, env: Mapping[str, str]) -> End:
+    """Run the job on the hosts that can be reached, with ``env`` on top of their environment, to its end."""
+    asked: list[signal.Signals] = []
+    output = Output()
+    try:
+        with processes.stop_signals(asked.append, lambda: asked.append(signal.SIGTERM)):
+            hosts, links = _gathering(launch, plan, asked, lambda host: connect(host, output)).gather(plan.hosts)
+            if asked:
+                end(links)
+                return End(STOPPED, f"{asked[0].name} received before the ranks were started")
+            return _run(launch, plan, hosts, links, asked, env)
+    except NotReachedError as error:
+        log.error("%s", error)
+        return End(FAILED, str(error), Crash.here(str(error)[:2000]))
+    finally:
+        output.close(_LAST_OUTPUT)
+
+
+def commands(launch: Launch, hosts: Sequence[Host], address: str, port: int) -> tuple[Command, ...]:
+    """What each rank runs, where, and its place among them."""
+    places = [(host, local) for host in hosts for local in range(host.slots)]
+    return tuple(
+        Command(
+            (sys.executable, "-m", launch.module, *launch.arguments),
+            {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(local),
+                "WORLD_SIZE": str(len(places)),
+                "LOCAL_WORLD_SIZE": str(host.slots),
+                "MASTER_ADDR": address,
+                "MASTER_PORT": str(port),
+                **environment.SAFE_PATH,
+            },
+            host=host.name,
+        )
+        for rank, (host, local) in enumerate(places)
+    )
+
+
+def _gathering(
+    launch: Launch, plan: Plan, asked: Sequence[signal.Signals], connect: Callable[[Host], Link]
+) -> Gathering:
+    supervised = launch.job.supervise
+    return Gathering(
+        connect=connect,
+        spares=plan.spares,
+        policy=supervised.on_lost_node if launch.again else None,
+        patience=60 * supervised.wait_minutes,
+        fits=lambda world: _misfit(launch, world),
+        stopped=lambda: bool(asked),
+    )
+
+
+def _run(
+    launch: Launch,
+    plan: Plan,
+    hosts: Sequence[Host],
+    links: Sequence[Link],
+    asked: Sequence[signal.Signals],
+    env: Mapping[str, str],
+) -> End:
+    assert plan.master_port is not None
+    ranks = RemoteRanks(links, [host.slots for host in hosts])
+    watcher = Watcher(ranks, stall=launch.job.supervise.stall)
+    first, chosen = hosts[0], launch.options.master_addr
+    address = chosen if chosen and first == plan.hosts[0] else first.name
+    each = commands(launch, hosts, address, plan.master_port)
+    try:
+        with processes.stop_signals(watcher.stop, ranks.kill):
+            if asked:  # it came after the hosts were reached
+                watcher.stop(asked[0])
+            ranks.start(each[0].argv, env, [command.env for command in each], launch.left)
+            ended = watcher.watch()
+    finally:
+        ranks.close()
+    return replace(ended, left=ranks.left())
+
+
+def _misfit(launch: Launch, world: int) -> str:
+    try:
+        deepspeed_config(launch.job, world)
+    except ConfigError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,84 @@
+"""The nodes of a Slurm allocation, reached by ``srun``: inside a batch job, or after ``salloc``.
+
+A job step of one task on each node is its supervisor, so that a rank that dies or hangs costs a restart and not the
+allocation. Slurm signals every step: the supervisors pass SIGTERM and SIGUSR1 on.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+from launcher import environment
+from launcher.backends import hosts as on_hosts
+from launcher.hostfile import Host
+from launcher.plan import End, Launch, Plan
+from launcher.ssh import python_reading
+from launcher.supervisor.link import Link
+from launcher.supervisor.node import PROGRAM
+from launcher.supervisor.output import Output
+from pretrain.base.errors import ConfigError
+
+_FIRST_PORT, _PORTS = 20000, 10000
+
+
+def plan(launch: Launch) -> Plan:
+    """One command a rank: ``--ntasks-per-node`` of the allocation, else the GPUs of a node, else one.
+
+    Nodes beyond ``--nodes`` are spares. Outside an allocation the plan is blocked.
+
+    Raises:
+        ConfigError: ``--hostfile`` or ``--nproc`` is given, the allocation is too small, or there is no spare node
+            where one would be needed.
+    """
+    options, slurm = launch.options, environment.inherited()
+    if options.hostfile is not None or options.nproc is not None:
+        given = "--hostfile" if options.hostfile else "--nproc"
+        raise ConfigError(f"{given} does not go with --launcher srun: the allocation says where how many ranks run")
+    blocked = "" if shutil.which("srun") else "there is no srun here"
+    if "SLURM_JOB_ID" not in slurm:
+        blocked = "this is no Slurm allocation; run it after salloc, or use --launcher slurm"
+    listed = _nodes(slurm) if not blocked else (Host("node-1", 1),)
+    if options.nodes is not None and options.nodes > len(listed):
+        raise ConfigError(f"--nodes {options.nodes}: the allocation has only {len(listed)} nodes")
+    hosts, spares = listed[: options.nodes], listed[options.nodes :] if options.nodes is not None else ()
+    if not blocked:
+        on_hosts.check_spares(launch, listed, spares, "the allocation")
+    port = options.master_port or _FIRST_PORT + int(slurm.get("SLURM_JOB_ID", 0)) % _PORTS
+    commands = on_hosts.commands(launch, hosts, options.master_addr or hosts[0].name, port)
+    return Plan("srun", hosts, commands, files=launch.files, master_port=port, spares=spares, blocked_reason=blocked)
+
+
+def start(launch: Launch, plan: Plan) -> End:
+    """Run the job on the nodes that can be reached; Slurm's signals and those of this process reach every rank."""
+    inherited = environment.inherited()
+    path = [entry for entry in inherited.get("PYTHONPATH", "").split(":") if entry]
+
+    def connect(host: Host, output: Output) -> Link:
+        return Link(host.name, srun_command(host, inherited), inherited, path, output, signalled=True)
+
+    return on_hosts.run(launch, plan, connect, {})
+
+
+def srun_command(host: Host, slurm: Mapping[str, str]) -> list[str]:
+    """A job step of one task on a node, with all that the job has there."""
+    # since Slurm 22.05 srun does not take this from the batch job
+    cpus = int(slurm.get("SLURM_CPUS_PER_TASK", 0)) * host.slots
+    return [
+        *("srun", "--export=ALL", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}"),
+        *("--mem=0", "--cpu-bind=none", "--unbuffered", "--quiet"),
+        *([f"--cpus-per-task={cpus}"] if cpus else []),
+        *python_reading(PROGRAM),
+    ]
+
+
+def _nodes(slurm: Mapping[str, str]) -> tuple[Host, ...]:
+    """The nodes of the allocation, in Slurm's order."""
+    names = subprocess.run(
+        ["scontrol", "show", "hostnames", slurm["SLURM_JOB_NODELIST"]], capture_output=True, text=True, check=False
+    )
+    if names.returncode != 0:
+        raise ConfigError(f"scontrol show hostnames: {names.stderr.strip()}")
+    slots = int(slurm.get("SLURM_NTASKS_PER_NODE") or slurm.get("SLURM_GPUS_ON_NODE") or 1)
+    return tuple(Host(name, slots) for name in names.stdout.split())

@@ -1,0 +1,41 @@
+"""``python -m launcher.batch MODULE ARGUMENT...``: the head of a job in its Slurm allocation, run by the batch script.
+
+It starts the ranks on the nodes of the allocation, watches them, and starts them again where one dies or hangs.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher import environment
+from launcher.plan import Launch, Options
+from launcher.start import carry_on
+from pretrain.__main__ import parse
+from pretrain.base.errors import user_text
+from pretrain.config.load import load_job
+from pretrain.engine.run_folder import BAD_INPUT
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the job of these arguments of its ranks; returns its exit code."""
+    logging.basicConfig(level=logging.INFO, format="[capt] %(message)s", stream=sys.stderr)
+    module, *words = arguments
+    given = parse(words)
+    try:
+        job = load_job(given.config, given.overrides, resolved=given.merged or given.resume)
+        options = Options.read(Path(job.run.dir) / "launch.json")
+        launch = Launch(module, tuple(words), job, options)
+        return carry_on(launch, "srun", name_of_job=environment.inherited().get("SLURM_JOB_ID", ""))
+    except Exception as error:
+        text = user_text(error)
+        if text is None or given.debug:
+            raise
+        sys.stderr.write(f"error: {text}\n")
+        return BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,77 @@
+"""The plan of a job in a Slurm allocation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.backends import slurm, srun
+from launcher.hostfile import Host
+from launcher.plan import Launch, Options
+from pretrain.base.errors import ConfigError
+from pretrain.config.load import load_job
+
+
+@pytest.fixture
+def allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three nodes of eight tasks; stand-ins for Slurm's commands."""
+    for name, body in (("srun", "exit 1"), ("scontrol", 'printf "n1\\nn2\\nn3\\n"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for name, value in (("JOB_ID", "123456"), ("JOB_NODELIST", "n[1-3]"), ("NTASKS_PER_NODE", "8")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+
+
+def launch(folder: Path, *overrides: str, launcher: str = "srun", **options: object) -> Launch:
+    job = load_job("capt_tiny", [f"run.dir={folder / 'run'}", *overrides])
+    return Launch("pretrain", ("job.yaml",), job, Options(launcher=launcher, **options))  # type: ignore[arg-type]
+
+
+def test_the_allocation_says_where_ranks_run(allocation: None, tmp_path: Path) -> None:
+    plan = srun.plan(launch(tmp_path))
+    assert plan.hosts == tuple(Host(name, 8) for name in ("n1", "n2", "n3"))
+    assert (plan.world, plan.master_port, plan.blocked_reason) == (24, 23456, "")
+    assert plan.commands[9].host == "n2"
+    assert plan.commands[9].env["RANK"] == "9"
+    assert plan.commands[9].env["LOCAL_RANK"] == "1"
+    assert plan.commands[9].env["MASTER_ADDR"] == "n1"
+
+
+def test_nodes_beyond_those_asked_for_are_spares(allocation: None, tmp_path: Path) -> None:
+    plan = srun.plan(launch(tmp_path, "supervise.on_lost_node=spare", nodes=2))
+    assert [host.name for host in plan.hosts] == ["n1", "n2"]
+    assert [host.name for host in plan.spares] == ["n3"]
+    with pytest.raises(ConfigError, match="--nodes 2 keeps the last one as a spare"):
+        srun.plan(launch(tmp_path, "supervise.on_lost_node=spare"))
+    with pytest.raises(ConfigError, match="only 3 nodes"):
+        srun.plan(launch(tmp_path, nodes=4))
+
+
+def test_outside_an_allocation_it_cannot_be_started(
+    allocation: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert "after salloc" in srun.plan(launch(tmp_path)).blocked_reason
+
+
+def test_a_step_has_all_cores_that_the_job_has_on_a_node() -> None:
+    command = srun.srun_command(Host("n2", 8), {"SLURM_CPUS_PER_TASK": "12"})
+    assert command[0] == "srun"
+    assert {"--nodelist=n2", "--ntasks=1", "--overlap", "--cpus-per-task=96"} <= set(command)
+    assert command[command.index("-c") - 3] == sys.executable
+    assert not any("cpus-per-task" in word for word in srun.srun_command(Host("n2", 8), {}))
+
+
+def test_an_allocation_outlives_a_lost_node_only_where_the_job_does(tmp_path: Path) -> None:
+    def script(*overrides: str, **options: object) -> str:
+        (text,) = slurm.plan(launch(tmp_path, *overrides, launcher="slurm", **options)).files.values()
+        return text
+
+    assert "--no-kill" not in script()
+    assert "#SBATCH --no-kill\n" in script("supervise.on_lost_node=shrink")
+    assert "#SBATCH --nodes=2\n" in script("supervise.on_lost_node=spare", nodes=1)
+    with pytest.raises(ConfigError, match="no host of the cluster file is left over"):
+        script("supervise.on_lost_node=spare")
