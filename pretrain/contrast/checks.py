@@ -96,14 +96,14 @@ def check_queue(
 ) -> None:
     """Raise where the queue has another width or group than the loss, or where there would be no negatives.
 
-    So it does for a ``share`` that is negative, or that has no live keys to be a share of, and for a ``hardness`` that
-    is negative or no number.
+    So it does for a ``share`` that is negative or no number, or that has no live keys to be a share of, and for a
+    ``hardness`` that is negative or no number.
     """
     if not (hardness >= 0 and math.isfinite(hardness)):
         raise ConfigError(f"hardness is a number of 0 or more, got {hardness}")
-    if share is not None and (in_batch == "none" or share < 0):
+    if share is not None and (in_batch == "none" or not (share >= 0 and math.isfinite(share))):
         raise ConfigError(
-            f"queue_share is 0 or more, and a share of the live keys, got {share} with in_batch={in_batch}"
+            f"queue_share is a number of 0 or more, and a share of the live keys, got {share} with in_batch={in_batch}"
         )
     if in_batch == "none" and (queue is None or negatives is not None):
         raise ConfigError("in_batch=none leaves only the queue: pass one, and no negatives")

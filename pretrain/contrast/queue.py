@@ -105,7 +105,8 @@ class ShardedQueue:
 
     @property
     def rows(self) -> Float[Tensor, "k d"]:
-        """What this rank holds now, in no particular order: rows, or with ``drift`` their residuals.
+        """What this rank holds now, in no particular order: rows, or with ``drift`` their residuals (NaN for a row that
+        was not finite).
 
         A view: the next ``enqueue`` changes it.
         """
@@ -139,8 +140,8 @@ class ShardedQueue:
 
         Before the loss it would make every positive its own negative. There is no communication (with ``drift`` one
         all-reduce of the rows' statistics, in which all ranks take part), and any number of rows is right; of more than
-        the shard's size the newest stay. A row that is not finite (a step that overflowed in fp16) is stored as zeros,
-        as far from every anchor as a random row, so that it cannot spoil later steps.
+        the shard's size the newest stay. A row that is not finite (a step that overflowed in fp16) is zeros in the
+        loss, as far from every anchor as a random row, so that it cannot spoil later steps.
 
         Args:
             views: rows of each view.
@@ -170,7 +171,7 @@ class ShardedQueue:
         if n == 0:
             return
         finite = rows[-n:].isfinite().all(1, keepdim=True)
-        rows = torch.where(finite, rows[-n:], 0.0)
+        rows = torch.where(finite, rows[-n:], 0.0 if self.drift == "none" else torch.nan)  # a residual may be zeros
         until_end = min(n, self.shard_size - self._write_position)
         for start, part in ((self._write_position, slice(0, until_end)), (0, slice(until_end, n))):
             place = slice(start, start + part.stop - part.start)
