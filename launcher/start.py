@@ -21,7 +21,7 @@ from pretrain.config.load import job_from_mapping, load_job, load_mapping, parse
 from pretrain.config.schema import Job
 from pretrain.config.writer import to_yaml
 from pretrain.engine.engines.deepspeed_config import deepspeed_config
-from pretrain.engine.run_folder import CONFIG, DONE, FAILED, STOPPED, check_is_free, holds_run
+from pretrain.engine.run_folder import BAD_INPUT, CONFIG, DONE, FAILED, STOPPED, check_is_free, holds_run
 from pretrain.registry import check_callbacks
 
 log = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ def _attempt(chosen: Backend, launch: Launch, plan: Plan) -> End:
     finally:
         if end.code != DONE:
             watch.record_end(end.code, end.reason or f"the job ended with {end.code} and did not say why")
-            files.remove()
+            files.remove(refused=end.code == BAD_INPUT)
     return end
 
 

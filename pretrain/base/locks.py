@@ -21,14 +21,14 @@ _SHORTEST_WAIT = 0.5
 """Seconds. `is_locked` of another process holds the lock for a moment, which must not look like an owner."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
-_held: set[IO[str]] = set()
-"""The locked files of this process."""
+_held: dict[IO[str], Path] = {}
+"""The locked files of this process, and where they were when they were locked."""
 
 
 def _let_go() -> None:
     """Close what a fork has copied: a loader worker that outlives its killed rank would hold the rank's lock."""
     while _held:
-        _held.pop().close()  # the parent's descriptor keeps the lock
+        _held.popitem()[0].close()  # the parent's descriptor keeps the lock
 
 
 os.register_at_fork(after_in_child=_let_go)
@@ -78,11 +78,11 @@ def file_lock(
                 continue
             if not is_current:  # its last owner has removed the file: lock the new one
                 continue
-            _held.add(file)
+            _held[file] = path
             try:
                 yield
             finally:
-                _held.discard(file)
+                _held.pop(file, None)
                 if remove:
                     path.unlink()
             return
@@ -105,6 +105,11 @@ def is_locked(path: Path) -> bool:
         except OSError as problem:
             _warn_of_no_locks(path, problem)
     return False
+
+
+def is_displaced(path: Path) -> bool:
+    """Whether this process holds the lock of ``path``, and its file is no longer there: moved, removed, replaced."""
+    return any(where == path and not _is_open_at(file, path) for file, where in _held.items())
 
 
 def _lock(file: IO[str], path: Path, remedy: str | None, error: type[UserError], *, blocking: bool) -> bool:

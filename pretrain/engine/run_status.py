@@ -28,6 +28,7 @@ from pretrain.engine.run_folder import (
     check_is_free,
     check_is_own,
     discard_refused,
+    is_in_place,
     read_status,
     write_status,
 )
@@ -156,7 +157,7 @@ class RunStatus:
         if final:
             status["final"] = True
         self._status = Status.model_validate(status)
-        if distributed.rank() == 0:
+        if distributed.rank() == 0 and is_in_place(self.folder):
             write_status(self.folder, self._status)
 
     @contextlib.contextmanager
