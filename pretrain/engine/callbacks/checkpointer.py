@@ -85,7 +85,9 @@ class Checkpointer(Callback):
         before = heartbeat.enter("save")
         self._try(run, self._commit)
         asynchronous = run.job.checkpoint.asynchronous
-        self._pending = begin_save(run.dir, run.job, run.engines, run.task, run.progress, asynchronous=asynchronous)
+        self._pending = begin_save(
+            run.dir, run.job, run.engines, run.task, run.progress, asynchronous=asynchronous, spikes=run.spikes()
+        )
         self._saved = self._began = run.progress.step
         if not asynchronous:
             self._commit(run)

@@ -57,7 +57,7 @@ class ProgressDisplay(Callback):
         return NEVER
 
     def _tell_step(self, run: Run) -> None:
-        values = summary(self._metrics.latest, run.task.status)
+        values = summary(self._metrics.latest, "  ".join(filter(None, (run.task.status, *run.remarks.values()))))
         if self._bar is not None:
             self._bar.update(self._id, values=values)
         else:
@@ -86,7 +86,7 @@ class ProgressDisplay(Callback):
 
 
 def summary(values: dict[str, float], status: str = "") -> str:
-    """Return the metrics of a step in one short line, with the status of the task."""
+    """Return the metrics of a step in one short line, with what the task and the guards remark."""
     parts = [f"{name.removeprefix('loss/')} {value:.4f}" for name, value in values.items() if name.startswith("loss/")]
     if not parts and "loss" in values:
         parts = [f"loss {values['loss']:.4f}"]
