@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pretrain.engine.engines.deepspeed_config import BUCKET
 from pretrain.language.config import LanguageJob
 
 Stage = Literal[0, 1, 2, 3]
@@ -28,18 +29,24 @@ def contrast_received(job: LanguageJob, world: int, width: int) -> list[tuple[st
     return forms * parts
 
 
-def zero_received(weights: int, stage: Stage, world: int, parts: int, cached: bool) -> list[tuple[str, int]]:
-    """A formula, not a measurement: what ZeRO makes a rank receive in a step of ``parts`` micro-batches, in fp32.
+def zero_received(
+    weights: int, stage: Stage, world: int, parts: int, cached: bool, bucket: int = BUCKET
+) -> list[tuple[str, int]]:
+    """A formula: what ZeRO makes a rank receive in a step of ``parts`` micro-batches, in fp32.
 
-    An all-reduce is a reduce-scatter and an all-gather. Stages 0 and 1 reduce once a step, stages 2 and 3 in every
-    micro-batch, for they keep no whole gradient. Stage 3 gathers the weights for each forward and each backward pass,
-    and for the first pass of a cached contrast; recomputed layers are counted with their backward pass.
+    Stages 1 and 2 all-reduce gradients, for DeepSpeed's buckets hold those of several owners, in about as many messages
+    as there are buckets; stage 3 reduce-scatters them. Stages 0 and 1 reduce once a step, stages 2 and 3 in every
+    micro-batch, for they keep no whole gradient. Stages 1 and 2 then gather the weights; stage 3 does for each forward
+    and each backward pass, and for the first pass of a cached contrast; recomputed layers are counted with their
+    backward pass. Of an all-reduce the size of the whole stands here, as in `tests.wire`; a ring receives it twice.
     """
-    one = 4 * weights * (world - 1) // world
-    reduce, gather = ("_reduce_scatter_base_", one), ("_allgather_base_", one)
+    gather = ("_allgather_base_", 4 * weights * (world - 1) // world)
     if stage == 3:
-        return [reduce] * parts + [gather] * (parts * (3 if cached else 2))
-    return [reduce] * (parts if stage == 2 else 1) + [gather]
+        return [("_reduce_scatter_base_", gather[1])] * parts + [gather] * (parts * (3 if cached else 2))
+    if stage == 0:
+        return [("allreduce_", 4 * weights)]
+    sizes = [bucket] * (weights // bucket) + [weights % bucket] * (weights % bucket > 0)
+    return [("allreduce_", 4 * size) for size in sizes] * (parts if stage == 2 else 1) + [gather]
 
 
 def state_bytes(weights: int, stage: Stage, world: int) -> int:

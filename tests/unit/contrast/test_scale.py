@@ -164,7 +164,9 @@ def test_formulas_of_zero() -> None:
     received: dict[Any, int] = {
         stage: sum(size for _, size in zero_received(weights, stage, world, 2, cached=True)) for stage in (0, 1, 2, 3)
     }
-    assert received == {0: 6000, 1: 6000, 2: 9000, 3: 24000}
+    assert received == {0: 4000, 1: 7000, 2: 11000, 3: 24000}
+    messages = [size for name, size in zero_received(weights, 1, world, 2, True, bucket=300) if name == "allreduce_"]
+    assert messages == [1200, 1200, 1200, 400]
     assert [state_bytes(weights, stage, world) for stage in (0, 1, 2, 3)] == [16000, 11000, 8000, 4000]
 
 
