@@ -163,8 +163,9 @@ def test_nothing_is_written_where_the_run_folder_was(kind: str, tmp_path: Path) 
     fault = {"fault": {"kind": kind, "step": 5, "rank": 0}}
     outcomes = run_ranks(_run, 2, _mapping(tmp_path / "run", checkpoint={"every": 2}, **fault))
     assert all("moved, removed or replaced" in str(outcome) for outcome in outcomes), outcomes
-    assert snapshot(tmp_path / "run") == ({} if kind == "move" else {LOCK: b""})
-    assert {path.name for path in (tmp_path / "moved" / "checkpoints").iterdir()} == {"step-00000002", "step-00000004"}
+    assert snapshot(tmp_path / "run").keys() == (set() if kind == "move" else {LOCK})
+    steps = {path.name for path in (tmp_path / "moved" / "checkpoints").glob("step-*")}
+    assert steps == {"step-00000002", "step-00000004"}
     status = read_status(tmp_path / "moved")
     assert status is not None
     assert status.state == "running"  # it could not say how it ended

@@ -19,7 +19,7 @@ class Fault(Section):
     """Something that goes wrong on one rank at one step; at step 0 while preparing."""
 
     kind: Literal[
-        "none", "term", "nan", "nan_gradient", "refuse", "crash", "wait", "kill", "stop", "hang", "flip",
+        "none", "term", "nan", "nan_gradient", "refuse", "crash", "wait", "kill", "stop", "hang", "flip", "move", "replace",
         "slow_data", "slow_forward",
     ] = "none"  # fmt: skip
     step: int = 0
