@@ -89,6 +89,15 @@ def test_bases_that_multiply_are_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["contrast=3"], "contrast: 3: it is a section; set a key of it, such as contrast.weight"),
+        (
+            ["contrast.temperature=constant"],
+            "'constant': it is a section; set a key of it, such as contrast.temperature.type",
+        ),
+        (
+            ["schedule.max_steps=20", "schedule.warmup_steps=40"],
+            "warmup_steps 40 is longer than max_steps 20; lower both",
+        ),
         (["run.seed=1_"], "run.seed: '1_': input should be a valid integer"),
         (["run.seed=9223372036854775808"], "run.seed: 9223372036854775808: a whole number is at most"),
         (["batch.global=1e12"], "batch.global: 1000000000000.0: input should be less than or equal to 2147483647"),
