@@ -110,7 +110,7 @@ def _samples() -> Tensor:
 
 
 def _in_ddp() -> tuple[float, list[np.ndarray]]:
-    """``cached_backward`` on a rank's half of the samples in three micro-batches; all but the last without reduction."""
+    """``cached_backward`` on a rank's half of the samples in three micro-batches, reduced with the last one."""
     plain = _encoder()
     encoder = nn.parallel.DistributedDataParallel(plain)
     parts = list(_samples()[dist.get_rank() :: 2].split(2))
