@@ -36,10 +36,16 @@ def _simulated(world: int, queue: int, *overrides: str) -> Simulated:
         (8, 507, "contrast.precision=bf16"),
         (64, 0, "contrast.mask_duplicates=false"),
         (64, 507, "contrast.cached=true"),
+        (8, 507, "contrast.drift=moments contrast.cached=false"),
+        (8, 507, "contrast.drift=mean contrast.queue_share=1"),
+        (8, 507, "contrast.queue_share=0 contrast.hardness=5"),
+        (8, 507, "contrast.hardness=5 contrast.queue_share=0.5"),
+        (8, 507, "contrast.queue_weight=0.1"),
+        (8, 507, "contrast.queue_weight=0.1 contrast.drift=moments contrast.hardness=5 contrast.in_batch=local"),
     ],
 )
 def test_received_bytes_are_the_closed_form(world: int, queue: int, option: str) -> None:
-    job = job_at(world, SAMPLES, [*SMALL, f"contrast.queue={queue}", option])
+    job = job_at(world, SAMPLES, [*SMALL, f"contrast.queue={queue}", *option.split()])
     found = simulate_contrast(job, world).sent
     assert [(each.name, each.received) for each in found] == contrast_received(job, world, WIDTH)
 
