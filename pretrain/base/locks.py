@@ -21,14 +21,14 @@ _SHORTEST_WAIT = 0.5
 """Seconds. `is_locked` of another process holds the lock for a moment, which must not look like an owner."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
-_held: dict[IO[str], Path] = {}
-"""The locked files of this process, and where they were when they were locked."""
+_held: set[IO[str]] = set()
+"""The locked files of this process."""
 
 
 def _let_go() -> None:
     """Close what a fork has copied: a loader worker that outlives its killed rank would hold the rank's lock."""
     while _held:
-        _held.popitem()[0].close()  # the parent's descriptor keeps the lock
+        _held.pop().close()  # the parent's descriptor keeps the lock
 
 
 os.register_at_fork(after_in_child=_let_go)
@@ -78,11 +78,11 @@ def file_lock(
                 continue
             if not is_current:  # its last owner has removed the file: lock the new one
                 continue
-            _held[file] = path
+            _held.add(file)
             try:
                 yield
             finally:
-                _held.pop(file, None)
+                _held.discard(file)
                 if remove:
                     path.unlink()
             return
@@ -107,9 +107,18 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def is_displaced(path: Path) -> bool:
-    """Whether this process holds the lock of ``path``, and its file is no longer there: moved, removed, replaced."""
-    return any(where == path and not _is_open_at(file, path) for file, where in _held.items())
+def is_replaced(path: Path) -> bool:
+    """Whether the file at ``path`` is gone or another one, and not that which this process holds locked.
+
+    What a file server cannot tell just now is no answer.
+    """
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return not any(os.path.samestat(os.fstat(file.fileno()), found) for file in _held)
 
 
 def _lock(file: IO[str], path: Path, remedy: str | None, error: type[UserError], *, blocking: bool) -> bool:

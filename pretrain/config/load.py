@@ -258,6 +258,8 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
         fields = (model.model_fields.get(location[-1]) for model in _models_at(cls, location[:-1]))
         meaning = next((field.description for field in fields if field is not None and field.description), None)
         return f"{key}: required key is missing" + (f": {meaning}" if meaning else "")
+    if problem["type"] == "model_type":
+        return f"{key}: {shown(value)}: it is a section; set a key of it, such as {key}.{_keys_at(cls, location)[0]}"
     if problem["type"] == "json_invalid":
         return f"{key}: {message[0].lower()}{message[1:]}"
     return f"{key}: {shown(value)}: {message[0].lower()}{message[1:]}"

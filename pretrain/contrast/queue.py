@@ -22,6 +22,7 @@ from torch import Tensor
 from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.contrast import shards
 from pretrain.contrast.drift import check_drift, statistics
+from pretrain.contrast.norms import may_be_unit
 from pretrain.engine import distributed
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class ShardedQueue:
         self._filled = 0
         self._leaves_out = False
         self.pushed = 0  # rows given to this rank so far, those that it has dropped since included
+        self.has_unit_rows = True  # as far as rows could be looked at; the loss refuses a queue of others
         self.drift = drift
         self._group = group
 
@@ -144,7 +146,7 @@ class ShardedQueue:
         loss, as far from every anchor as a random row, so that it cannot spoil later steps.
 
         Args:
-            views: rows of each view.
+            views: unit rows of each view; a loss with others is refused (on a GPU they are not looked at).
             ids: instance of each sample.
             only: the samples that become negatives (None = all). The others take up places of the queue, so that every
                 rank pushes as many rows and the shards stay those of one queue; nobody sees them.
@@ -159,6 +161,7 @@ class ShardedQueue:
         for view in views:
             if view.shape[1] != self.dim:
                 raise ConfigError(f"the queue holds rows of {self.dim} features, got rows of {view.shape[1]}")
+            self.has_unit_rows &= may_be_unit(view)
         if self.drift != "none":
             own = statistics(views if only is None else [view[only] for view in views], self.drift, self._group)
             views = tuple(own.residuals(view) for view in views)

@@ -9,9 +9,9 @@ from typing import Literal, TypeVar
 
 from pydantic import Field, FiniteFloat
 
-from pretrain.base.errors import CheckpointError, ConfigError, UserError
+from pretrain.base.errors import ConfigError, UserError
 from pretrain.base.files import open_lock, require_own_folder, write_json
-from pretrain.base.locks import is_displaced, is_locked
+from pretrain.base.locks import is_locked
 from pretrain.base.records import Count, Record, read_record
 from pretrain.engine.metrics_file import METRICS, read_metrics
 
@@ -108,24 +108,6 @@ def check_is_own(folder: Path) -> None:
     """
     for name in OWN_FOLDERS:
         require_own_folder(folder / name, error=ConfigError)
-
-
-def is_in_place(folder: Path) -> bool:
-    """Whether ``folder`` is still the one that this process has locked, if it has; only its lock may be removed."""
-    lock = folder / LOCK
-    return not is_displaced(lock) or (not lock.exists() and (folder / CONFIG).is_file())
-
-
-def check_is_in_place(folder: Path) -> None:
-    """Refuse to save where the run was moved away: a checkpoint without the run, perhaps in another job's folder.
-
-    Raises ``CheckpointError``.
-    """
-    if not is_in_place(folder):
-        raise CheckpointError(
-            f"run.dir {folder} was moved, removed or replaced while this job trains in it; put it back, or stop the "
-            "job and continue with capt resume where the run is now"
-        )
 
 
 def holds_run(folder: Path) -> bool:

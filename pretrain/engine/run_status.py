@@ -11,7 +11,7 @@ from typing import IO
 
 from pretrain.base.errors import ConfigError, RunFailedError, shown, user_text
 from pretrain.base.files import open_for_append, write_text
-from pretrain.base.locks import file_lock
+from pretrain.base.locks import file_lock, is_replaced
 from pretrain.config import flatten
 from pretrain.config.schema import Job
 from pretrain.config.writer import job_to_yaml
@@ -28,7 +28,6 @@ from pretrain.engine.run_folder import (
     check_is_free,
     check_is_own,
     discard_refused,
-    is_in_place,
     read_status,
     write_status,
 )
@@ -45,7 +44,7 @@ class RunStatus:
         self.folder = folder
         self.progress = Progress()
         self.training = False
-        self._fresh = False
+        self._fresh = self._locked = False
         self._older_logs: frozenset[Path] = frozenset()
         self._new_folders: list[Path] = []
         self._status = Status(state="starting")
@@ -94,7 +93,7 @@ class RunStatus:
 
     def record_failure(self, error: BaseException) -> None:
         """Write that the job ended by an exception. A new folder is removed when its job was refused before a step."""
-        if distributed.rank() != 0:
+        if distributed.rank() != 0 or self.is_lost():
             return
         step = self.progress.step if self.training else self._status.step
         with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
@@ -157,8 +156,12 @@ class RunStatus:
         if final:
             status["final"] = True
         self._status = Status.model_validate(status)
-        if distributed.rank() == 0 and is_in_place(self.folder):
+        if distributed.rank() == 0 and not self.is_lost():
             write_status(self.folder, self._status)
+
+    def is_lost(self) -> bool:
+        """Whether the folder that this rank has locked is no longer at its path: nothing more is written there."""
+        return self._locked and is_replaced(self.folder / LOCK)
 
     @contextlib.contextmanager
     def lock(self, wait: float) -> Iterator[None]:
@@ -167,6 +170,7 @@ class RunStatus:
         self._new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
         refusal = f"run.dir {folder}: another process is training in this folder; stop it, or name another one"
         with file_lock(folder / LOCK, refusal=refusal, wait=wait):
+            self._locked = True
             yield
 
 

@@ -222,6 +222,9 @@ def test_half_written_checkpoint_is_not_one(finished: Path, tmp_path: Path) -> N
         find_checkpoint(newest)
     with pytest.raises(CheckpointError, match="neither a checkpoint"):
         find_checkpoint(tmp_path)
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(CheckpointError, match=r"a run without a complete checkpoint; capt resume .* writes one every"):
+        find_checkpoint(tmp_path)
 
 
 def test_another_architecture_is_refused(finished: Path, tmp_path: Path) -> None:
@@ -229,6 +232,7 @@ def test_another_architecture_is_refused(finished: Path, tmp_path: Path) -> None
     shutil.copytree(finished, run_dir, symlinks=True)
     outcome = run_ranks(_run, 1, {**_mapping(run_dir, batch={"global": 8, "micro": 4}), "width": 14}, True)[0]
     assert "another architecture: first.weight has shape (13, 7), the configured model (14, 7)" in outcome
+    assert "set model.* and tokenizer.* as in its config.yaml" in outcome  # another vocabulary is another first size
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -349,8 +349,9 @@ def test_the_past_is_alike_with_and_without_resume_where_ranks_hear_late(tmp_pat
     assert whole.past["loss"] == pytest.approx([losses[step] for step in range(1, STEPS + 1)], rel=1e-6)
 
 
-def _language(mapping: dict[str, Any], bad: int) -> tuple[dict[int, float], list[bool], list[int]]:
-    """What the guard of a language run is told of the loss, with a veto at ``bad``; changed steps; rows queued."""
+def _language(mapping: dict[str, Any], bad: int) -> tuple[dict[int, float], list[bool], list[int], list[int]]:
+    """What the guard of a language run is told of the loss, with a veto at ``bad``; changed steps; rows queued; and the
+    steps before which the past is forgotten."""
     quiet_libraries(debug=False)
     told: dict[int, float] = {}
 
@@ -358,7 +359,9 @@ def _language(mapping: dict[str, Any], bad: int) -> tuple[dict[int, float], list
         told[step] = figures["loss"]
         return Spike(step, "loss", figures["loss"], 0.0, 0.0) if step == bad else None
 
+    forgotten: list[int] = []
     SpikeWatch.look = look  # type: ignore[assignment]
+    SpikeWatch.forget = lambda watch: forgotten.append(len(told) + 1)  # type: ignore[assignment]
     job = job_from_mapping(mapping, "test")
     task: Any = task_class("capt_language")(job, job.run.dir)
     job.run.dir.mkdir(parents=True, exist_ok=True)
@@ -368,17 +371,18 @@ def _language(mapping: dict[str, Any], bad: int) -> tuple[dict[int, float], list
     seen.before_step = lambda run: pushed.append(task.contrast.queue.pushed)  # type: ignore[method-assign]
     train(Run(job, job.run.dir, task, engines, Progress()), [*default_callbacks(job), seen])
     pairs = zip(seen.states, seen.states[1:], strict=False)
-    return told, [any(not torch.equal(a[name], b[name]) for name in a) for a, b in pairs], pushed
+    return told, [any(not torch.equal(a[name], b[name]) for name in a) for a, b in pairs], pushed, forgotten
 
 
-@pytest.mark.parametrize("contrast", [{"cached": True}, {"cached": False}, {"momentum": 0.9}])
+@pytest.mark.parametrize("contrast", [{"cached": True}, {"cached": False, "queue_start": 3}, {"momentum": 0.9}])
 def test_the_language_task_tells_the_guard_its_loss(tmp_path: Path, contrast: dict[str, Any]) -> None:
     """The mean over two ranks and two micro-batches each, as in the metrics; a step left out changes no bit, and its
     rows are in the queue."""
     mapping = language_mapping(tmp_path, contrast={"queue": 41, **contrast}, guard={"spike": "skip"})
-    for told, changed, pushed in run_ranks(_language, 2, mapping, 4):
+    for told, changed, pushed, forgotten in run_ranks(_language, 2, mapping, 4):
         rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
         losses = {row["step"]: row["loss"] for row in rows if "split" not in row}
+        assert forgotten == [contrast.get("queue_start", 0) + 1], "the loss is another one once the queue joins it"
         assert told == pytest.approx(losses, rel=1e-6)
         assert changed == [True, True, False, True, True]
         assert [b - a for a, b in itertools.pairwise(pushed)] == [pushed[1]] * 5

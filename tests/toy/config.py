@@ -19,8 +19,8 @@ class Fault(Section):
     """Something that goes wrong on one rank at one step; at step 0 while preparing."""
 
     kind: Literal[
-        "none", "term", "nan", "nan_gradient", "refuse", "crash", "wait", "kill", "stop", "hang", "flip",
-        "slow_data", "slow_forward",
+        "none", "term", "nan", "nan_gradient", "refuse", "crash", "wait", "kill", "stop", "hang", "flip", "move",
+        "replace", "slow_data", "slow_forward",
     ] = "none"  # fmt: skip
     step: int = 0
     rank: int = 0

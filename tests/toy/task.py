@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
+from pretrain.engine.run_folder import LOCK
 from pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics
 from tests.toy.config import ToyJob
 
@@ -102,6 +103,13 @@ class ToyTask:
             self.seen += part
         if self.job.fault.hits("flip", progress.step + 1):
             engine.module.get_parameter("norm.weight").detach().view(torch.int32)[3] ^= 1  # the last bit of one number
+        for kind in ("move", "replace"):
+            if self.job.fault.hits(kind, progress.step + 1):
+                folder = self.job.run.dir
+                folder.rename(folder.with_name("moved"))
+                if kind == "replace":  # by somebody's new run
+                    folder.mkdir()
+                    (folder / LOCK).touch()
         progress.samples += self.job.batch.global_
         if self.job.fault.hits("nan", progress.step + 1):
             total = float("nan")

@@ -19,8 +19,8 @@ _SLOWER = 1.3
 """A rank is slow that takes so many times the median of all ranks,"""
 _SHARE = 0.1
 """and whose excess over the median is at least this part of a step,"""
-_LOGS = 3
-"""in so many logs in a row."""
+_LOGS, _STEPS = 3, 10
+"""in so many logs in a row, of so many steps together: a hiccup is not worth a line."""
 
 
 class Stragglers(Callback):
@@ -34,20 +34,22 @@ class Stragglers(Callback):
         self._on = distributed.world_size() > 1 and not isinstance(run.task, ChunkedTask)
         own_time.measure(self._on)
         self._since = run.progress.step
-        self._rows = [0] * distributed.world_size()
+        self._slow = [(0, 0)] * distributed.world_size()
+        """Of each rank: logs in a row in which it was slow, and their steps."""
         self._warned: set[int] = set()
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
         step = run.progress.step
         if not self._on or not is_logged(run.job, step):
             return
-        own, whole = own_time.take() / (step - self._since), to_float(report["seconds_per_step"])
-        self._since = step
+        steps, self._since = step - self._since, step
+        own, whole = own_time.take() / steps, to_float(report["seconds_per_step"])
         both = torch.tensor([own, whole], dtype=torch.float32, device=distributed.device())
-        seconds, steps = distributed.all_gather(both).T.tolist()
+        seconds, wholes = distributed.all_gather(both).T.tolist()
         report["own_time_ratio"] = max(seconds) / max(median_low(seconds), 1e-9)
-        slow = slow_ranks(seconds, max(steps))
-        self._rows = [rows + 1 if is_slow else 0 for rows, is_slow in zip(self._rows, slow, strict=True)]
+        for rank, slow in enumerate(slow_ranks(seconds, max(wholes))):
+            logs, before = self._slow[rank]
+            self._slow[rank] = (logs + 1, before + steps) if slow else (0, 0)
         run.remarks["slow"] = self._remark(seconds)
 
     def next_due(self, run: Run) -> int:
@@ -57,7 +59,7 @@ class Stragglers(Callback):
         own_time.measure(False)
 
     def _remark(self, seconds: Sequence[float]) -> str:
-        slow = [rank for rank, rows in enumerate(self._rows) if rows >= _LOGS]
+        slow = [rank for rank, (logs, steps) in enumerate(self._slow) if logs >= _LOGS and steps >= _STEPS]
         if not slow:
             return ""
         hosts = distributed.gather_objects(socket.gethostname())

@@ -33,7 +33,6 @@ from pretrain.engine.checkpoint.pending import PendingSave, TensorFiles
 from pretrain.engine.durable import describe_write_error
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.provenance import provenance
-from pretrain.engine.run_folder import check_is_in_place
 from pretrain.engine.spikes import SpikeState
 from pretrain.engine.task import Progress, Task
 
@@ -84,7 +83,6 @@ def begin_save(
     save = make(target, files, state, manifest, token)
     with distributed.synchronize_errors():
         if distributed.rank() == 0:
-            check_is_in_place(run_dir)
             save.ready += _prepare_folder(save.temporary, job, task)
         elif save.leads:
             _make_folder(save.temporary)
