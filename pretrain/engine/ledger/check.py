@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.base.errors import ConfigError, counted
-from pretrain.engine.checkpoint.manifest import CONFIG
 from pretrain.engine.ledger.files import Header, launches_of, read_launch
 from pretrain.engine.ledger.history import Fault, Launch, Newest, newest_checkpoint, read_history
 from pretrain.engine.ledger.order import check_launch, go_back, rank_of
+from pretrain.engine.run_folder import require_run
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,7 @@ def check(run: Path, since: int = 1) -> Report:
     """
     newest = newest_checkpoint(run)  # before the ledger, which may grow meanwhile
     if not launches_of(run):
-        if not (run / CONFIG).is_file():
-            raise ConfigError(f"{run} is not a run folder: it has no {CONFIG}")
+        require_run(run)
         raise ConfigError(
             f"{run / 'ledger'}: there is no ledger: the run has run.ledger=false, is of a task whose samples are not "
             "recorded, has not begun, or is of an earlier version"
