@@ -18,7 +18,6 @@ from pretrain.base.errors import ConfigError, counted
 from pretrain.engine.ledger.files import Header, launches_of, read_launch
 from pretrain.engine.ledger.history import Fault, Launch, Newest, newest_checkpoint, read_history
 from pretrain.engine.ledger.order import check_launch, go_back, rank_of
-from pretrain.engine.run_folder import require_run
 
 
 @dataclass(frozen=True)
@@ -57,11 +56,10 @@ def check(run: Path, since: int = 1) -> Report:
     """Check the ledger of a run from step ``since`` on.
 
     Raises:
-        ConfigError: there is no run, or no ledger. CheckpointError: the newest checkpoint cannot be read.
+        ConfigError: there is no ledger. CheckpointError: the newest checkpoint cannot be read.
     """
     newest = newest_checkpoint(run)  # before the ledger, which may grow meanwhile
     if not launches_of(run):
-        require_run(run)
         raise ConfigError(
             f"{run / 'ledger'}: there is no ledger: the run has run.ledger=false, is of a task whose samples are not "
             "recorded, has not begun, or is of an earlier version"
