@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pretrain.base.errors import DataError, UserError, user_text
+from pretrain.base.errors import DataError, RunFailedError, UserError, user_text
 from pretrain.config.loader import LoaderSection
 from pretrain.engine import interruption
 from pretrain.engine.allocator import give_back_freed_memory
@@ -24,6 +24,13 @@ _POLL = 1
 """Seconds between two looks at whether a signal has come or the time is up."""
 _GRACE = 5.0
 """Seconds that a batch may still take after a stop signal: the run then ends with the step, as it should."""
+
+
+class DeadWorkerError(RunFailedError):
+    """A loader worker of this rank has died: of a signal, or of full memory."""
+
+    everywhere = False
+    passing = True
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,8 @@ def training_batches(
     ``loader.workers`` processes assemble them ahead of the training.
 
     Raises:
-        DataError: the data cannot be read; a process has died; nothing has come for ``loader.timeout_minutes``.
+        DataError: the data cannot be read; nothing has come for ``loader.timeout_minutes``.
+        DeadWorkerError: a process has died.
         Interrupted: a stop signal has come, and no data since.
     """
     steps: DataLoader[Any] = DataLoader(
@@ -150,7 +158,7 @@ def _dead_worker(error: RuntimeError) -> Exception:
         "Killed": "the host's memory is full: set loader.workers or loader.prefetch lower",
     }
     remedy = next((remedy for word, remedy in remedies.items() if word in text), "dmesg may say more")
-    return DataError(f"a loader worker has died ({text[:200]}): {remedy}")
+    return DeadWorkerError(f"a loader worker has died ({text[:200]}): {remedy}")
 
 
 def _start_worker(worker: int) -> None:
