@@ -72,7 +72,7 @@ def _report(error: Exception, rank: int, *, debug: bool) -> int:
     """Say what went wrong, once: rank 0 speaks for what all ranks raise alike."""
     text = user_text(error)
     if isinstance(error, RunFailedError) and not debug:
-        if rank == 0:
+        if rank == 0 or not error.everywhere:
             sys.stderr.write(f"error: {error}\n")
         return FAILED
     if text is None:
