@@ -6,6 +6,8 @@ and no thread. What is forked from it starts in milliseconds instead of the seco
 
 from __future__ import annotations
 
+import errno
+import io
 import multiprocessing
 import os
 import queue
@@ -47,6 +49,16 @@ def _rank_main(fn: Callable[..., Any], rank: int, world: int, port: int, args: t
         dist.destroy_process_group()
     except BaseException:
         results.put((rank, None, traceback.format_exc()))
+
+
+class ClosedTerminal(io.StringIO):
+    """A terminal that was closed."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def flush(self) -> None:
+        raise OSError(errno.EIO, "Input/output error")
 
 
 def skip_without(precision: str) -> None:

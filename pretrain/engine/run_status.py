@@ -26,6 +26,7 @@ from pretrain.engine.run_folder import (
     STOPPED,
     Status,
     check_is_free,
+    check_is_no_checkpoint,
     check_is_own,
     discard_refused,
     read_status,
@@ -186,7 +187,9 @@ def open_run_folder(job: Job, *, resume: bool, wait: float = 0.0) -> Iterator[Ru
     with contextlib.ExitStack() as stack:
         with distributed.synchronize_errors(patient=wait > 0):
             if distributed.rank() == 0:
-                if not resume:
+                if resume:
+                    check_is_no_checkpoint(folder)
+                else:
                     check_is_free(folder)
                 stack.enter_context(status.lock(wait))
                 status.start(job, resume=resume)

@@ -227,6 +227,17 @@ def test_half_written_checkpoint_is_not_one(finished: Path, tmp_path: Path) -> N
         find_checkpoint(tmp_path)
 
 
+def test_a_run_does_not_begin_in_a_checkpoint(finished: Path, tmp_path: Path) -> None:
+    """As ``python -m pretrain CONFIG --resume`` would."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished, run_dir, symlinks=True)
+    newest = find_checkpoint(run_dir)
+    files = sorted(path.name for path in newest.iterdir())
+    outcome = run_ranks(_run, 1, _mapping(newest), True)[0]
+    assert f"is a checkpoint, not a run folder; capt resume {run_dir} --checkpoint {newest.name}" in outcome
+    assert sorted(path.name for path in newest.iterdir()) == files
+
+
 def test_another_architecture_is_refused(finished: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(finished, run_dir, symlinks=True)

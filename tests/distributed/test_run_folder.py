@@ -171,7 +171,7 @@ def test_nothing_is_written_where_the_run_folder_was(kind: str, tmp_path: Path) 
     assert status.state == "running"  # it could not say how it ended
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "log", "tensorboard", "profile"])
+@pytest.mark.parametrize("name", ["checkpoints", "crashes", "log", "tensorboard", "profile"])
 def test_a_run_folder_with_a_link_in_it_is_refused(name: str, tmp_path: Path) -> None:
     """Logs would be appended to, and checkpoints pruned, in somebody's folder."""
     elsewhere, run = tmp_path / "elsewhere", tmp_path / "run"

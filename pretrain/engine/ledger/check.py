@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.base.errors import ConfigError, counted
-from pretrain.engine.checkpoint.manifest import CONFIG
 from pretrain.engine.ledger.files import Header, launches_of, read_launch
 from pretrain.engine.ledger.history import Fault, Launch, Newest, newest_checkpoint, read_history
 from pretrain.engine.ledger.order import check_launch, go_back, rank_of
@@ -57,12 +56,10 @@ def check(run: Path, since: int = 1) -> Report:
     """Check the ledger of a run from step ``since`` on.
 
     Raises:
-        ConfigError: there is no run, or no ledger. CheckpointError: the newest checkpoint cannot be read.
+        ConfigError: there is no ledger. CheckpointError: the newest checkpoint cannot be read.
     """
     newest = newest_checkpoint(run)  # before the ledger, which may grow meanwhile
     if not launches_of(run):
-        if not (run / CONFIG).is_file():
-            raise ConfigError(f"{run} is not a run folder: it has no {CONFIG}")
         raise ConfigError(
             f"{run / 'ledger'}: there is no ledger: the run has run.ledger=false, is of a task whose samples are not "
             "recorded, has not begun, or is of an earlier version"
