@@ -49,7 +49,7 @@ class RunFailedError(RuntimeError):
     """A run has ended for a reason that the text tells in full. Exit code 1, no stack trace."""
 
     everywhere = True
-    """Raised on all ranks alike, so that one of them says it for all."""
+    """Whether all ranks raise it alike, so that one of them speaks for all."""
     passing = False
     """Whether the cause may be gone when the run is started again from its newest checkpoint (a fault of a machine)."""
 

@@ -11,7 +11,6 @@ from pretrain import __main__ as entry
 from pretrain.base.errors import DataError, UserError
 from pretrain.engine import distributed, interruption
 from pretrain.engine.callbacks.agreement import TrainingDivergedError
-from pretrain.engine.loading import DeadWorkerError
 from tests.support import ClosedTerminal
 
 
@@ -67,13 +66,6 @@ def test_a_closed_terminal_changes_no_exit_code(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(sys, stream, ClosedTerminal())
     monkeypatch.setattr(entry, "main", lambda: entry._report(DataError("no text"), 0, debug=False))
     assert entry.run_process() == 2
-
-
-def test_a_loader_worker_that_was_killed_is_a_fault_that_may_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    """Not bad input (2), with which the job would not be started again; and said by its rank, which alone knows it."""
-    error = DeadWorkerError("a loader worker has died")
-    assert (entry._report(error, 3, debug=False), error.passing) == (1, True)
-    assert capsys.readouterr().err == "error: a loader worker has died\n"
 
 
 def test_a_missing_configuration_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
