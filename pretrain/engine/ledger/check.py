@@ -16,7 +16,7 @@ import numpy as np
 
 from pretrain.base.errors import ConfigError, counted
 from pretrain.engine.ledger.files import Header, launches_of, read_launch
-from pretrain.engine.ledger.history import Fault, Launch, Newest, newest_checkpoint, read_history
+from pretrain.engine.ledger.history import Fault, Launch, Newest, newest_checkpoint, read_history, remedy_for_files
 from pretrain.engine.ledger.order import check_launch, go_back, rank_of
 
 
@@ -73,8 +73,7 @@ def check(run: Path, since: int = 1) -> Report:
     report.notes += [note for launch in report.launches for note in _left_out(launch)]
     faults += _check_joints(report, since)
     faults += _check_repetitions(report, since)
-    if report.launches:
-        faults += _check_newest(report)
+    faults += _check_newest(report) if report.launches else _check_absence(report, since, faults)
     report.epochs = list(_epochs(report.launches))
     report.faults = sorted(faults, key=lambda fault: (fault.step or 0, fault.rank or 0))
     return report
@@ -177,6 +176,15 @@ def _differing_rank(a: Launch, b: Launch, step: int) -> int | None:
         if one.rows["contents"][step - 1 - a.head.step] != other.rows["contents"][step - 1 - b.head.step]:
             return rank_of(one)
     return None
+
+
+def _check_absence(report: Report, since: int, faults: list[Fault]) -> list[Fault]:
+    """Where no launch has a row, and no damage says why: whether a checkpoint contains steps all the same."""
+    last = report.newest.step
+    if last < since or faults:
+        return []
+    text = f"no step is recorded, but a checkpoint contains steps up to {last}"
+    return [Fault("hole", text, remedy_for_files(report.run), since)]
 
 
 def _check_newest(report: Report) -> list[Fault]:

@@ -52,7 +52,7 @@ class Header(Record):
     format: Literal[1] = 1
     rank: Count
     world: int = Field(ge=1, le=10_000_000)
-    step: Count
+    step: int = Field(ge=0, lt=1 << 32)
     samples: Count
     batch: int = Field(ge=1, le=1 << 31)
     """Samples of a step, over all ranks."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -95,10 +96,11 @@ def read_history(run: Path, newest: Newest, since: int = 1) -> tuple[list[Launch
     launches: list[Launch] = []
     faults: dict[int, Fault] = {}
     known = launches_of(run)
-    for number in range(1, known[-1][0] if known else 0):
-        if number not in dict(known):
-            text = f"the ledger of launch {number} is not there, but that of launch {known[-1][0]} is"
-            faults[number] = Fault("hole", text, remedy_for_files(run), file=launch_folder(run, number))
+    for before, number in pairwise((0, *(number for number, _ in known))):
+        if number > before + 1:
+            which = f"launch {before + 1}" if number == before + 2 else f"launches {before + 1} to {number - 1}"
+            text = f"the ledger of {which} is not there, but that of launch {number} is"
+            faults[before + 1] = Fault("hole", text, remedy_for_files(run), file=launch_folder(run, before + 1))
     for number, folder in known:
         try:
             head, problem = _head(read_launch(folder))
@@ -142,6 +144,8 @@ def _head(files: Sequence[LedgerFile]) -> tuple[Header | None, tuple[str, int | 
         same = file.header.model_copy(update={"rank": first.rank, "checkpoint": first.checkpoint})
         if same != first:
             return None, (f"the header of rank {rank} is not that of rank {first.rank}", rank, file.path)
+    if first.left_out > first.samples:
+        return None, (f"{first.left_out} of the first {first.samples} samples are left out", None, None)
     if len(files) != first.world or first.batch % first.world:
         return None, (f"{len(files)} files of {first.world} ranks, {first.batch} samples a step", None, None)
     return first, None

@@ -60,8 +60,10 @@ def _check_rank(run: Path, launch: Launch, file: LedgerFile, rows: np.ndarray, b
     odd = np.flatnonzero(rows["step"] != expected)
     good = rows[: odd[0]] if len(odd) else rows
     rank, head = rank_of(file), launch.head
+    share = head.batch // head.world
+    off = np.flatnonzero(np.abs(good["rows"].astype(np.int64) - share) > 1)  # of which no id can be told
     where = f"launch {launch.number}, rank {rank} ({file.path})"
-    for first, planned in _plan(head, rank, begin, len(good)):
+    for first, planned in _plan(head, rank, begin, int(off[0]) if len(off) else len(good)):
         some = good[first : first + len(planned)]
         digests = hash_ids(planned).sum(axis=1, dtype=np.uint64)
         wrong = np.flatnonzero((some["ids"] != digests) | (some["rows"] != planned.shape[1]))
@@ -70,6 +72,10 @@ def _check_rank(run: Path, launch: Launch, file: LedgerFile, rows: np.ndarray, b
             step = int(row["step"])
             text, used = _describe(turn, int(row["rows"]), int(row["ids"]), head.order.samples)
             return Fault("ids", f"step {step}, {where}: {text}", go_back(run, step), step, used, rank, file.path)
+    if len(off):
+        row = good[off[0]]
+        text = f"step {row['step']}, {where}: {_several(int(row['rows']), share)}"
+        return Fault("ids", text, go_back(run, int(row["step"])), int(row["step"]), None, rank, file.path)
     if not len(odd):
         return None
     step, found = int(expected[odd[0]]), int(rows["step"][odd[0]])
@@ -96,14 +102,18 @@ def _plan(head: Header, rank: int, begin: int, steps: int) -> Iterator[tuple[int
 def _describe(planned: np.ndarray, rows: int, digest: int, samples: int) -> tuple[str, int | None]:
     exchange = find_exchange(planned, rows, digest, samples)
     if exchange is None:
-        amount = "" if rows == len(planned) else f" ({rows} and not {len(planned)})"
-        return f"used other samples than those whose turn it was{amount}; more than one differs", None
+        return _several(rows, len(planned)), None
     used, lost = exchange
     if lost is None:
         return f"id {used} comes once too often", used
     if used is None:
         return f"id {lost} was not used", lost
     return f"id {used} was used in the place of id {lost}: in its epoch one comes twice, the other never", used
+
+
+def _several(rows: int, planned: int) -> str:
+    amount = "" if rows == planned else f" ({rows} and not {planned})"
+    return f"used other samples than those whose turn it was{amount}; more than one differs"
 
 
 def go_back(run: Path, step: int) -> str:

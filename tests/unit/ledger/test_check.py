@@ -268,6 +268,40 @@ def test_steps_of_a_checkpoint_that_nobody_recorded_are_a_hole(tmp_path: Path) -
     assert (fault.kind, fault.step, fault.rank) == ("hole", 7, 1)
 
 
+@pytest.mark.parametrize("left", ["header", "nothing", "no file"])
+def test_where_all_rows_are_lost_nothing_is_right(tmp_path: Path, left: str) -> None:
+    """As a disk that was put back leaves it: without rows there is nothing wrong in any row either."""
+    launch(tmp_path, 2, 0, [7, 7])
+    checkpoint(tmp_path, 7)
+    for path in (file_of(tmp_path, 1, rank) for rank in (0, 1)):
+        path.write_bytes(path.read_bytes().partition(b"\n")[0] + b"\n" if left == "header" else b"")
+        if left == "no file":
+            path.unlink()
+    (fault,) = check(tmp_path).faults
+    assert (fault.kind, fault.step) == ("hole", 1)
+    assert "a checkpoint contains steps up to 7" in fault.text
+    assert check(tmp_path, since=8).faults == []
+
+
+def test_folders_of_odd_numbers_cost_no_time(tmp_path: Path) -> None:
+    _history(tmp_path)
+    shutil.copytree(file_of(tmp_path, 2, 0).parent, tmp_path / "ledger" / "launch-999999999")
+    fault = _first(tmp_path, since=1)
+    assert "the ledger of launches 3 to 999999998 is not there, but that of launch 999999999 is" in fault.text
+
+
+def test_a_header_of_impossible_numbers_is_damaged_and_costs_no_memory(tmp_path: Path) -> None:
+    launch(tmp_path, 1, 0, [7], left_out=1)
+    assert "1 of the first 0 samples are left out" in _first(tmp_path).text
+    path = file_of(tmp_path, 1, 0)
+    path.write_bytes(
+        path.read_bytes().replace(b'"left_out":1', b'"left_out":0').replace(b'"batch":12', b'"batch":%d' % 2**31)
+    )
+    assert "(12 and not 2147483648)" in _first(tmp_path).text
+    path.write_bytes(path.read_bytes().replace(b'"step":0', b'"step":%d' % 2**62, 1))
+    assert "step: Input should be less than" in _first(tmp_path).text
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
