@@ -14,6 +14,7 @@ EPOCHS_VQA   ?= 3
 EPOCHS_GQA   ?= 3
 EPOCHS_NLVR2 ?= 4
 WORKERS ?= 2
+KILLS   ?= 1000
 
 # CAPT_DATA may name a folder of the user's own text; without it the docstrings of the installed packages are the corpus.
 TEXT   := $(if $(CAPT_DATA),$(if $(wildcard $(CAPT_DATA)/corpus),$(CAPT_DATA)/corpus,$(CAPT_DATA)))
@@ -22,7 +23,7 @@ comma  := ,
 space  := $(subst ,, )
 DATA   := $(if $(FILES),data.files=[$(subst $(space),$(comma),$(strip $(FILES)))])
 
-.PHONY: install quickstart quickstart-vl test test-gpu fuzz check format docs bench kenlm clean
+.PHONY: install quickstart quickstart-vl test test-gpu fuzz soak check format docs bench kenlm clean
 .DEFAULT_GOAL := help
 
 help:
@@ -32,6 +33,7 @@ help:
 	@echo "make test        everything that runs without a GPU, shared by two workers (WORKERS=2)"
 	@echo "make test-gpu    what needs a CUDA GPU"
 	@echo "make fuzz        thousands of hostile inputs of every kind (FUZZ=10000), about an hour"
+	@echo "make soak        processes of supervised jobs are killed a thousand times (KILLS=1000), about half an hour"
 	@echo "make check       ruff, mypy"
 	@echo "make docs        build the documentation, warnings are errors"
 	@echo "make bench       the benchmarks behind docs/benchmarks"
@@ -100,6 +102,9 @@ test-gpu: install
 
 fuzz: install
 	CAPT_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/fuzz -q --timeout 7200
+
+soak: install
+	$(BIN)/python -m tests.kills --kills $(KILLS) $(ARGS)
 
 check: install
 	$(BIN)/ruff check .

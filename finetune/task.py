@@ -105,7 +105,7 @@ class FineTuningTask(ABC):
             part = part.to(engine.device)
             loss = self.objective.loss(engine(*part.inputs), part.labels)
             engine.backward(loss)
-            engine.step()
+            engine.step(loss)
             total += loss.detach() / len(batch.micro_batches)
         progress.samples += self.job.batch.global_
         progress.tokens += batch.tokens

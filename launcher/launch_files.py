@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pretrain.base.errors import UserError
 from pretrain.base.files import read_text, write_text
-from pretrain.engine.run_folder import discard_refused, holds_run
+from pretrain.engine.run_folder import discard_refused, holds_run, is_active
 
 
 class LaunchFiles:
@@ -18,20 +18,26 @@ class LaunchFiles:
     def __init__(self, folder: Path, files: Mapping[Path, str]) -> None:
         self._folder, self._files = folder, files
         self._new = [path for path in (folder, *folder.parents) if not path.exists()]
-        self._others = frozenset(path for path, text in files.items() if _holds(path, text))
+        self._before = {path: text for path in files if (text := _text(path)) is not None}
+        self._others = frozenset(path for path, text in self._before.items() if text == files[path])
 
     def write(self) -> None:
         """Write the files and create their folders."""
         for path, text in self._files.items():
             write_text(path, text, private=True)
 
-    def remove(self) -> None:
+    def remove(self, *, refused: bool = False) -> None:
         """Remove the files and the new folders; nothing happens to a folder that holds a run.
 
         A file that was there already with the same text stays: a job of the same configuration, which waits in the
-        queue of a cluster or whose ranks are starting, is going to read it.
+        queue of a cluster or whose ranks are starting, is going to read it. Where a job was ``refused`` because another
+        one trains in the folder, that one's files are put back: ``capt resume`` launches it as they say.
         """
         if holds_run(self._folder):
+            if refused and is_active(self._folder):
+                with suppress(OSError):
+                    for path in self._before.keys() - self._others:
+                        write_text(path, self._before[path], private=True)
             return
         with suppress(OSError):  # what went wrong is another error, and somebody else's file keeps a folder
             for path in self._files.keys() - self._others:
@@ -42,10 +48,10 @@ class LaunchFiles:
                 path.rmdir()
 
 
-def _holds(path: Path, text: str) -> bool:
+def _text(path: Path) -> str | None:
     with suppress(OSError, UserError):
-        return read_text(path) == text
-    return False
+        return read_text(path)
+    return None
 
 
 def job_file(folder: Path, text: str) -> Path:

@@ -23,7 +23,8 @@ from launcher.watch import StatusWatch
 from pretrain.base.errors import user_text
 from pretrain.base.files import write_json
 from pretrain.base.records import Count, Record, read_record
-from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED, last_step
+from pretrain.engine.rollbacks import read_rollbacks
+from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED, last_step, read_status
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ class Restarts(Record):
     step: Count | None = None
     idle_stops: Count = 0
     stopped_at: Count | None = None
+    rollbacks: Count = 0
+    """How often it had gone back from a spike of the loss by then, which is no failure."""
 
 
 def record_end(run: Path, code: int) -> None:
@@ -63,6 +66,11 @@ def again(run: Path, code: int, limit: int, job: str) -> bool:
             return False
         write_json(run / RECORD, before.model_copy(update={"idle_stops": idle, "stopped_at": step}).model_dump())
         return True
+    rollbacks = len(read_rollbacks(run))
+    if rollbacks > before.rollbacks and _went_back(run):  # as often as guard.spikes allows
+        write_json(run / RECORD, before.model_copy(update={"rollbacks": rollbacks}).model_dump())
+        log.warning("started again without the samples of a spike of the loss, which ended at step %d", step)
+        return True
     if before.failures >= limit:
         log.error("failed, and not started again: that was done %d times (restarts)", limit)
         return False
@@ -73,6 +81,12 @@ def again(run: Path, code: int, limit: int, job: str) -> bool:
     write_json(run / RECORD, failed.model_dump())
     log.warning("failed at step %d; started again (%d of %d times)", step, before.failures + 1, limit)
     return True
+
+
+def _went_back(run: Path) -> bool:
+    """Whether a spike was what ended the job."""
+    status = read_status(run)
+    return status is not None and status.reason.startswith("RolledBackError:")
 
 
 def _restarts(run: Path, job: str) -> Restarts:

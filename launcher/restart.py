@@ -15,7 +15,7 @@ from launcher.requeue import again
 from launcher.supervisor.crash import write_crash
 from launcher.supervisor.processes import stop_asked, stop_signals
 from pretrain.base.errors import UserError
-from pretrain.engine.run_folder import CONFIG, FAILED, read_status
+from pretrain.engine.run_folder import CONFIG, FAILED, STOPPED, read_status
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ def supervise(launch: Launch, attempt: Callable[[Launch], End], name: str = "") 
             if end.code != FAILED or not _may_go_on(launch, own):
                 return end
             launch = resumed(launch, end, chosen=bool(ahead & _manifests(launch.run_dir)))
+            if stop_asked():  # it came meanwhile
+                return End(STOPPED, "asked to stop before the job was started again")
 
 
 def resumed(launch: Launch, end: End, *, chosen: bool = False) -> Launch:

@@ -21,7 +21,16 @@ from pretrain.config.load import job_from_mapping, load_job, load_mapping, parse
 from pretrain.config.schema import Job
 from pretrain.config.writer import to_yaml
 from pretrain.engine.engines.deepspeed_config import deepspeed_config
-from pretrain.engine.run_folder import CONFIG, DONE, FAILED, STOPPED, check_is_free, holds_run
+from pretrain.engine.run_folder import (
+    BAD_INPUT,
+    CONFIG,
+    DONE,
+    FAILED,
+    STOPPED,
+    check_is_free,
+    holds_run,
+    require_run,
+)
 from pretrain.registry import check_callbacks
 
 log = logging.getLogger(__name__)
@@ -85,8 +94,7 @@ def resume(
     if NO_TEXT.search(str(run)):
         raise ConfigError(f"{str(run)!r}: a path holds no line break, NUL or other control character")
     config = run / CONFIG
-    if not config.is_file():
-        raise ConfigError(f"{run} is not a run folder: it has no {CONFIG}")
+    require_run(run)
     if checkpoint is not None:
         _check_checkpoint(run, checkpoint)
     job = load_job(config, overrides, resolved=True)
@@ -157,7 +165,7 @@ def _attempt(chosen: Backend, launch: Launch, plan: Plan) -> End:
     finally:
         if end.code != DONE:
             watch.record_end(end.code, end.reason or f"the job ended with {end.code} and did not say why")
-            files.remove()
+            files.remove(refused=end.code == BAD_INPUT)
     return end
 
 

@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pretrain.base.errors import ConfigError, RunFailedError, UserError, user_text
@@ -72,8 +73,8 @@ def _report(error: Exception, rank: int, *, debug: bool) -> int:
     """Say what went wrong, once: rank 0 speaks for what all ranks raise alike."""
     text = user_text(error)
     if isinstance(error, RunFailedError) and not debug:
-        if rank == 0:
-            sys.stderr.write(f"error: {error}\n")
+        if rank == 0 or not error.everywhere:
+            _say(f"error: {error}")
         return FAILED
     if text is None:
         logger.error("%s: %s", type(error).__name__, error, exc_info=True)
@@ -81,8 +82,13 @@ def _report(error: Exception, rank: int, *, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     if rank == 0 or not (isinstance(error, UserError) and error.everywhere):
-        sys.stderr.write(f"error: {text}\n")
+        _say(f"error: {text}")
     return BAD_INPUT
+
+
+def _say(line: str) -> None:
+    with suppress(OSError):  # a terminal that was closed; the status of the run tells it as well
+        sys.stderr.write(f"{line}\n")
 
 
 def _wait_for(path: Path) -> None:
@@ -121,12 +127,21 @@ def _run(options: argparse.Namespace) -> int:
     return code
 
 
+def run_process() -> int:
+    """What a process that is a rank does from its first moment to its last; returns the exit code."""
+    try:
+        interruption.install(exit_code=STOPPED)
+        heartbeat.open_page()
+        use_scratch()
+        code = main()
+    except interruption.Interrupted:  # before `main` could hear it
+        code = STOPPED
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # a terminal that was closed
+            stream.flush()
+    return code
+
+
 if __name__ == "__main__":
     # A rank that failed must not wait for the others in an interpreter shutdown hook: the launcher ends them.
-    interruption.install(exit_code=STOPPED)
-    heartbeat.open_page()
-    use_scratch()
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    os._exit(run_process())

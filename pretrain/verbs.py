@@ -68,10 +68,11 @@ def accepted_options(
     keywords = {parameter.name: parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
     for name, value in accepted.items():
         if name not in keywords:
-            raise ConfigError(f"--{name.replace('_', '-')} has no meaning for a checkpoint of task {task}")
+            takes = ", ".join(_flag(each) for each in options if each in keywords) or "none of its kind, only -o"
+            raise ConfigError(f"{_flag(name)} has no meaning for a checkpoint of task {task}, which takes {takes}")
         if isinstance(value, list) and not _takes_several(keywords[name].annotation):
             if len(value) > 1:
-                raise ConfigError(f"--{name.replace('_', '-')} may stand once for a checkpoint of task {task}")
+                raise ConfigError(f"{_flag(name)} may stand once for a checkpoint of task {task}")
             accepted[name] = value[0]
     own = keywords.keys() - _GIVEN_BY_CAPT
     for assignment in assignments:
@@ -92,6 +93,10 @@ def accepted_options(
         except ValidationError as error:
             raise ConfigError(f"--option {assignment}: {first_fault(error)}") from None
     return accepted
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _takes_several(annotation: Any) -> bool:

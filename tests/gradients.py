@@ -37,11 +37,11 @@ def gradients(mapping: dict[str, Any], *, seed: int | None = None, scale: float 
     engine, taken = engines["model"], []
     update = engine.step
 
-    def step_and_keep_gradients() -> None:
+    def step_and_keep_gradients(loss: torch.Tensor | None = None) -> None:
         if engine.at_boundary:
             named = engine.module.named_parameters()
             taken.append({name: safe_get_full_grad(p).float().numpy() / (scale or 1.0) for name, p in named})
-        update()
+        update(loss)
 
     engine.step = step_and_keep_gradients  # type: ignore[method-assign]
     progress, losses = Progress(), []

@@ -28,7 +28,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pretrain.contrast import cached, checks
+from pretrain.contrast import cached, norms
 from pretrain.contrast.kernels import chunked, products, protocol
 from pretrain.models import attention, cross_entropy, dropout
 
@@ -73,7 +73,7 @@ def as_on_a_gpu() -> Iterator[None]:
     Answers are plain functions: a `Mock` would remember its arguments, and tensors would never die.
     """
     patches = [
-        mock.patch.object(checks, "is_readable", _no),
+        mock.patch.object(norms, "is_readable", _no),
         mock.patch.dict(chunked._LARGEST_BLOCK, cpu=chunked._LARGEST_BLOCK["cuda"]),
         mock.patch.object(protocol.InstanceIds, "negative_mask", property(_byte_mask)),
         mock.patch.dict(cross_entropy._BLOCK_BYTES, cpu=cross_entropy._BLOCK_BYTES["cuda"]),

@@ -6,6 +6,8 @@ and no thread. What is forked from it starts in milliseconds instead of the seco
 
 from __future__ import annotations
 
+import errno
+import io
 import multiprocessing
 import os
 import queue
@@ -47,6 +49,16 @@ def _rank_main(fn: Callable[..., Any], rank: int, world: int, port: int, args: t
         dist.destroy_process_group()
     except BaseException:
         results.put((rank, None, traceback.format_exc()))
+
+
+class ClosedTerminal(io.StringIO):
+    """A terminal that was closed."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def flush(self) -> None:
+        raise OSError(errno.EIO, "Input/output error")
 
 
 def skip_without(precision: str) -> None:
@@ -132,9 +144,25 @@ def run_capt(*arguments: str, cwd: Path, env: Mapping[str, str], timeout: float 
         return CompletedProcess(["capt", *arguments], process.exitcode, said, log)
 
 
+def start_capt(*arguments: str, cwd: Path, env: Mapping[str, str], log: Path) -> Any:
+    """Start ``capt ARGUMENTS`` in a forked process, as :func:`run_capt`, whose ranks are forked from it in turn."""
+    process = _CONTEXT.Process(target=_capt_of_forks, args=(arguments, str(cwd), dict(env), str(log)))
+    process.start()
+    return process
+
+
+def _capt_of_forks(arguments: tuple[str, ...], cwd: str, env: dict[str, str], log: str) -> None:
+    from tests.forked import fork_ranks
+
+    fork_ranks()
+    os.setsid()
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    _capt_main(arguments, cwd, env, [file, os.dup(file)])
+
+
 def _capt_main(arguments: tuple[str, ...], cwd: str, env: dict[str, str], output: list[Any]) -> None:
     for number, file in enumerate(output, start=1):
-        os.dup2(file.detach(), number)
+        os.dup2(file if isinstance(file, int) else file.detach(), number)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)

@@ -155,9 +155,9 @@ def _watch(engine: Engine, wire: Wire, found: Traffic) -> None:
 
     update = engine.step
 
-    def step() -> None:
+    def step(loss: Tensor | None = None) -> None:
         found.parameters += size * engine.at_boundary
-        update()
+        update(loss)
 
     named: Any = engine
     named.backward = tagged(engine.backward)

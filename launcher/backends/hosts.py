@@ -51,7 +51,7 @@ def run(launch: Launch, plan: Plan, connect: Connect, env: Mapping[str, str]) ->
             if asked:
                 end(links)
                 return End(STOPPED, f"{asked[0].name} received before the ranks were started")
-            return _run(launch, plan, hosts, links, asked, env)
+            return _run(launch, plan, hosts, links, env)
     except NotReachedError as error:
         log.error("%s", error)
         return End(FAILED, str(error), Crash.here(str(error)[:2000]))
@@ -99,7 +99,6 @@ def _run(
     plan: Plan,
     hosts: Sequence[Host],
     links: Sequence[Link],
-    asked: Sequence[signal.Signals],
     env: Mapping[str, str],
 ) -> End:
     assert plan.master_port is not None
@@ -109,9 +108,7 @@ def _run(
     address = chosen if chosen and first == plan.hosts[0] else first.name
     each = commands(launch, hosts, address, plan.master_port)
     try:
-        with processes.stop_signals(watcher.stop, ranks.kill):
-            if asked:  # it came after the hosts were reached
-                watcher.stop(asked[0])
+        with processes.stop_signals(watcher.stop, watcher.kill):
             ranks.start(each[0].argv, env, [command.env for command in each], launch.left)
             ended = watcher.watch()
     finally:

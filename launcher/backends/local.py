@@ -56,7 +56,7 @@ def run_ranks(
     """Start a process a command, and wait for all of them as :class:`launcher.backends.watching.Watcher` says."""
     base, ranks = environment.inherited(), LocalRanks()
     watcher = Watcher(ranks, grace=grace, patience=patience, stall=stall)
-    with processes.stop_signals(watcher.stop, ranks.kill):
+    with processes.stop_signals(watcher.stop, watcher.kill):
         try:
             for command in commands:
                 ranks.start(command.argv, {**base, **command.env})

@@ -10,6 +10,7 @@ import time
 from launcher.plan import End
 from launcher.supervisor.crash import Crash
 from launcher.supervisor.heartbeats import Pulse, Stall, find_stall
+from launcher.supervisor.processes import signal_name
 from launcher.supervisor.ranks import Lost, Ranks
 from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED
 
@@ -37,11 +38,17 @@ class Watcher:
         self._ranks, self._grace, self._patience, self._stall = ranks, grace, patience, stall
         self._looked = self._awake = time.monotonic()
         self.asked: signal.Signals | None = None
+        self._killed = False
 
     def stop(self, number: signal.Signals) -> None:
         """Pass a stop signal on."""
         self.asked = number
         self._ranks.send(number)
+
+    def kill(self) -> None:
+        """End all ranks at once, as was asked for: no rank is to blame for that."""
+        self._killed = True
+        self._ranks.kill()
 
     def watch(self) -> End:
         """How the job ended. Ranks may still run."""
@@ -68,6 +75,9 @@ class Watcher:
 
     def _end_by_a_rank(self) -> End:
         """Name the rank that ended the job: of several one that a signal killed, which the others fell over."""
+        if self._killed:
+            self._wait(self._grace)
+            return End(FAILED, "killed by a second Ctrl-C, without a checkpoint")
         self._wait(self._ranks.delay)
         while not self._ranks.is_fresh() and self._ranks.lost() is None:  # bounded: a silent host is lost
             self._ranks.look(_POLL)
@@ -139,7 +149,7 @@ class Watcher:
             pid=pid,
             step=pulse.step if pulse else None,
             section=pulse.section if pulse else None,
-            signal=signal.Signals(-code).name if code is not None and code < 0 else None,
+            signal=signal_name(-code) if code is not None and code < 0 else None,
             stacks=stacks,
         )
 
@@ -169,4 +179,4 @@ def _cause(code: int) -> str:
     if code >= 0:
         return f"exited with {code}"
     hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-    return f"was killed by {signal.Signals(-code).name}{hint}"
+    return f"was killed by {signal_name(-code)}{hint}"

@@ -26,7 +26,10 @@ def check(
     o.quiet(context)
     from pretrain.engine.ledger.check import check as check_run
     from pretrain.engine.ledger.show import as_json, as_text
+    from pretrain.engine.run_folder import require_run
 
+    if not (run / "ledger").is_dir():
+        require_run(run)
     report = check_run(run, since)
     if json:
         o.echo_json(as_json(report))

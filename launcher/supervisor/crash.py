@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import socket
-from contextlib import suppress
 from pathlib import Path
 
 from pydantic import Field
 
-from pretrain.base.files import write_json
+from pretrain.base.errors import ConfigError
+from pretrain.base.files import require_own_folder, write_json
 from pretrain.base.records import Count, Record
+from pretrain.engine.run_folder import CRASHES
 
-CRASHES = "crashes"
+log = logging.getLogger(__name__)
+
 _KEPT = 20
+_NAME = re.compile(r"(\d{4,9})\.json", re.ASCII)
 
 
 class Crash(Record):
@@ -36,15 +41,19 @@ class Crash(Record):
 def write_crash(run: Path, crash: Crash) -> Path | None:
     """Write the next ``RUN/crashes/NNNN.json``, keep the newest twenty, and return the file.
 
-    None where nothing can be written: a full disk must not hide what went wrong.
+    None, with a warning, where nothing can be written: a full disk or a link must not hide what went wrong. Files of
+    other names are nobody's business.
     """
-    with suppress(OSError):
-        folder = run / CRASHES
+    folder = run / CRASHES
+    try:
+        require_own_folder(folder, error=ConfigError)
         folder.mkdir(exist_ok=True)
-        older = sorted(folder.glob("[0-9]*.json"))
-        path = folder / f"{int(older[-1].stem) + 1 if older else 1:04d}.json"
+        older = sorted((int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
+        path = folder / f"{older[-1][0] + 1 if older else 1:04d}.json"
         write_json(path, crash.model_dump())
-        for old in older[: max(0, len(older) + 1 - _KEPT)]:
+        for _, old in older[: max(0, len(older) + 1 - _KEPT)]:
             old.unlink(missing_ok=True)
-        return path
-    return None
+    except (ConfigError, OSError) as error:
+        log.warning("no report of this crash is written: %s", error)
+        return None
+    return path

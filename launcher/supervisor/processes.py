@@ -65,6 +65,14 @@ def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
         os.kill(process.pid, signal.SIGCONT)
 
 
+def signal_name(number: int) -> str:
+    """The name of a signal; of the real-time signals, all of which end a process, only the first and last have one."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL a process, its group, and its descendants (torchrun puts each rank into a session of its own)."""
     if process.returncode is not None:
@@ -122,15 +130,15 @@ def end_recorded(recorded: Sequence[tuple[int, int]], seconds: float) -> list[in
 
 
 class _Stop:
-    """Of this process, as signals are: how many ``stop_signals`` blocks are open, and whether one was asked to stop."""
+    """Of this process, as signals are: how many ``stop_signals`` blocks are open, and which signal came to pass on."""
 
     blocks = 0
-    asked = False
+    asked: signal.Signals | None = None
 
 
 def stop_asked() -> bool:
     """Whether a stop signal came since the outermost open :func:`stop_signals` block began."""
-    return _Stop.asked
+    return _Stop.asked is not None
 
 
 @contextmanager
@@ -138,29 +146,32 @@ def stop_signals(stop: Callable[[signal.Signals], None], kill: Callable[[], None
     """While active, SIGTERM, SIGUSR1, SIGHUP and Ctrl-C call ``stop``; a second Ctrl-C calls ``kill``.
 
     ``stop`` gets the signal to pass on: SIGUSR1 as it is, SIGTERM for the others, because the job's answer to both is
-    to save and to exit with 75, while Python's answer to SIGINT is a stack trace on every rank.
+    to save and to exit with 75, while Python's answer to SIGINT is a stack trace on every rank. A signal that came in
+    an outer block before this one began is passed on at once: nobody sends it twice.
     """
     interrupts = 0
 
     def handler(number: int, frame: FrameType | None) -> None:
         nonlocal interrupts
-        _Stop.asked = True
+        asked = _Stop.asked = signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM
         interrupts += number == signal.SIGINT
         if interrupts > 1:
             log.warning("second Ctrl-C: stopping at once, without a checkpoint")
             kill()
             return
         log.warning("%s: asking the job to save and stop (Ctrl-C twice: at once)", signal.Signals(number).name)
-        stop(signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM)
+        stop(asked)
 
     handled = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup asked for it to be ignored
         handled.append(signal.SIGHUP)
     if _Stop.blocks == 0:
-        _Stop.asked = False
+        _Stop.asked = None
     _Stop.blocks += 1
     before = {number: signal.signal(number, handler) for number in handled}
     try:
+        if _Stop.asked is not None:
+            stop(_Stop.asked)
         yield
     finally:
         _Stop.blocks -= 1

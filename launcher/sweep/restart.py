@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from launcher.supervisor.processes import signal_name
 from launcher.sweep.trial_log import remove_checkpoints
 from pretrain.base.errors import ConfigError
 from pretrain.engine.metrics_file import METRICS, drop_rows_after
@@ -59,7 +59,7 @@ def what_went_wrong(run_dir: Path, code: int) -> str:
     said = [line for line in _tail(log).splitlines() if line.strip()]
     errors = [line for line in said if line.startswith("error: ")]
     text = (errors or said or [""])[-1].removeprefix("error: ").strip()
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
     return f"{text[:400]} ({how}; {log})" if text else f"{how}; {log}"
 
 

@@ -46,8 +46,10 @@ def counted(number: int, noun: str) -> str:
 
 
 class RunFailedError(RuntimeError):
-    """A run has ended for a reason that the text tells in full, on all ranks alike. Exit code 1, no stack trace."""
+    """A run has ended for a reason that the text tells in full. Exit code 1, no stack trace."""
 
+    everywhere = True
+    """Whether all ranks raise it alike, so that one of them speaks for all."""
     passing = False
     """Whether the cause may be gone when the run is started again from its newest checkpoint (a fault of a machine)."""
 

@@ -107,6 +107,20 @@ def is_locked(path: Path) -> bool:
     return False
 
 
+def is_replaced(path: Path) -> bool:
+    """Whether the file at ``path`` is gone or another one, and not that which this process holds locked.
+
+    What a file server cannot tell just now is no answer.
+    """
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return not any(os.path.samestat(os.fstat(file.fileno()), found) for file in _held)
+
+
 def _lock(file: IO[str], path: Path, remedy: str | None, error: type[UserError], *, blocking: bool) -> bool:
     """Lock an open file; False when another host has removed it meanwhile."""
     try:

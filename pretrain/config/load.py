@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from importlib.resources import files
@@ -237,10 +238,14 @@ def job_from_mapping(mapping: Mapping[str, Any], source: str) -> Job:
     return job
 
 
+_TYPE = re.compile(r"^(constrained-\w+|literal\[|function-\w+\[)")
+"""What pydantic adds to the place of a value that may be of several types: the type that it has tried."""
+
+
 def explain(error: ValidationError, cls: type[BaseModel]) -> str:
     """Tell the first problem of a pydantic error in one line: key, value, what would be valid, the nearest key."""
     problem = error.errors(include_url=False)[0]
-    location = [str(part) for part in problem["loc"]]
+    location = [str(part) for part in problem["loc"] if not _TYPE.search(str(part))]
     key = ".".join(part[:100] for part in location) or "configuration"
     if problem["type"] == "extra_forbidden":
         valid = _keys_at(cls, location[:-1])
@@ -253,6 +258,8 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
         fields = (model.model_fields.get(location[-1]) for model in _models_at(cls, location[:-1]))
         meaning = next((field.description for field in fields if field is not None and field.description), None)
         return f"{key}: required key is missing" + (f": {meaning}" if meaning else "")
+    if problem["type"] == "model_type":
+        return f"{key}: {shown(value)}: it is a section; set a key of it, such as {key}.{_keys_at(cls, location)[0]}"
     if problem["type"] == "json_invalid":
         return f"{key}: {message[0].lower()}{message[1:]}"
     return f"{key}: {shown(value)}: {message[0].lower()}{message[1:]}"

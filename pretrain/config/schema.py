@@ -72,7 +72,7 @@ class ScheduleSection(Section):
     @model_validator(mode="after")
     def _warmup_fits(self) -> ScheduleSection:
         if self.warmup_steps > self.max_steps:
-            raise ValueError(f"warmup_steps {self.warmup_steps} is longer than max_steps {self.max_steps}")
+            raise ValueError(f"warmup_steps {self.warmup_steps} is longer than max_steps {self.max_steps}; lower both")
         return self
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pretrain.base.errors import ConfigError
+from pretrain.contrast import norms
 from pretrain.contrast.kernels import KERNELS
 from pretrain.contrast.kernels.products import Precision
 from pretrain.contrast.queue import ShardedQueue
@@ -39,7 +40,7 @@ def check_options(temperature: float | Tensor, in_batch: str, reduction: str, gr
     for name, (value, allowed) in choices.items():
         if value not in allowed:
             raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
-    if isinstance(temperature, Tensor) and not is_readable(temperature):
+    if isinstance(temperature, Tensor) and not norms.is_readable(temperature):
         return
     tau = temperature.item() if isinstance(temperature, Tensor) else temperature
     if not (tau > 0 and math.isfinite(tau)):
@@ -58,31 +59,13 @@ def check_rows(
         raise ConfigError(f"anchors and positives must have one shape, negatives the same width, got {shapes}")
     if ids is not None and (ids.shape != anchors.shape[:1] or ids.dtype != torch.int64):
         raise ConfigError(f"ids must be {len(anchors)} int64 numbers, got {tuple(ids.shape)} of {ids.dtype}")
-    if not (wait_for_values or is_readable(anchors)):
+    if not (wait_for_values or norms.is_readable(anchors)):
         return
     named = {"anchors": anchors, "positives": positives, "negatives": negatives}
-    norms = {name: _norms(rows.detach()) for name, rows in named.items() if rows is not None}
-    if _is_not_one(torch.cat(list(norms.values()))):
-        name = next(name for name, values in norms.items() if _is_not_one(values))
+    found = {name: norms.norms_of(rows.detach()) for name, rows in named.items() if rows is not None}
+    if norms.is_not_one(torch.cat(list(found.values()))):
+        name = next(name for name, values in found.items() if norms.is_not_one(values))
         raise ConfigError(f"{name} must have unit norm: apply torch.nn.functional.normalize(rows, dim=-1) first")
-
-
-def is_readable(values: Tensor) -> bool:
-    """Whether a value can be read without waiting for a CUDA stream and without breaking a compiled graph."""
-    return not values.is_cuda and not torch.compiler.is_compiling()
-
-
-def _norms(rows: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(rows.dtype, torch.float32))
-    return norms
-
-
-def _is_not_one(norms: Tensor) -> bool:
-    """Whether a norm differs from 1 by more than 1 %.
-
-    NaN does not: an fp16 step that overflowed must reach the loss scaler as NaN, not end the run here.
-    """
-    return bool(((norms - 1).abs_() > 0.01).any())
 
 
 def check_queue(
@@ -94,21 +77,27 @@ def check_queue(
     share: float | None,
     hardness: float,
 ) -> None:
-    """Raise where the queue has another width or group than the loss, or where there would be no negatives.
+    """Raise where the queue has another width or group than the loss, or rows without unit norm, or where there would
+    be no negatives.
 
-    So it does for a ``share`` that is negative, or that has no live keys to be a share of, and for a ``hardness`` that
-    is negative or no number.
+    So it does for a ``share`` that is negative or no number, or that has no live keys to be a share of, and for a
+    ``hardness`` that is negative or no number.
     """
     if not (hardness >= 0 and math.isfinite(hardness)):
         raise ConfigError(f"hardness is a number of 0 or more, got {hardness}")
-    if share is not None and (in_batch == "none" or share < 0):
+    if share is not None and (in_batch == "none" or not (share >= 0 and math.isfinite(share))):
         raise ConfigError(
-            f"queue_share is 0 or more, and a share of the live keys, got {share} with in_batch={in_batch}"
+            f"queue_share is a number of 0 or more, and a share of the live keys, got {share} with in_batch={in_batch}"
         )
     if in_batch == "none" and (queue is None or negatives is not None):
         raise ConfigError("in_batch=none leaves only the queue: pass one, and no negatives")
     if queue is None:
         return
+    if not queue.has_unit_rows:
+        raise ConfigError(
+            "the queue was given rows without unit norm: apply torch.nn.functional.normalize(rows, dim=-1) before "
+            "queue.enqueue"
+        )
     if queue.dim != anchors.shape[1]:
         raise ConfigError(f"the queue holds rows of {queue.dim} features, the anchors have {anchors.shape[1]}")
     world = distributed.world_size(group)

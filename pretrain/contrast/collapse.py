@@ -150,9 +150,10 @@ def remedies(section: ContrastSection) -> str:
         ways.append("contrast.in_batch=global")
     elif section.queue:
         if section.queue_weight is None:
-            ways.append("contrast.queue_weight=0.1")
             if section.drift != "moments" or section.queue_share is None:
                 ways.append("contrast.drift=moments with contrast.queue_share=1")
+            no_share = "" if section.queue_share is None else " with contrast.queue_share=null"
+            ways.append(f"contrast.queue_weight=0.1{no_share}")
         ways.append("a later contrast.queue_start")
     return ", ".join([*ways, "a longer schedule.warmup_steps or a lower optimizer.lr"])
 

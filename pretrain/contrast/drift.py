@@ -45,17 +45,19 @@ class Statistics(NamedTuple):
 
     def residuals(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """What is left of rows without these statistics."""
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))  # a mean in bf16 would be off for all rows alike
         rest = rows - self.mean.to(rows.dtype)
         return rest if self.deviation is None else rest / self.deviation.to(rows.dtype)
 
     def corrected(self, residuals: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
-        """Unit rows made of residuals; a residual of zeros, of a row that was not finite, stays zeros."""
+        """Unit rows made of residuals; zeros for a residual that is NaN, of a row that was not finite."""
         rows = residuals.to(torch.promote_types(residuals.dtype, torch.float32), copy=True)
         if self.deviation is not None:
             rows *= self.deviation.to(rows.dtype)
         rows += self.mean.to(rows.dtype)
-        rows /= torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min(1e-12)  # in place: a shard may be large
-        return rows.masked_fill_(~residuals.any(1, keepdim=True), 0.0)
+        norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        rows /= norms.clamp_min(1e-12)  # in place: a shard may be large
+        return rows.masked_fill_(norms.isnan(), 0.0)
 
 
 def check_drift(drift: str) -> None:

@@ -67,9 +67,9 @@ def info_nce(
         queue: more negatives, over all ranks. Enqueue *after* the loss; with a ``drift``, those views that are keys
             here, whose statistics the queued rows take on.
         queue_share: how much the queue may weigh beside the live keys. Every queued row then counts
-            ``min(1, queue_share * L / K)`` times, of ``L`` live keys (of all ranks, or of a rank in the mean where
-            ``in_batch`` is local) and ``K`` rows that the queue holds, so that stale rows never drown live ones. None =
-            every row counts once.
+            ``min(1, queue_share * L / K)`` times, of ``L`` live rows of the views that are keys, ``negatives`` not
+            counted (of all ranks, or of a rank in the mean where ``in_batch`` is local), and ``K`` rows that the queue
+            holds, so that stale rows never drown live ones. 0 = as without the queue, None = every row counts once.
         hardness: :math:`\alpha`; each queued row counts :math:`K_i e^{\alpha c_{ij}} / \sum_{j'} e^{\alpha c_{ij'}}`
             times, with its cosine :math:`c_{ij}` to the anchor and :math:`K_i` queued negatives of it, so that near
             ones count more and all together as often as before (:mod:`pretrain.contrast.hardness`). The weights take
@@ -100,6 +100,8 @@ def info_nce(
     check_precision(precision, anchors.device)
     check_rows(anchors, positives, negatives, ids, wait_for_values=stats is not None)
     check_queue(anchors, queue, negatives, in_batch, group, queue_share, hardness)
+    if queue_share == 0:  # its rows would count 0 times, and still be the nearest ones
+        queue = None
     dtype = compute_dtype(anchors, positives, precision)
 
     samples = Exchange.gather_counts(len(anchors), anchors.device, group, equal=equal_rows)

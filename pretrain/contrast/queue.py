@@ -22,6 +22,7 @@ from torch import Tensor
 from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.contrast import shards
 from pretrain.contrast.drift import check_drift, statistics
+from pretrain.contrast.norms import may_be_unit
 from pretrain.engine import distributed
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class ShardedQueue:
         self._filled = 0
         self._leaves_out = False
         self.pushed = 0  # rows given to this rank so far, those that it has dropped since included
+        self.has_unit_rows = True  # as far as rows could be looked at; the loss refuses a queue of others
         self.drift = drift
         self._group = group
 
@@ -105,7 +107,8 @@ class ShardedQueue:
 
     @property
     def rows(self) -> Float[Tensor, "k d"]:
-        """What this rank holds now, in no particular order: rows, or with ``drift`` their residuals.
+        """What this rank holds now, in no particular order: rows, or with ``drift`` their residuals (NaN for a row that
+        was not finite).
 
         A view: the next ``enqueue`` changes it.
         """
@@ -139,11 +142,11 @@ class ShardedQueue:
 
         Before the loss it would make every positive its own negative. There is no communication (with ``drift`` one
         all-reduce of the rows' statistics, in which all ranks take part), and any number of rows is right; of more than
-        the shard's size the newest stay. A row that is not finite (a step that overflowed in fp16) is stored as zeros,
-        as far from every anchor as a random row, so that it cannot spoil later steps.
+        the shard's size the newest stay. A row that is not finite (a step that overflowed in fp16) is zeros in the
+        loss, as far from every anchor as a random row, so that it cannot spoil later steps.
 
         Args:
-            views: rows of each view.
+            views: unit rows of each view; a loss with others is refused (on a GPU they are not looked at).
             ids: instance of each sample.
             only: the samples that become negatives (None = all). The others take up places of the queue, so that every
                 rank pushes as many rows and the shards stay those of one queue; nobody sees them.
@@ -158,6 +161,7 @@ class ShardedQueue:
         for view in views:
             if view.shape[1] != self.dim:
                 raise ConfigError(f"the queue holds rows of {self.dim} features, got rows of {view.shape[1]}")
+            self.has_unit_rows &= may_be_unit(view)
         if self.drift != "none":
             own = statistics(views if only is None else [view[only] for view in views], self.drift, self._group)
             views = tuple(own.residuals(view) for view in views)
@@ -170,7 +174,7 @@ class ShardedQueue:
         if n == 0:
             return
         finite = rows[-n:].isfinite().all(1, keepdim=True)
-        rows = torch.where(finite, rows[-n:], 0.0)
+        rows = torch.where(finite, rows[-n:], 0.0 if self.drift == "none" else torch.nan)  # a residual may be zeros
         until_end = min(n, self.shard_size - self._write_position)
         for start, part in ((self._write_position, slice(0, until_end)), (0, slice(until_end, n))):
             place = slice(start, start + part.stop - part.start)

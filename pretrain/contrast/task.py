@@ -205,7 +205,7 @@ class ContrastTask(ABC, Generic[BatchT]):
                 surrogate = metrics["loss/capt"] if cached is None else cached.surrogate(number, views)
                 loss = loss + self.job.contrast.weight * surrogate
             engine.backward(loss)
-            engine.step()
+            engine.step(metrics["loss"])
             for name, value in metrics.items():
                 totals[name] = totals.get(name, 0.0) + value.detach() / len(batch)
         if keys is not None:
@@ -250,6 +250,11 @@ class ContrastTask(ABC, Generic[BatchT]):
         """What of the queue is the same on every rank: its size, and how many rows each has pushed since the start."""
         queue = None if self.contrast is None else self.contrast.queue
         return {} if queue is None else {"queue capacity": queue.capacity, "rows pushed into the queue": queue.pushed}
+
+    def loss_changes(self, step: int) -> bool:
+        """The queue joins the contrast at ``contrast.queue_start``."""
+        section = self.job.contrast
+        return bool(self.contrasts and section.queue and step == section.queue_start + 1)
 
     def save_state(self, folder: Path) -> dict[str, Any]:
         """Save this rank's queue shard; the JSON state names tokenizer and data by their digests."""

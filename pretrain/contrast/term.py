@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,15 @@ from torch import Tensor
 from pretrain.contrast.accumulators import RowSample
 from pretrain.contrast.capt import capt_loss
 from pretrain.contrast.queue import ShardedQueue
+from pretrain.contrast.shards import read_drift
 from pretrain.contrast.stats import ContrastStats
 from pretrain.contrast.views import Views
 from pretrain.engine import distributed
 
 if TYPE_CHECKING:
     from pretrain.config.contrast import ContrastSection
+
+log = logging.getLogger(__name__)
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -86,9 +90,21 @@ class ContrastTerm:
             self.queue.save_shard(folder)
 
     def load(self, folder: Path) -> None:
-        """Read back what all ranks have saved, at any number of ranks."""
-        if self.queue is not None:
-            self.queue.load_shards(folder)
+        """Read back what all ranks have saved, at any number of ranks.
+
+        Rows that follow the encoder in another way (``contrast.drift`` was changed) cannot be used: the queue begins
+        empty.
+        """
+        if self.queue is None:
+            return
+        if (stored := read_drift(folder, self.queue.dim)) != self.queue.drift:
+            if self.queue.rank == 0:
+                log.warning(
+                    "the queue begins empty: its rows in %s are of contrast.drift=%s, this job has %s",
+                    folder, stored, self.queue.drift,
+                )  # fmt: skip
+            return
+        self.queue.load_shards(folder)
 
 
 class StepDiagnostics:

@@ -54,7 +54,13 @@ def _open_corpus(
         return corpus if split == "train" or named else None
     part = Part(corpus, data.validation_fraction, held_out=split == "validation")
     if split == "validation" and next(iter(part), None) is None:
-        log.warning("validation is off: the text is too short to hold out %s of it", data.validation_fraction)
+        if verifier.ranks.rank == 0:
+            log.warning(
+                "validation is off: the text is too short to hold out %s of it, by whole documents (in .txt a blank "
+                "line ends one) or pieces of long ones; set data.validation_files, or a larger "
+                "data.validation_fraction",
+                data.validation_fraction,
+            )
         return None
     return part
 

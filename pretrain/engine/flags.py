@@ -27,7 +27,7 @@ class _Posted:
 
 
 class Flags:
-    """Maxima over the ranks of a few numbers a step, which every rank reads :data:`LAG` steps later.
+    """Sums over the ranks of a few numbers a step, which every rank reads :data:`LAG` steps later.
 
     A row of numbers is reduced where it lies, in the background, and copied to the host beside the work of the device;
     by the time it is read it has long been there. A rank alone on a CPU has nobody to wait for: ``lag`` is 0 there.
@@ -43,7 +43,7 @@ class Flags:
         """Tell the others; ``numbers`` is float32 of one length on all ranks, on ``device``. A collective."""
         posted = _Posted(step, numbers)
         if distributed.world_size() > 1:
-            posted.work = dist.all_reduce(numbers, dist.ReduceOp.MAX, async_op=True)
+            posted.work = dist.all_reduce(numbers, async_op=True)
         if self._side is not None:
             self._side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._side):
@@ -56,7 +56,7 @@ class Flags:
         self._posted.append(posted)
 
     def read(self, until: int) -> Iterator[tuple[int, list[float]]]:
-        """Step and maxima of each post of a step up to ``until``, once, the oldest first. Waits for the last of them.
+        """Step and sums of each post of a step up to ``until``, once, the oldest first. Waits for the last of them.
 
         Every rank must read the same posts after the same step.
         """

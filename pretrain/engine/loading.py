@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pretrain.base.errors import DataError, UserError, user_text
+from pretrain.base.errors import DataError, RunFailedError, UserError, user_text
 from pretrain.config.loader import LoaderSection
 from pretrain.engine import interruption
 from pretrain.engine.allocator import give_back_freed_memory
@@ -62,6 +62,13 @@ class _Step(Generic[BatchT]):
         return replace(self, tensors={name: tensor.pin_memory() for name, tensor in self.tensors.items()})
 
 
+class LoaderFailedError(RunFailedError):
+    """The processes that assemble batches on this host died or hang: a fault of the machine, not of the input."""
+
+    everywhere = False
+    passing = True
+
+
 class _Steps(Dataset[Any]):
     """The micro-batches of this rank by the first sample number of a step; an error message where assembling fails."""
 
@@ -86,7 +93,8 @@ def training_batches(
     ``loader.workers`` processes assemble them ahead of the training.
 
     Raises:
-        DataError: the data cannot be read; a process has died; nothing has come for ``loader.timeout_minutes``.
+        DataError: the data cannot be read.
+        LoaderFailedError: a process has died; nothing has come for ``loader.timeout_minutes``.
         Interrupted: a stop signal has come, and no data since.
     """
     steps: DataLoader[Any] = DataLoader(
@@ -125,7 +133,7 @@ def _next(arriving: Iterator[Any], number: int, loader: LoaderSection) -> Any:
                 interruption.interrupt(heard, f"while no data came for {now - begin:.0f} s (loader worker {worker})")
         if now - begin > 60 * loader.timeout_minutes:
             _kill_workers(arriving)
-            raise DataError(
+            raise LoaderFailedError(
                 f"no data for {now - begin:.0f} s: loader worker {worker} of {loader.workers} has not answered. A file "
                 "system that hangs does this; if batches merely take so long, raise loader.timeout_minutes"
             )
@@ -150,7 +158,7 @@ def _dead_worker(error: RuntimeError) -> Exception:
         "Killed": "the host's memory is full: set loader.workers or loader.prefetch lower",
     }
     remedy = next((remedy for word, remedy in remedies.items() if word in text), "dmesg may say more")
-    return DataError(f"a loader worker has died ({text[:200]}): {remedy}")
+    return LoaderFailedError(f"a loader worker has died ({text[:200]}): {remedy}")
 
 
 def _start_worker(worker: int) -> None:

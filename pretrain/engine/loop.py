@@ -10,8 +10,10 @@ from typing import Any
 from pretrain.config.schema import Job
 from pretrain.engine import heartbeat
 from pretrain.engine.engines.base import Engine
+from pretrain.engine.own_time import own_section
 from pretrain.engine.schedule import learning_rate
 from pretrain.engine.seeding import seed_step
+from pretrain.engine.spikes import SpikeState
 from pretrain.engine.task import ChunkedTask, Progress, StepMetrics, Task
 
 
@@ -41,6 +43,13 @@ class Run:
     """Whether this rank still writes a checkpoint in the background; the others hear of it as of a divergence."""
     all_wrote_at: int = -1
     """The newest step after which no rank was writing, as far as the ranks know (all ranks agree)."""
+
+    spikes: Callable[[], SpikeState] = SpikeState
+    """What is saved of the recent past of the loss; before the first step, what has been restored."""
+    left_out: int = 0
+    """Samples that this launch leaves out where it begins, because the loss had a spike in them."""
+    remarks: dict[str, str] = field(default_factory=dict)
+    """What callbacks have the progress line say behind the figures, by who says it; rank 0's is shown."""
 
     failed_saves: int = 0
     """Periodic checkpoints that could not be written; the run goes on without them."""
@@ -116,7 +125,8 @@ def train(run: Run, callbacks: Sequence[Callback]) -> None:
             if many is not None:
                 report = _step_many(run, many, batches, callbacks)
             else:
-                run.batch = next(batches)
+                with own_section():
+                    run.batch = next(batches)
                 heartbeat.enter("step")
                 set_update(run)
                 report = run.task.step(run.engines, run.batch, run.progress)

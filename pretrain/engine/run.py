@@ -28,8 +28,11 @@ from pretrain.engine.engines.build import build_engines
 from pretrain.engine.ephemeral.find import newest_ephemeral
 from pretrain.engine.loop import NEVER, Callback, Run, train
 from pretrain.engine.precision import check_precision
+from pretrain.engine.rollbacks import FILE as ROLLBACKS
+from pretrain.engine.rollbacks import resume_behind
 from pretrain.engine.run_folder import DONE, STOPPED
 from pretrain.engine.run_status import RunStatus, open_run_folder
+from pretrain.engine.spikes import SpikeState
 from pretrain.engine.task import Progress, StepMetrics, Task
 from pretrain.registry import task_class
 
@@ -68,6 +71,8 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None, wa
         ):  # after all that may refuse the job: a refused resume leaves the run as it was
             if distributed.rank() == 0:
                 status.write_config(job)
+        if resume:
+            _leave_out(run, newest=checkpoint is None)
         status.progress = run.progress
         if run.finished:
             key = "max_steps" if getattr(job.schedule, "epochs", None) is None else "epochs"
@@ -85,13 +90,14 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
         for name, module in modules.items():
             restore_weights_together(source, name, module)
     engines = build_engines(modules, job, task.optimizers())
-    progress = Progress()
+    progress, spikes = Progress(), SpikeState()
     if source is not None:
         with distributed.synchronize_errors():
             state = read_metadata(source)
             if lacking := engines.keys() - state.engines.keys():
                 raise CheckpointError(f"{source}: its state.json says nothing of {', '.join(sorted(lacking))}")
         progress = Progress(**state.progress.model_dump())
+        spikes = state.spikes
         for name, engine in engines.items():
             restore_engine(source, engine, state.engines[name])
         with distributed.synchronize_errors(patient=True):
@@ -100,7 +106,20 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
         with distributed.synchronize_errors():
             if distributed.rank() == 0:
                 _warn_of_other_micro_batches(source, job)
-    return Run(job, job.run.dir, task, engines, progress, source)
+    return Run(job, job.run.dir, task, engines, progress, source, spikes=lambda: spikes)
+
+
+def _leave_out(run: Run, *, newest: bool) -> None:
+    """Begin behind the samples that ``guard.spike`` has the run leave out here. Collective."""
+    with distributed.synchronize_errors():
+        if distributed.rank() == 0:
+            run.left_out = resume_behind(run.dir, run.progress.samples, newest=newest)
+    run.left_out = distributed.broadcast_object(run.left_out)
+    if run.left_out:
+        begin, end = run.progress.samples, run.progress.samples + run.left_out
+        run.progress.samples = end
+        if distributed.rank() == 0:
+            logger.warning("samples %d to %d are left out: the loss had a spike there (%s)", begin, end - 1, ROLLBACKS)
 
 
 class _StatusCallback(Callback):

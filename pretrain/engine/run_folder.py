@@ -19,8 +19,9 @@ DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
 
 STATUS, BEST, LOCK = "status.json", "best.json", ".training"
 CONFIG = "config.yaml"
+CRASHES = "crashes"
 _RUN_MARKS = (CONFIG, METRICS, "checkpoints")
-OWN_FOLDERS = ("checkpoints", "codes", "ledger", "log", "profile", "tensorboard")
+OWN_FOLDERS = ("checkpoints", "codes", CRASHES, "ledger", "log", "profile", "tensorboard")
 """Folders of a run in which a job writes and removes: no links, so that nothing outside the run is touched."""
 _LONGEST_REASON = 2000
 
@@ -107,6 +108,28 @@ def check_is_own(folder: Path) -> None:
     """
     for name in OWN_FOLDERS:
         require_own_folder(folder / name, error=ConfigError)
+
+
+def require_run(folder: Path) -> None:
+    """Refuse a folder in which no run has begun, and a checkpoint. Raises ``ConfigError``."""
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(f"{folder} is not a run folder: it has no {CONFIG}")
+    check_is_no_checkpoint(folder)
+
+
+def check_is_no_checkpoint(folder: Path) -> None:
+    """Refuse a checkpoint as a run folder: it has a ``config.yaml`` too, but what is written into it damages it.
+
+    Raises ``ConfigError``.
+    """
+    if not (folder / "manifest.json").is_file():
+        return
+    run, name = folder.parent.parent, folder.resolve().name
+    of_a_run = folder.parent.name == "checkpoints" and (run / CONFIG).is_file()
+    remedy = (
+        f"capt resume {run} --checkpoint {name}" if of_a_run else f"model.init={folder} begins a run with its weights"
+    )
+    raise ConfigError(f"{folder} is a checkpoint, not a run folder; {remedy}")
 
 
 def holds_run(folder: Path) -> bool:

@@ -11,7 +11,7 @@ from typing import IO
 
 from pretrain.base.errors import ConfigError, RunFailedError, shown, user_text
 from pretrain.base.files import open_for_append, write_text
-from pretrain.base.locks import file_lock
+from pretrain.base.locks import file_lock, is_replaced
 from pretrain.config import flatten
 from pretrain.config.schema import Job
 from pretrain.config.writer import job_to_yaml
@@ -26,6 +26,7 @@ from pretrain.engine.run_folder import (
     STOPPED,
     Status,
     check_is_free,
+    check_is_no_checkpoint,
     check_is_own,
     discard_refused,
     read_status,
@@ -44,7 +45,7 @@ class RunStatus:
         self.folder = folder
         self.progress = Progress()
         self.training = False
-        self._fresh = False
+        self._fresh = self._locked = False
         self._older_logs: frozenset[Path] = frozenset()
         self._new_folders: list[Path] = []
         self._status = Status(state="starting")
@@ -93,7 +94,7 @@ class RunStatus:
 
     def record_failure(self, error: BaseException) -> None:
         """Write that the job ended by an exception. A new folder is removed when its job was refused before a step."""
-        if distributed.rank() != 0:
+        if distributed.rank() != 0 or self.is_lost():
             return
         step = self.progress.step if self.training else self._status.step
         with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
@@ -156,8 +157,12 @@ class RunStatus:
         if final:
             status["final"] = True
         self._status = Status.model_validate(status)
-        if distributed.rank() == 0:
+        if distributed.rank() == 0 and not self.is_lost():
             write_status(self.folder, self._status)
+
+    def is_lost(self) -> bool:
+        """Whether the folder that this rank has locked is no longer at its path: nothing more is written there."""
+        return self._locked and is_replaced(self.folder / LOCK)
 
     @contextlib.contextmanager
     def lock(self, wait: float) -> Iterator[None]:
@@ -166,6 +171,7 @@ class RunStatus:
         self._new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
         refusal = f"run.dir {folder}: another process is training in this folder; stop it, or name another one"
         with file_lock(folder / LOCK, refusal=refusal, wait=wait):
+            self._locked = True
             yield
 
 
@@ -181,7 +187,9 @@ def open_run_folder(job: Job, *, resume: bool, wait: float = 0.0) -> Iterator[Ru
     with contextlib.ExitStack() as stack:
         with distributed.synchronize_errors(patient=wait > 0):
             if distributed.rank() == 0:
-                if not resume:
+                if resume:
+                    check_is_no_checkpoint(folder)
+                else:
                     check_is_free(folder)
                 stack.enter_context(status.lock(wait))
                 status.start(job, resume=resume)

@@ -124,6 +124,15 @@ class SharedNumbers(Protocol):
 
 
 @runtime_checkable
+class ChangingLoss(Protocol):
+    """A task whose loss becomes another one at some steps, so that a jump there is no spike (``guard.spike``)."""
+
+    def loss_changes(self, step: int) -> bool:
+        """Return whether the loss of ``step`` (counted from 1) is not comparable with those before."""
+        ...
+
+
+@runtime_checkable
 class ChunkedTask(Task, Protocol):
     """A task whose updates are so short that the loop's look at each of them would cost as much as the update.
 

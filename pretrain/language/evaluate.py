@@ -16,6 +16,7 @@ from pretrain.contrast.metrics import contrast_metrics, noise_invariance
 from pretrain.convert.evaluations import Figures, Section, with_earlier
 from pretrain.data.config import CorruptionConfig, DataConfig
 from pretrain.data.corruption import Corruptor
+from pretrain.data.files import resolve_paths
 from pretrain.data.packing import PackedDataset
 from pretrain.data.prepare import prepare
 from pretrain.engine.artifacts import EVALUATION, save_artifact, write_result
@@ -82,7 +83,9 @@ def evaluate(
         DataError: text or STS files that cannot be used.
     """
     if not text and sts is None:
-        raise ConfigError("nothing to evaluate on: give files of held-out text, or a folder with STS sets")
+        raise ConfigError(
+            "nothing to evaluate on: give files of held-out text (--text), or a folder with STS sets (--sts)"
+        )
     unknown = [pooler for pooler in poolers if pooler not in POOLERS]
     if unknown or not poolers:
         raise ConfigError(f"poolers {', '.join(unknown) or '(none)'}: choose from {', '.join(POOLERS)}")
@@ -122,6 +125,7 @@ def command(
     there, except sections of the same name, which are replaced.
     """
     poolers = pooler or tuple(POOLERS)
+    resolve_paths([str(path) for path in text], "--text")
     source = load_hf(checkpoint) if is_hf(checkpoint) else checkpoint
     result = evaluate(
         source, text=text, sts=sts, out=out, batch=batch, seed=seed, poolers=poolers, samples=samples, length=length

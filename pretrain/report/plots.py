@@ -50,12 +50,14 @@ _UNITS = {
     "tokens_per_second": "tokens / s",
     "seconds_per_step": "s / step",
     "mfu": "share of peak FLOP/s",
+    "own_time_ratio": "slowest rank / median",
     "cosine_gap": "cosine",
     "centred_gap": "cosine",
     "drift": "share of the distance between texts",
     "top1": "share of queries",
 }
 _COLUMNS = 3
+_RATES = ("seconds_per_step", "mfu", "own_time_ratio")
 _DASHES = (0, (4, 2))
 _SMOOTH_FROM = 40  # points; with fewer the raw curve is readable
 _SCHEDULES = frozenset({"lr", "temperature"})  # free of noise: an average would only blunt their corners
@@ -70,7 +72,7 @@ def figure_keys(comparison: Comparison) -> dict[str, list[str]]:
     """The curves of each figure. Four or more validation metrics with one prefix have a figure of their own."""
     training, validation = (comparison.keys(validation=flag) for flag in (False, True))
     losses = sorted(key for key in {*training, *validation} if key.split("/")[0] == "loss")
-    rates = [key for key in training if key.endswith("_per_second") or key in ("seconds_per_step", "mfu")]
+    rates = [key for key in training if key.endswith("_per_second") or key in _RATES]
     figures = {
         "losses": losses,
         "optimisation": [key for key in training if key not in (*losses, *rates, *validation)],

@@ -2,8 +2,10 @@ r"""Closed forms of what a rank receives: the contrast's (``docs/contrast.md``),
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
+from pretrain.engine.engines.deepspeed_config import BUCKET
 from pretrain.language.config import LanguageJob
 
 Stage = Literal[0, 1, 2, 3]
@@ -12,34 +14,70 @@ Stage = Literal[0, 1, 2, 3]
 def contrast_received(job: LanguageJob, world: int, width: int) -> list[tuple[str, int]]:
     """The contrast's collectives of a step and the bytes that a rank receives in each, as docs/contrast.md has them.
 
-    For rows of which all ranks have as many, a temperature that is a number and at least 1/64, no diagnostics.
+    For rows of which all ranks have as many, a temperature that is a number, at most 64 of its inverse and the hardness
+    together, no ``contrast.momentum``, no diagnostics.
     """
-    section, others = job.contrast, world - 1
+    section = job.contrast
     parts = 1 if section.is_cached(job.accumulation(world)) else job.accumulation(world)
     m = 2 * job.batch.global_ // world // parts  # anchors of this rank: both views
-    if others == 0 or (section.in_batch != "global" and not section.queue):
+    if world == 1:
         return []
-    forms = [("_allgather_base_", others * m * width * (2 if section.precision == "bf16" else 4))]
-    if section.mask_duplicates:
-        forms += [("_allgather_base_", others * m * 8)]
-    forms += [("_reduce_scatter_base_", others * m * (width + 1) * 4)]
-    if section.in_batch != "none":
-        forms += [("_allgather_base_", others * m * 4)]
+    term = functools.partial(_softmax_received, job, world, width, m)
+    queue = section.queue > 0 and section.queue_share != 0
+    if section.queue_weight is None:
+        forms = term(queue=queue, in_batch=section.in_batch)
+    else:
+        forms = term(queue=False, in_batch=section.in_batch) + term(queue=queue, in_batch="none")
+    if section.queue and section.drift != "none":
+        forms += [_statistics(width)]  # at the push
     return forms * parts
 
 
-def zero_received(weights: int, stage: Stage, world: int, parts: int, cached: bool) -> list[tuple[str, int]]:
-    """A formula, not a measurement: what ZeRO makes a rank receive in a step of ``parts`` micro-batches, in fp32.
+def _statistics(width: int) -> tuple[str, int]:
+    return "allreduce_", (2 * width + 1) * 8
 
-    An all-reduce is a reduce-scatter and an all-gather. Stages 0 and 1 reduce once a step, stages 2 and 3 in every
-    micro-batch, for they keep no whole gradient. Stage 3 gathers the weights for each forward and each backward pass,
-    and for the first pass of a cached contrast; recomputed layers are counted with their backward pass.
+
+def _softmax_received(
+    job: LanguageJob, world: int, width: int, m: int, *, queue: bool, in_batch: str
+) -> list[tuple[str, int]]:
+    """The collectives of one softmax: of the loss, or of one of its two terms with ``contrast.queue_weight``."""
+    section, others = job.contrast, world - 1
+    if in_batch != "global" and not queue:
+        return []
+    forms = []
+    if queue and section.drift != "none":
+        forms += [_statistics(width)]
+    if queue and section.queue_share is not None:
+        forms += [("allreduce_", 8)]
+    forms += [("_allgather_base_", others * m * width * (2 if section.precision == "bf16" else 4))]
+    if section.mask_duplicates:
+        forms += [("_allgather_base_", others * m * 8)]
+    if queue and section.hardness:
+        forms += [("allreduce_", 2 * world * m * 4)]
+    forms += [("_reduce_scatter_base_", others * m * (width + 1) * 4)]
+    if in_batch != "none":
+        forms += [("_allgather_base_", others * m * 4)]
+    return forms
+
+
+def zero_received(
+    weights: int, stage: Stage, world: int, parts: int, cached: bool, bucket: int = BUCKET
+) -> list[tuple[str, int]]:
+    """A formula: what ZeRO makes a rank receive in a step of ``parts`` micro-batches, in fp32.
+
+    Stages 1 and 2 all-reduce gradients, for DeepSpeed's buckets hold those of several owners, in about as many messages
+    as there are buckets; stage 3 reduce-scatters them. Stages 0 and 1 reduce once a step, stages 2 and 3 in every
+    micro-batch, for they keep no whole gradient. Stages 1 and 2 then gather the weights; stage 3 does for each forward
+    and each backward pass, and for the first pass of a cached contrast; recomputed layers are counted with their
+    backward pass. Of an all-reduce the size of the whole stands here, as in `tests.wire`; a ring receives it twice.
     """
-    one = 4 * weights * (world - 1) // world
-    reduce, gather = ("_reduce_scatter_base_", one), ("_allgather_base_", one)
+    gather = ("_allgather_base_", 4 * weights * (world - 1) // world)
     if stage == 3:
-        return [reduce] * parts + [gather] * (parts * (3 if cached else 2))
-    return [reduce] * (parts if stage == 2 else 1) + [gather]
+        return [("_reduce_scatter_base_", gather[1])] * parts + [gather] * (parts * (3 if cached else 2))
+    if stage == 0:
+        return [("allreduce_", 4 * weights)]
+    sizes = [bucket] * (weights // bucket) + [weights % bucket] * (weights % bucket > 0)
+    return [("allreduce_", 4 * size) for size in sizes] * (parts if stage == 2 else 1) + [gather]
 
 
 def state_bytes(weights: int, stage: Stage, world: int) -> int:

@@ -143,8 +143,9 @@ def _assumed() -> str:
         "Besides: collectives go one after the other and over a ring, the faster of NCCL's protocols LL and Simple (no "
         "NVLS, no PAT, no SHARP, no trees, which would be faster); no rank waits for a slower one; data are always "
         "ready; the encoder's operators start fast enough, and its products reach as much of the peak with 8 samples "
-        "as with 16; gradients and weights travel in fp32, once a step; the queue is full; every operator reads and "
-        "writes main memory, none is fused; hosts have 8 GPUs, and ranks follow one another on a host. *Dear* and "
+        "as with 16; gradients and weights travel in fp32, once a step, gradients all-reduced in buckets of 25 million "
+        "as DeepSpeed does (so that at 1,024 ranks ZeRO is latency as well); the queue is full; every operator reads "
+        "and writes main memory, none is fused; hosts have 8 GPUs, and ranks follow one another on a host. *Dear* and "
         "*cheap* set every assumption against and for the contrast."
     )
 

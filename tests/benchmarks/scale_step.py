@@ -199,7 +199,7 @@ class _Gradients(Engine):
     def backward(self, loss: Tensor, *, last: bool = True) -> None:
         loss.backward()
 
-    def step(self) -> None:
+    def step(self, loss: Tensor | None = None) -> None:
         """No update."""
 
     def gradient_norm(self) -> Tensor:

@@ -4,8 +4,8 @@
 paper at the size of a laptop: steps of 8 pairs, queues of 0, 4, 16 and 64 times the rows of a step, each of four
 guards, five seeds. ``... study_queue collapse --out runs/queue-collapse`` uses queues of 256 to 8,192 rows from the
 first step of a fast encoder, with both temperatures, and counts the runs that collapse. ``... study_queue shipped --out
-runs/queue-shipped`` is the job ``capt_tiny`` as it is shipped, on prose and on docstrings: which guard is to be its
-default?
+runs/queue-shipped`` is the job ``capt_tiny`` (in bf16, with a shorter warmup), on prose and on docstrings: which guard
+is to be its default?
 
 All write ``trials.csv`` and ``tables.md``, ``ratio`` also ``trials.png``. Finished runs stay as they are, so the same
 command goes on after an interruption; more seeds, arms or ratios may be asked for later.

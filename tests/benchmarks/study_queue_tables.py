@@ -19,7 +19,8 @@ COLLAPSED = 0.5
 
 class Trial(NamedTuple):
     """One run, measured on held-out text at its end; ``ratio`` is K / in-batch, ``worst`` the least retrieval of any
-    validation in the second half. ``sts_*`` are Spearman's rho x 100 on STS-B dev without fine-tuning."""
+    validation in the second half, ``capt_fixed`` the CAPT loss without a queue at one temperature. ``sts_*`` are
+    Spearman's rho x 100 on STS-B dev without fine-tuning."""
 
     text: str
     arm: str
@@ -29,6 +30,7 @@ class Trial(NamedTuple):
     seed: int
     milliseconds: float
     loss: float
+    capt_fixed: float
     accuracy: float
     retrieval: float
     worst: float
@@ -46,10 +48,13 @@ class Trial(NamedTuple):
 
 
 SHOWN = {
-    "retrieval": 3, "worst": 3, "loss": 3, "accuracy": 4, "uniformity": 2, "alignment": 3, "drift_mean": 3,
-    "sts_cls": 1, "sts_mean": 1, "sts_head": 1, "milliseconds": 0,
+    "retrieval": 3, "worst": 3, "loss": 3, "capt_fixed": 3, "accuracy": 4, "uniformity": 2, "alignment": 3,
+    "drift_mean": 3, "sts_cls": 1, "sts_mean": 1, "sts_head": 1, "milliseconds": 0,
 }  # fmt: skip
-COMPARED = ("retrieval", "loss", "accuracy", "drift_mean", "sts_cls", "sts_mean", "sts_head")
+COMPARED = (
+    "retrieval", "loss", "capt_fixed", "accuracy", "uniformity", "alignment", "drift_mean",
+    "sts_cls", "sts_mean", "sts_head",
+)  # fmt: skip
 
 
 def trial_of(run: Path, key: Key, in_batch: int) -> Trial:
@@ -60,8 +65,8 @@ def trial_of(run: Path, key: Key, in_batch: int) -> Trial:
     poolers = sections["STS-B dev"]["poolers"]
     return Trial(
         key.text, key.arm, key.temperature, key.queue, key.queue / in_batch, key.seed,
-        round(1000 * usual(run, "seconds_per_step"), 1), last["loss/mlm"], last["accuracy/mlm"], last[name],
-        min(row[name] for row in validations[len(validations) // 2 :]),
+        round(1000 * usual(run, "seconds_per_step"), 1), last["loss/mlm"], last["loss/capt_fixed"],
+        last["accuracy/mlm"], last[name], min(row[name] for row in validations[len(validations) // 2 :]),
         last["uniformity"], last["alignment"], last["noise/mean/drift"],
         *(round(100 * poolers[pooler]["spearman"], 2) for pooler in ("cls", "mean", "head")),
     )  # fmt: skip

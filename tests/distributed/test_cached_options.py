@@ -6,11 +6,18 @@ multiplies what flows back from the second pass alone: the gradient of the contr
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
+from pretrain.contrast import capt_loss
+from pretrain.contrast.cached import cached_backward
 from tests.gradients import STEPS, gradients, relative
 from tests.language import language_mapping
 from tests.support import emulate_fp16, run_ranks
@@ -20,8 +27,6 @@ _GLOBAL = 8
 
 
 def _with_seeds(jobs: list[tuple[dict[str, Any], int]]) -> list[dict[str, Any]]:
-    import torch.distributed as dist
-
     return [gradients(mapping, seed=1000 * seed + 100 * dist.get_rank()) for mapping, seed in jobs]
 
 
@@ -89,3 +94,42 @@ def _scaled_of(folder: Path, world: int, cases: list[tuple[int, int, float]], **
     jobs = [(_fp16(folder, world, stage, micro, **contrast), scale) for stage, micro, scale in cases]
     found: list[dict[str, Any]] = run_ranks(_scaled, world, jobs)[0]
     return found
+
+
+def _encoder() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 4)).double()
+
+
+def _views(encoder: nn.Module, x: Tensor) -> list[Tensor]:
+    return list(nn.functional.normalize(encoder(torch.cat([x, x + 0.1])), dim=1).split(len(x)))
+
+
+def _samples() -> Tensor:
+    return torch.randn(12, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def _in_ddp() -> tuple[float, list[np.ndarray]]:
+    """``cached_backward`` on a rank's half of the samples in three micro-batches, reduced with the last one."""
+    plain = _encoder()
+    encoder = nn.parallel.DistributedDataParallel(plain)
+    parts = list(_samples()[dist.get_rank() :: 2].split(2))
+
+    def encode(number: int) -> list[Tensor]:
+        with nullcontext() if number == len(parts) - 1 else encoder.no_sync():
+            return _views(encoder, parts[number])
+
+    loss = cached_backward(encode, range(len(parts)), lambda s, s_hat: capt_loss(s, s_hat, temperature=0.1))
+    return loss.item(), [p.grad.numpy() for p in plain.parameters() if p.grad is not None]
+
+
+def test_in_a_loop_with_ddp_the_gradient_is_that_of_all_samples_at_once() -> None:
+    whole = _encoder()
+    expected = capt_loss(*_views(whole, _samples()), temperature=0.1)
+    expected.backward()
+    ranks = run_ranks(_in_ddp, 2)
+    assert np.mean([loss for loss, _ in ranks]) == pytest.approx(expected.item(), rel=1e-12)
+    for _, gradient in ranks:
+        for mine, p in zip(gradient, whole.parameters(), strict=True):
+            assert p.grad is not None
+            np.testing.assert_allclose(mine, p.grad.numpy(), rtol=1e-9, atol=1e-13)

@@ -16,7 +16,7 @@ from pretrain.registry import TASKS
 from tests.support import run_ranks
 
 TASKS |= {"toy": "tests.toy", "toy_chunks": "tests.toy_chunks"}
-_TIMES = ("samples_per_second", "tokens_per_second", "seconds_per_step")
+_TIMES = ("samples_per_second", "tokens_per_second", "seconds_per_step", "own_time_ratio")
 
 
 def _mapping(type_: str, run_dir: Path, **changes: Any) -> dict[str, Any]:

@@ -222,6 +222,20 @@ def test_half_written_checkpoint_is_not_one(finished: Path, tmp_path: Path) -> N
         find_checkpoint(newest)
     with pytest.raises(CheckpointError, match="neither a checkpoint"):
         find_checkpoint(tmp_path)
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(CheckpointError, match=r"a run without a complete checkpoint; capt resume .* writes one every"):
+        find_checkpoint(tmp_path)
+
+
+def test_a_run_does_not_begin_in_a_checkpoint(finished: Path, tmp_path: Path) -> None:
+    """As ``python -m pretrain CONFIG --resume`` would."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished, run_dir, symlinks=True)
+    newest = find_checkpoint(run_dir)
+    files = sorted(path.name for path in newest.iterdir())
+    outcome = run_ranks(_run, 1, _mapping(newest), True)[0]
+    assert f"is a checkpoint, not a run folder; capt resume {run_dir} --checkpoint {newest.name}" in outcome
+    assert sorted(path.name for path in newest.iterdir()) == files
 
 
 def test_another_architecture_is_refused(finished: Path, tmp_path: Path) -> None:
@@ -229,6 +243,7 @@ def test_another_architecture_is_refused(finished: Path, tmp_path: Path) -> None
     shutil.copytree(finished, run_dir, symlinks=True)
     outcome = run_ranks(_run, 1, {**_mapping(run_dir, batch={"global": 8, "micro": 4}), "width": 14}, True)[0]
     assert "another architecture: first.weight has shape (13, 7), the configured model (14, 7)" in outcome
+    assert "set model.* and tokenizer.* as in its config.yaml" in outcome  # another vocabulary is another first size
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

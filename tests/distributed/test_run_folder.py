@@ -157,7 +157,21 @@ def test_a_job_that_a_callback_refuses_leaves_nothing_behind(tmp_path: Path) -> 
     assert snapshot(tmp_path).keys() == before.keys()
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "log", "tensorboard", "profile"])
+@pytest.mark.parametrize("kind", ["move", "replace"])
+def test_nothing_is_written_where_the_run_folder_was(kind: str, tmp_path: Path) -> None:
+    """A folder that is moved while the job runs, and another in its place: the job ends before its next save."""
+    fault = {"fault": {"kind": kind, "step": 5, "rank": 0}}
+    outcomes = run_ranks(_run, 2, _mapping(tmp_path / "run", checkpoint={"every": 2}, **fault))
+    assert all("moved, removed or replaced" in str(outcome) for outcome in outcomes), outcomes
+    assert snapshot(tmp_path / "run").keys() == (set() if kind == "move" else {LOCK})
+    steps = {path.name for path in (tmp_path / "moved" / "checkpoints").glob("step-*")}
+    assert steps == {"step-00000002", "step-00000004"}
+    status = read_status(tmp_path / "moved")
+    assert status is not None
+    assert status.state == "running"  # it could not say how it ended
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "crashes", "log", "tensorboard", "profile"])
 def test_a_run_folder_with_a_link_in_it_is_refused(name: str, tmp_path: Path) -> None:
     """Logs would be appended to, and checkpoints pruned, in somebody's folder."""
     elsewhere, run = tmp_path / "elsewhere", tmp_path / "run"

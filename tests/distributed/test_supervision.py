@@ -22,6 +22,7 @@ from pretrain.base.files import write_text
 from pretrain.config.load import job_from_mapping
 from pretrain.config.writer import job_to_yaml
 from pretrain.engine.ledger.check import check
+from pretrain.engine.rollbacks import read_rollbacks
 from pretrain.engine.run_folder import read_status
 from pretrain.registry import TASKS
 from tests.support import free_port
@@ -99,6 +100,24 @@ def test_a_rank_whose_weights_differ_ends_the_attempt_and_the_next_one_goes_on(
     assert (code, [end.code for end in ends]) == (0, [1, 0])
     assert "differs in model.norm.weight" in capfd.readouterr().err
     assert _losses(run) == pytest.approx(undisturbed, rel=1e-6)  # of ZeRO 1: sums in another order
+
+
+def test_a_spike_is_gone_back_for_without_a_restart_being_counted(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    changes = {
+        "schedule": {"max_steps": 46},
+        "optimizer": {"lr": 1e-3},
+        "guard": {"spike": "rollback"},
+        "bad_samples": [8 * 37, 8 * 41],
+        "supervise": {"restarts": 1},
+    }
+    code, ends = _supervised(_mapping(run, **changes))
+    assert (code, [end.code for end in ends]) == (0, [1, 1, 0])
+    assert [each.step for each in read_rollbacks(run)] == [38, 40]
+    report = check(run)
+    assert report.faults == []
+    assert report.left_out == 32
+    assert [(each.start, each.end) for each in read_rollbacks(run)] == [(288, 304), (320, 336)]
 
 
 @pytest.mark.parametrize("kind", ["kill", "stop", "hang", "crash"])

@@ -32,11 +32,11 @@ def _gradients(mapping: dict[str, Any]) -> dict[str, Any]:
     engine, taken = engines["model"], []
     update = engine.step
 
-    def step_and_keep_gradients() -> None:
+    def step_and_keep_gradients(loss: Any = None) -> None:
         if engine.at_boundary:
             full = {name: safe_get_full_grad(p) for name, p in engine.module.named_parameters()}
             taken.append({name: x.float().numpy().copy() for name, x in full.items() if x is not None})
-        update()
+        update(loss)
 
     engine.step = step_and_keep_gradients  # type: ignore[method-assign]
     progress, losses = Progress(), []

@@ -111,8 +111,8 @@ def _unwatched(batches: Iterator[Any]) -> Iterator[Any]:
 def _waits(mapping: dict[str, Any]) -> dict[int, list[str]]:
     """What waited in each step of a run, with all its callbacks."""
     quiet_libraries(debug=False)
-    checks: Any = importlib.import_module("pretrain.contrast.checks")
-    checks.is_readable = lambda values: False  # checks that a GPU is spared
+    norms: Any = importlib.import_module("pretrain.contrast.norms")
+    norms.is_readable = lambda values: False  # checks that a GPU is spared
     job = job_from_mapping(mapping, "test")
     task = task_class(job.task.type)(job, job.run.dir)
     job.run.dir.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from pretrain.config.load import load_job
 from pretrain.engine.engines.build import build_engines
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
+from tests.benchmarks.scale_forms import Stage, zero_received
 from tests.language import write_corpus
 from tests.latent import write_text
 from tests.support import run_ranks
@@ -49,6 +50,31 @@ def test_each_gradient_is_reduced_once_a_step(found: Any, path: Path) -> None:
     assert sum(sent.elements for sent in reduced) == step.parameters
     gathered = sum(2 * sent.elements for sent in step.updates() if not sent.reduces)
     assert step.parameters <= gathered <= 1.1 * step.parameters + 64 if stage else gathered == 0
+
+
+_BUCKET_OF_TEST = 4000
+
+
+def _sizes(folder: Path, stage: int) -> tuple[int, list[tuple[str, int]]]:
+    """Weights, and the collectives of a step of two micro-batches at a ZeRO stage, in small buckets."""
+    job = small_job(_SHIPPED / "capt_tiny.yaml", folder, 4)  # of four ranks: here are two
+    extra = {"zero_optimization": {"reduce_bucket_size": _BUCKET_OF_TEST}}
+    engine = job.engine.model_copy(update={"zero_stage": stage, "deepspeed_extra": extra})
+    found = traffic(job.model_copy(update={"engine": engine}))
+    return found.parameters, [(sent.name, sent.received) for sent in found.updates() if sent.elements > _SMALL]
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_zero_sends_what_the_prediction_of_its_time_takes_it_to_send(tmp_path: Path, stage: Stage) -> None:
+    """All-reduces of buckets and one gather of the weights: not the reduce-scatter that ZeRO's name promises."""
+    write_corpus(tmp_path / "text.txt")
+    weights, sent = run_ranks(_sizes, 2, tmp_path, stage)[0]
+    formula = zero_received(weights, stage, 2, 2, cached=True, bucket=_BUCKET_OF_TEST)
+    for name in ("allreduce_", "_allgather_base_", "_reduce_scatter_base_"):
+        real, predicted = ([size for each, size in which if each == name] for which in (sent, formula))
+        assert sum(real) == pytest.approx(sum(predicted), rel=0.02), name
+        if name == "allreduce_":
+            assert len(real) == pytest.approx(len(predicted), rel=0.2)  # a bucket is not always full
 
 
 def _types(stage: int, wire_type: str | None) -> set[str]:

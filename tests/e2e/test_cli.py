@@ -116,6 +116,24 @@ def test_what_a_user_gets_wrong_is_one_line_and_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("verb", [["resume"], ["ledger", "check"]])
+def test_a_checkpoint_is_no_run(capt: Capt, tmp_path: Path, verb: list[str]) -> None:
+    """It has a config.yaml too; a job that began in it would add files, and the checkpoint would be refused."""
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000004"
+    checkpoint.mkdir(parents=True)
+    for name in ("run/config.yaml", "run/checkpoints/step-00000004/config.yaml"):
+        (tmp_path / name).write_text("{task: {type: capt_language}, data: {source: docstrings}}\n")
+    (checkpoint / "manifest.json").write_text("{}")
+    (tmp_path / "run" / "checkpoints" / "best").symlink_to("step-00000004")
+    for name in ("step-00000004", "best"):
+        code, _, err = capt(*verb, f"run/checkpoints/{name}")
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"{name} is a checkpoint, not a run folder; capt resume run --checkpoint step-00000004" in err
+    copied = checkpoint.rename(tmp_path / "copied")
+    assert "model.init=copied begins a run with its weights" in capt(*verb, "copied")[2]
+    assert {path.name for path in copied.iterdir()} == {"config.yaml", "manifest.json"}
+
+
 def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "launcher.cli", "config", "show", "capt_tny", "--debug"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -36,11 +36,12 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
 SlurmctldPort={ports[0]}
-SlurmdTimeout={timeout}
+SlurmdTimeout=10
+SlurmdParameters=config_overrides
 KillWait=30
 JobRequeue=1
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus} State=UNKNOWN
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus} State=UNKNOWN
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 State=UNKNOWN
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 State=UNKNOWN
 PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -97,9 +98,8 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
     with ExitStack() as undo:
         ports = _free_ports(3)
         conf = folder / "slurm.conf"
-        conf.write_text(
-            _CONF.format(host=socket.gethostname(), folder=folder, ports=ports, cpus=os.cpu_count(), timeout=10)
-        )
+        host = socket.gethostname().partition(".")[0]
+        conf.write_text(_CONF.format(host=host, folder=folder, ports=ports))
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o400)
         env = {"SLURM_CONF": str(conf)}

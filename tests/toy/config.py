@@ -19,12 +19,20 @@ class Fault(Section):
     """Something that goes wrong on one rank at one step; at step 0 while preparing."""
 
     kind: Literal[
-        "none", "term", "nan", "nan_gradient", "refuse", "crash", "wait", "kill", "stop", "hang", "flip"
+        "none", "term", "nan", "nan_gradient", "refuse", "crash", "wait", "kill", "stop", "hang", "flip", "move",
+        "replace", "slow_data", "slow_forward",
     ] = "none"  # fmt: skip
     step: int = 0
     rank: int = 0
+    everywhere: bool = False
+    """Whether all ranks are slow."""
     once: str = ""
     """A file that is made by the fault, which does not strike again."""
+
+    def delay(self, kind: str) -> None:
+        """Make this rank slow by 20 ms, in every step."""
+        if kind == self.kind and (self.everywhere or distributed.rank() == self.rank):
+            time.sleep(0.02)
 
     def hits(self, kind: str, step: int) -> bool:
         if (kind, step, distributed.rank()) != (self.kind, self.step, self.rank):
@@ -60,6 +68,11 @@ class ToyJob(Job):
     width: int = 13
     table: Literal["none", "adagrad", "sparse_adam"] = "none"
     fault: Fault = Fault()
+    bad_samples: tuple[int, ...] = ()
+    """Samples whose loss is ``badness`` times as large."""
+    badness: float = 100.0
+    avoid: tuple[int, int] | None = None
+    """Samples, from the first up to before the second, that are not used."""
 
 
 JOB = ToyJob

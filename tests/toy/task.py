@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
+from pretrain.engine.run_folder import LOCK
 from pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics
 from tests.toy.config import ToyJob
 
@@ -50,8 +51,10 @@ class ToyTask:
 
     def build_modules(self) -> Mapping[str, nn.Module]:
         torch.manual_seed(self.job.run.seed)
+        model = ToyModel(self.job.width)
+        model.register_forward_pre_hook(lambda *_: self.job.fault.delay("slow_forward"))
         table = {"table": nn.Embedding(11, 3, sparse=True)} if self.job.table != "none" else {}
-        return {"model": ToyModel(self.job.width), **table}
+        return {"model": model, **table}
 
     def optimizers(self) -> Mapping[str, ModuleOptimizer]:
         """The table's, at a constant learning rate."""
@@ -64,6 +67,9 @@ class ToyTask:
         rank, world = distributed.rank(), distributed.world_size()
         start, size, share = progress.samples, self.job.batch.global_, self.job.micro_batch(world) * world
         while True:
+            if self.job.avoid is not None and start == self.job.avoid[0]:
+                start = self.job.avoid[1]
+            self.job.fault.delay("slow_data")
             parts = [range(start + first, start + first + share) for first in range(0, size, share)]
             yield [[g for g in part if g % world == rank] for part in parts]
             start += size
@@ -81,10 +87,12 @@ class ToyTask:
             x = torch.from_numpy(np.stack([np.random.default_rng(g).normal(size=7) for g in part])).float()
             half = self.job.engine.precision == "fp16" and self.job.engine.zero_stage > 0
             loss = engine(x.half() if half else x).float().square().mean()
+            if any(g in self.job.bad_samples for g in part):
+                loss = loss * self.job.badness
             if self.job.fault.hits("nan_gradient", progress.step + 1):
                 loss = loss * float("nan")
             engine.backward(loss)
-            engine.step()
+            engine.step(loss)
             if "table" in engines:
                 looked_up = engines["table"](torch.tensor([[g % 11, g % 7] for g in part]))
                 distance = (looked_up - 1).square().mean()
@@ -95,6 +103,13 @@ class ToyTask:
             self.seen += part
         if self.job.fault.hits("flip", progress.step + 1):
             engine.module.get_parameter("norm.weight").detach().view(torch.int32)[3] ^= 1  # the last bit of one number
+        for kind in ("move", "replace"):
+            if self.job.fault.hits(kind, progress.step + 1):
+                folder = self.job.run.dir
+                folder.rename(folder.with_name("moved"))
+                if kind == "replace":  # by somebody's new run
+                    folder.mkdir()
+                    (folder / LOCK).touch()
         progress.samples += self.job.batch.global_
         if self.job.fault.hits("nan", progress.step + 1):
             total = float("nan")

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import yaml
 
 from docs.hooks import sections
 from launcher.plan import BackendName
 from launcher.sweep.config import Sweep
 from pretrain.config.contrast import TemperatureSection
+from pretrain.config.load import load_job
 from pretrain.config.schema import EngineSection, OptimizerSection
 from pretrain.contrast.kernels import KERNELS
 from pretrain.data.config import CORRUPTIONS
@@ -171,3 +173,22 @@ def test_contributing_lists_what_is_registered() -> None:
     rows = dict(re.findall(r"^\| ([\w ]+) \| (.+?) \|", text, re.M))
     listed = {name: set(re.findall(r"`([^`]+)`", rows.get(name, ""))) for name in REGISTRIES}
     assert listed == REGISTRIES
+
+
+def test_the_shipped_queues_are_those_of_the_jobs() -> None:
+    """Queue, how many steps' rows it holds (both views of a batch), and the guard, as the page of training says."""
+    page = (ROOT / "docs/guide/training.md").read_text()
+    rows = re.findall(r"^\| (`capt_[^|]+) \| (\d+) \| ([\d.]+) \| (.+) \|$", page, re.M)
+    told = {name: row[1:] for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    shipped = [path.stem for path in (ROOT / "configs/pretrain").glob("capt_*.yaml")]
+    assert sorted(told) == sorted(shipped)
+    for name, (queue, steps, guard) in told.items():
+        job: Any = load_job(name, ["model.init=x"] if name == "capt_continue" else [])
+        section = job.contrast.model_dump(include={"queue_start", "drift", "queue_share", "queue_weight", "momentum"})
+        unusual = {key: value for key, value in section.items() if value not in (0, None, "none")}
+        named = {key: yaml.safe_load(value) for key, value in re.findall(r"`(\w+): (\w+)`", guard)}
+        assert (job.contrast.queue, job.contrast.queue / (2 * job.batch.global_), unusual) == (
+            int(queue),
+            float(steps),
+            named,
+        ), name

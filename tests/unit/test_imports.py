@@ -34,16 +34,20 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.config": (*BASE, "pretrain.registry"),
     # ---- engine: optimizers, then engines, then checkpoints of both, then callbacks; the loop and the run use them all
     "pretrain.engine.optim": (*BASE, "pretrain.config", "pretrain.engine.schedule"),
-    "pretrain.engine.engines": (*BASE, "pretrain.config", *_in("pretrain.engine", "distributed", "optim", "row_shard")),
+    "pretrain.engine.engines": (
+        *(*BASE, "pretrain.config"),
+        *_in("pretrain.engine", "distributed", "optim", "own_time", "row_shard"),
+    ),
     "pretrain.engine.checkpoint": (
         *(*BASE, "pretrain.config"),
         *_in("pretrain.engine", "distributed", "durable", "engines", "optim", "provenance", "row_shard", "task"),
-        "pretrain.engine.verification",
+        *_in("pretrain.engine", "spikes", "verification"),
     ),
     "pretrain.engine.callbacks": (
         *(*BASE, "pretrain.config", "pretrain.registry"),
         *_in("pretrain.engine", "checkpoint", "checksums", "distributed", "durable", "ephemeral", "flags", "heartbeat"),
         *_in("pretrain.engine", "interruption", "ledger", "loop", "metrics_file", "row_shard", "run_folder", "task"),
+        *_in("pretrain.engine", "own_time", "rollbacks", "spikes"),
     ),
     "pretrain.engine.ledger": (
         *(*BASE, "pretrain.data.sampler"),

@@ -17,6 +17,8 @@ from pretrain.engine.callbacks.next_steps import NextSteps
 from pretrain.engine.callbacks.profiler import Profiler
 from pretrain.engine.callbacks.progress import ProgressDisplay
 from pretrain.engine.callbacks.replicas import Replicas
+from pretrain.engine.callbacks.spikes import Spikes
+from pretrain.engine.callbacks.stragglers import Stragglers
 from pretrain.engine.callbacks.throughput import Throughput
 from pretrain.engine.callbacks.validator import Validator
 from pretrain.engine.loop import Callback
@@ -26,14 +28,16 @@ from pretrain.registry import callback_class, check_callbacks
 def default_callbacks(job: Job, users: Sequence[Callback] = ()) -> list[Callback]:
     """Return the callbacks that every job runs with, and ``users``, the job's own ones (`user_callbacks`).
 
-    Throughput adds to the report before Metrics writes it; the ranks agree before anything is validated or saved, and
-    the ledger has a step before a checkpoint does; what a callback of the user may stop is saved by the Checkpointer
-    behind it.
+    Throughput and Stragglers add to the report before Metrics writes it; the ranks agree before anything is validated
+    or saved, and the ledger has a step before a checkpoint does; what a callback of the user may stop is saved by the
+    Checkpointer behind it.
     """
-    metrics = Metrics(users)
+    metrics, spikes = Metrics(users), Spikes()
     callbacks: list[Callback] = [
         Throughput(),
-        Agreement(),
+        Stragglers(),
+        spikes,
+        Agreement(spikes.look),
         SampleLedger(),
         Replicas(),
         metrics,

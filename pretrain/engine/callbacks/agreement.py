@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from pretrain.base.errors import RunFailedError
-from pretrain.engine.callbacks.signals import StopSignals
+from pretrain.engine import distributed
+from pretrain.engine.callbacks.signals import SIGNALS, StopSignals
 from pretrain.engine.flags import Flags
 from pretrain.engine.loop import NEVER, Callback, Run
 from pretrain.engine.task import Metric, StepMetrics, to_float
@@ -29,9 +31,13 @@ class Agreement(Callback):
     ``run.settle()`` is called, as before each save: a state that has diverged is never written. ``stop_after`` counts
     only for a run that begins before that step. An fp16 overflow, which the loss scaler answers by skipping the update,
     is no divergence.
+
+    ``heard`` is told, on all ranks alike, of every step and its loss and gradient norm, averaged over the ranks; not of
+    steps whose update was left out. It may end the run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Callable[[Run, int, Mapping[str, float]], None] = lambda *_: None) -> None:
+        self._heard = heard
         self._signals = StopSignals()
         self._watched: dict[int, dict[str, Metric]] = {}
 
@@ -45,7 +51,8 @@ class Agreement(Callback):
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
         step, lag = run.progress.step, self._flags.lag
-        skipped = any(engine.update_was_skipped() for engine in run.engines.values())
+        engines = run.engines.values()
+        skipped = any(engine.update_was_skipped() or engine.update_was_vetoed() for engine in engines)
         watched = {} if skipped else {name: report[name] for name in _WATCHED if name in report}
         if lag:
             self._watched[step] = watched
@@ -54,8 +61,10 @@ class Agreement(Callback):
             chunk_is_long = step - self._looked >= lag  # to look late would save nothing
             self._read(run, step if near_the_end or chunk_is_long else step - lag)
         else:  # alone, on a CPU: the numbers are at hand, and this is ten times as fast
-            bad = not all(math.isfinite(to_float(figure)) for figure in watched.values())
+            figures = {name: to_float(figure) for name, figure in watched.items()}
+            bad = not all(map(math.isfinite, figures.values()))
             self._act(run, step, self._signals.received, bad, run.writing(), watched)
+            self._heard(run, step, figures)
         self._looked = step
         if not run.stopping and not run.finished and self._stop_after is not None and step >= self._stop_after:
             run.stopping = f"schedule.stop_after={self._stop_after} reached"
@@ -64,23 +73,40 @@ class Agreement(Callback):
         return NEVER if self._stop_after is None else max(self._stop_after, run.progress.step + 1)
 
     def _row(self, run: Run, watched: dict[str, Metric]) -> Tensor:
-        """The signal, whether a save is on the way, and whether each watched figure is bad; without looking at one."""
-        row = torch.zeros(2 + len(_WATCHED), device=self._flags.device)
+        """Which signal came, whether a save is on the way, whether each watched figure is bad, and the figures.
+
+        No figure is looked at.
+        """
+        first, bad = len(SIGNALS), len(SIGNALS) + 1
+        row = torch.zeros(bad + 2 * len(_WATCHED), device=self._flags.device)
         if self._signals.received:
-            row[0].fill_(self._signals.received)
+            row[SIGNALS.index(signal.Signals(self._signals.received))].fill_(1.0)
         if run.writing():
-            row[1].fill_(1.0)
-        for i, name in enumerate(_WATCHED, 2):
+            row[first].fill_(1.0)
+        for i, name in enumerate(_WATCHED, bad):
             figure = watched.get(name, 0.0)
             if isinstance(figure, Tensor) and figure.device == row.device:
                 row[i].copy_(figure.detach().isfinite().logical_not())
-            elif not math.isfinite(to_float(figure)):
+                row[i + len(_WATCHED)].copy_(figure.detach())
+            elif math.isfinite(value := to_float(figure)):
+                row[i + len(_WATCHED)].fill_(value)
+            else:
                 row[i].fill_(1.0)
         return row
 
     def _read(self, run: Run, until: int) -> None:
-        for step, (received, writing, *bad) in self._flags.read(until):
-            self._act(run, step, int(received), any(bad), bool(writing), self._watched.pop(step))
+        ranks = distributed.world_size()
+        for step, row in self._flags.read(until):
+            signals, (writing, *rest) = row[: len(SIGNALS)], row[len(SIGNALS) :]
+            bad, sums = rest[: len(_WATCHED)], rest[len(_WATCHED) :]
+            received = max(
+                (number for number, ranks_with in zip(SIGNALS, signals, strict=True) if ranks_with), default=0
+            )
+            watched = self._watched.pop(step)
+            self._act(run, step, int(received), any(bad), bool(writing), watched)
+            self._heard(
+                run, step, {name: each / ranks for name, each in zip(_WATCHED, sums, strict=True) if name in watched}
+            )
 
     def _act(
         self, run: Run, step: int, received: int, bad: bool, writing: bool, watched: dict[str, Metric]

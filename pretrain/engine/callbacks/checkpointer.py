@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pretrain.base.atomic import sync
-from pretrain.base.errors import CheckpointError
+from pretrain.base.errors import CheckpointError, ConfigError
+from pretrain.base.locks import is_replaced
 from pretrain.engine import distributed, heartbeat
 from pretrain.engine.callbacks.best import BestCheckpoint, best_checkpoint
 from pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of
 from pretrain.engine.checkpoint.folders import point, remove_checkpoint, remove_leftovers
 from pretrain.engine.loop import Callback, Run, next_multiple
+from pretrain.engine.run_folder import LOCK
 from pretrain.engine.task import StepMetrics
 
 logger = logging.getLogger(__name__)
@@ -24,14 +26,16 @@ class Checkpointer(Callback):
 
     Keeps the best, the newest ``keep`` and every ``keep_every``-th step. With ``checkpoint.async`` a save is committed
     when all ranks have written (which they hear some steps late, and do not wait to ask), at the latest before the next
-    one begins; none is dropped. One on the way that cannot
-    be written (a full disk) is lost with a warning, and the run goes on; the last one must succeed.
+    one begins; none is dropped. One on the way that cannot be written (a full disk) is lost with a warning, and the run
+    goes on; the last one must succeed. A job whose run folder was moved, removed or replaced ends before it would write
+    into what is there now.
     """
 
     def __init__(self) -> None:
         self._pending: PendingSave | None = None
         self._saved = -1
         self._began = -1
+        self._locked = False
 
     def on_start(self, run: Run) -> None:
         self._saved = run.progress.step
@@ -39,6 +43,7 @@ class Checkpointer(Callback):
         self._best = BestCheckpoint(run)
         with distributed.synchronize_errors():
             if distributed.rank() == 0:
+                self._locked = not is_replaced(run.dir / LOCK)
                 for leftover in remove_leftovers(run.dir):
                     logger.warning("removed %s, left by a job that was killed", leftover)
                 _set_aside_later_ones(run.dir, run.progress.step)
@@ -82,10 +87,18 @@ class Checkpointer(Callback):
         if self._saved == run.progress.step:
             return
         run.settle()  # a state that has diverged must not be kept
+        with distributed.synchronize_errors():
+            if self._locked and is_replaced(run.dir / LOCK):
+                raise ConfigError(
+                    f"run.dir {run.dir}: the folder was moved, removed or replaced while the job ran; "
+                    f"step {run.progress.step} is not saved. Continue with capt resume and the folder's new place"
+                )
         before = heartbeat.enter("save")
         self._try(run, self._commit)
         asynchronous = run.job.checkpoint.asynchronous
-        self._pending = begin_save(run.dir, run.job, run.engines, run.task, run.progress, asynchronous=asynchronous)
+        self._pending = begin_save(
+            run.dir, run.job, run.engines, run.task, run.progress, asynchronous=asynchronous, spikes=run.spikes()
+        )
         self._saved = self._began = run.progress.step
         if not asynchronous:
             self._commit(run)

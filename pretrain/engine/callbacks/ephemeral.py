@@ -167,7 +167,7 @@ class EphemeralCheckpointer(Callback):
         root = self._choose_place(run)
         asynchronous = distributed.device().type == "cuda"
         pending = begin_save(
-            root, run.job, run.engines, run.task, run.progress, asynchronous=asynchronous,
+            root, run.job, run.engines, run.task, run.progress, asynchronous=asynchronous, spikes=run.spikes(),
             make=partial(EphemeralSave, hosts=self._hosts),
         )  # fmt: skip
         assert isinstance(pending, EphemeralSave)

@@ -43,6 +43,7 @@ class SampleLedger(Callback):
             step=run.progress.step,
             samples=run.progress.samples,
             batch=run.job.batch.global_,
+            left_out=run.left_out,
             order=Order(**asdict(task.sample_order())),
             checkpoint=None if run.resumed_from is None else str(run.resumed_from),
         )
@@ -65,8 +66,9 @@ class SampleLedger(Callback):
         rows = sum(len(part.ids) for part in parts)
         ids = sum(digest_ids(part.ids) for part in parts) % (1 << 64)
         contents = sum(digest_contents(*part) for part in parts) % (1 << 32)
+        vetoed = any(engine.update_was_vetoed() for engine in run.engines.values())
         try:
-            self._writer.append(run.progress.step, rows, ids, contents)
+            self._writer.append(run.progress.step, rows, ids, contents, learnt=not vetoed)
         except OSError as error:
             if not self._warned:
                 logger.warning("%s; training goes on, and what is not written waits", error)

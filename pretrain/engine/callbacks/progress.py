@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 
 from rich.console import Console
@@ -25,6 +26,7 @@ class ProgressDisplay(Callback):
     steps, and after each validation a line with its values.
 
     The training loss itself is not shown where it has parts: their weights and the temperature change what it means.
+    A terminal that was closed ends the bar and not the run.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -43,12 +45,11 @@ class ProgressDisplay(Callback):
             )  # fmt: skip
             total = run.job.schedule.max_steps
             self._id = self._bar.add_task(run.dir.name, total=total, completed=run.progress.step, values="")
-            self._bar.start()
+            self._show(Bar.start)
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
         due = is_logged(run.job, run.progress.step)
-        if self._bar is not None:
-            self._bar.update(self._id, completed=run.progress.step)
+        self._show(lambda bar: bar.update(self._id, completed=run.progress.step))
         if due and distributed.rank() == 0:
             self._tell_step(run)
         self._tell_validation(run)
@@ -57,10 +58,8 @@ class ProgressDisplay(Callback):
         return NEVER
 
     def _tell_step(self, run: Run) -> None:
-        values = summary(self._metrics.latest, run.task.status)
-        if self._bar is not None:
-            self._bar.update(self._id, values=values)
-        else:
+        values = summary(self._metrics.latest, "  ".join(filter(None, (run.task.status, *run.remarks.values()))))
+        if not self._show(lambda bar: bar.update(self._id, values=values)):
             done, total = run.progress.step, run.job.schedule.max_steps
             left = (time.monotonic() - self._began) / max(done - self._first, 1) * (total - done)
             logger.info("step %d/%d eta %s %s", done, total, timedelta(seconds=round(left)), values)
@@ -75,18 +74,28 @@ class ProgressDisplay(Callback):
         self._told = run.validated_at
         if run.validation and distributed.rank() == 0:
             line = f"step {self._told} validation: {validation_summary(run.validation, run.job)}"
-            if self._bar is not None:
-                self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
-            else:
+            if not self._show(lambda bar: bar.console.print(line, markup=False, highlight=False, soft_wrap=True)):
                 logger.info("%s", line)
 
     def close(self, run: Run) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._show(Bar.stop)
+
+    def _show(self, action: Callable[[Bar], object]) -> bool:
+        """Do it with the bar, and return whether there is one. Where the terminal is gone there is none any more."""
+        if self._bar is None:
+            return False
+        try:
+            action(self._bar)
+        except OSError as error:
+            bar, self._bar = self._bar, None
+            with suppress(OSError):
+                bar.stop()
+            logger.warning("the terminal takes no more output (%s): no progress bar from here on", error.strerror)
+        return self._bar is not None
 
 
 def summary(values: dict[str, float], status: str = "") -> str:
-    """Return the metrics of a step in one short line, with the status of the task."""
+    """Return the metrics of a step in one short line, with what the task and the guards remark."""
     parts = [f"{name.removeprefix('loss/')} {value:.4f}" for name, value in values.items() if name.startswith("loss/")]
     if not parts and "loss" in values:
         parts = [f"loss {values['loss']:.4f}"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from pretrain.engine import interruption
 
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class StopSignals:
@@ -25,7 +25,7 @@ class StopSignals:
 
     def install(self) -> None:
         """Install the handlers: from now on a signal is remembered and does not end the process."""
-        for number in _SIGNALS:
+        for number in SIGNALS:
             self._previous[number] = signal.signal(number, self._receive)
         interruption.record_signal(0)
 

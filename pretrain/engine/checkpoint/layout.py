@@ -60,6 +60,11 @@ def find_checkpoint(path: Path) -> Path:
         offer = f"; the newest complete one is {others[-1].name}" if others else ""
         raise CheckpointError(f"{path}: no {MANIFEST}: the checkpoint is half-written{offer}")
     complete = checkpoints_of(path)
+    if not complete and (path / CONFIG).is_file():
+        raise CheckpointError(
+            f"{path}: a run without a complete checkpoint; capt resume {path} goes on, and writes one every "
+            "checkpoint.every steps and at its end"
+        )
     if not complete:
         raise CheckpointError(f"{path}: neither a checkpoint (no {MANIFEST}) nor a run with complete checkpoints in it")
     return complete[-1]

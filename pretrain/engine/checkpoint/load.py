@@ -132,7 +132,7 @@ def check_architecture(checkpoint: Path, name: str, module: nn.Module) -> None:
             raise CheckpointError(
                 f"{checkpoint}: another architecture: {parameter_name} has shape "
                 f"{tuple(stored[parameter_name])}, the configured model {shape}; "
-                "set model.* as in its config.yaml"
+                "set model.* and tokenizer.* as in its config.yaml"
             )
     surplus = stored.keys() - dict(module.named_parameters(remove_duplicate=False)).keys()
     if surplus:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, FiniteFloat, model_validator
 from pretrain.base.errors import CheckpointError
 from pretrain.base.files import read_json
 from pretrain.base.records import Count, Record, parse_record, read_record
+from pretrain.engine.spikes import SpikeState
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -103,11 +104,12 @@ class EngineState(Record):
 
 
 class State(Record):
-    """``state.json``: progress, the engines' numbers, and what the task stored."""
+    """``state.json``: progress, the engines' numbers, what the task stored, and the recent past of the loss."""
 
     progress: ProgressRecord
     engines: dict[str, EngineState] = Field(max_length=1000)
     task: dict[str, Any] = Field(max_length=100_000)
+    spikes: SpikeState = SpikeState()
 
 
 def read_manifest(checkpoint: Path) -> Manifest:

@@ -33,6 +33,7 @@ from pretrain.engine.checkpoint.pending import PendingSave, TensorFiles
 from pretrain.engine.durable import describe_write_error
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.provenance import provenance
+from pretrain.engine.spikes import SpikeState
 from pretrain.engine.task import Progress, Task
 
 
@@ -43,14 +44,19 @@ def _describe(module: nn.Module) -> dict[str, Any]:
     return {"shapes": shapes, "ties": {name: first[id(p)] for name, p in every if name != first[id(p)]}}
 
 
+_NO_PAST = SpikeState()
+
+
 def begin_save(
     run_dir: Path, job: Job, engines: Mapping[str, Engine], task: Task, progress: Progress, *, asynchronous: bool,
+    spikes: SpikeState = _NO_PAST,
     make: Callable[[Path, TensorFiles, dict[str, Any], dict[str, Any], str], PendingSave] = PendingSave,
 ) -> PendingSave:  # fmt: skip
     """Snapshot the state of all engines and the task and start writing it. Collective.
 
-    With ``asynchronous`` training may go on at once; ``commit`` is called when every rank is ``done``. ``make`` makes
-    the pending save; where ranks other than 0 lead (hosts with a folder each), they make theirs.
+    With ``asynchronous`` training may go on at once; ``commit`` is called when every rank is ``done``. ``spikes`` is
+    the recent past of the loss. ``make`` makes the pending save; where ranks other than 0 lead (hosts with a folder
+    each), they make theirs.
     """
     target, token = step_folder(run_dir, progress.step), distributed.broadcast_object(secrets.token_hex(4))
     modules = {name: engine.module for name, engine in engines.items()}
@@ -73,7 +79,8 @@ def begin_save(
             "has_moments": bool(engine.base_optimizer.state),
             "loss_scale": engine.loss_scale_state(),
         }
-    save = make(target, files, {"progress": progress.to_json(), "engines": engine_state}, manifest, token)
+    state = {"progress": progress.to_json(), "engines": engine_state, "spikes": spikes.model_dump()}
+    save = make(target, files, state, manifest, token)
     with distributed.synchronize_errors():
         if distributed.rank() == 0:
             save.ready += _prepare_folder(save.temporary, job, task)

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from pretrain.engine.engines.guarded import Judge
 from pretrain.engine.optim.settings import ModuleOptimizer
 
 
@@ -45,8 +46,19 @@ class Engine(Protocol):
         """
         ...
 
-    def step(self) -> None:
-        """End a micro-batch; the last one of an optimizer step clips the gradient and updates the parameters."""
+    def step(self, loss: Tensor | None = None) -> None:
+        """End a micro-batch; the last one of an optimizer step clips the gradient and updates the parameters.
+
+        ``loss`` is what the task reports of the micro-batch, by which a guard judges the update (`guard`).
+        """
+        ...
+
+    def guard(self, judge: Judge) -> None:
+        """Ask ``judge`` before each update whether it is to be left out: parameters and moments stay as they are."""
+        ...
+
+    def update_was_vetoed(self) -> bool:
+        """Whether the last update was left out because its judge said so."""
         ...
 
     def train(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import deepspeed
@@ -15,9 +16,11 @@ from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.engines.deepspeed_config import clips_here, deepspeed_config
 from pretrain.engine.engines.gradients import clip_gradients, measure_gradients
+from pretrain.engine.engines.guarded import Judge, UpdateGuard, without_update
 from pretrain.engine.optim.average import keep_average
 from pretrain.engine.optim.build import build_optimizer
 from pretrain.engine.optim.settings import ModuleOptimizer
+from pretrain.engine.own_time import own_section
 
 # DeepSpeed would compile this operator with g++ in the first run on CPUs (minutes) and load it in every other one. It
 # serves `inference_all_reduce` alone, which training never calls.
@@ -42,6 +45,7 @@ class DeepSpeedEngine:
         self._norm: Tensor | None = None
         self._updated = True
         self._accumulation = job.accumulation(distributed.world_size())
+        self._guard = UpdateGuard(self._accumulation)
         self._micro_steps = 0
         _name_wire_type(module, job)
         optimizer = build_optimizer(settings.section, job.engine, module)
@@ -62,7 +66,8 @@ class DeepSpeedEngine:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass, under the engine's precision."""
-        return self.deepspeed(*args, **kwargs)
+        with own_section():
+            return self.deepspeed(*args, **kwargs)
 
     @property
     def at_boundary(self) -> bool:
@@ -102,13 +107,46 @@ class DeepSpeedEngine:
         self.deepspeed.backward(loss)
         self.deepspeed.enable_backward_allreduce = reduces
 
-    def step(self) -> None:
+    def step(self, loss: Tensor | None = None) -> None:
         """End a micro-batch; the last one of an optimizer step updates the parameters."""
         self._updated = False
-        if self._clips and self.zero_stage and self.at_boundary:
-            self._measure_and_clip_shards()
-        self.deepspeed.step()
+        self._guard.add(loss)
+        if self.at_boundary:
+            with self._guard.update():
+                self._update()
+        else:
+            self.deepspeed.step()
         self._micro_steps += 1
+
+    def _update(self) -> None:
+        vetoed = False
+        if self.zero_stage:
+            if self._clips:
+                self._measure_and_clip_shards()
+            vetoed = self._guard.vetoes(self._norm)
+        with without_update(self.zero_optimizer) if vetoed else nullcontext():
+            self.deepspeed.step()
+
+    def guard(self, judge: Judge) -> None:
+        """Ask ``judge`` before each update whether it is to be left out.
+
+        The gradient norm is not known before an update at ZeRO 3, with offloading, and in fp16 at ZeRO 1 and 2.
+        """
+        self._guard.judge = judge
+        if self.zero_stage == 0:  # where a gradient scaler has unscaled the gradients only when it calls this
+            optimizer = self.base_optimizer
+            update = optimizer.step
+
+            def update_unless_vetoed() -> Any:
+                self._norm = measure_gradients(self._parameters)
+                self._updated = True
+                return None if self._guard.vetoes(self._norm) else update()
+
+            optimizer.step = update_unless_vetoed  # type: ignore[assignment]
+
+    def update_was_vetoed(self) -> bool:
+        """Whether the last update was left out because its judge said so."""
+        return self._guard.vetoed
 
     def train(self) -> None:
         """Switch to training mode (dropout on)."""

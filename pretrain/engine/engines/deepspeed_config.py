@@ -60,7 +60,7 @@ _PRECISION = (("torch_autocast", "enabled"), ("torch_autocast", "dtype"), ("fp16
 WIRE_TYPES = ("fp32", "bf16", "fp16")
 """What ``communication_data_type`` may be: the type in which gradients are reduced."""
 
-_BUCKET = 25_000_000
+BUCKET = 25_000_000
 """Elements of a gradient bucket (100 MB in fp32; DeepSpeed holds two). Its default, 500 million, is more than a large
 encoder has: one bucket, reduced when the backward pass is over, with nothing left to overlap with."""
 
@@ -98,7 +98,7 @@ def deepspeed_config(job: Job, world: int, optimizer: OptimizerSection | None = 
     engine = job.engine
     zero: dict[str, Any] = {"stage": engine.zero_stage}
     if engine.zero_stage in (1, 2):
-        zero |= {"overlap_comm": True, "reduce_bucket_size": _BUCKET}
+        zero |= {"overlap_comm": True, "reduce_bucket_size": BUCKET}
         if clips_here(engine):
             zero["compute_grad_norm"] = False
     if engine.offload_optimizer:

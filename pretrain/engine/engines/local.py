@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.engines.gradients import clip_gradients, measure_gradients
+from pretrain.engine.engines.guarded import Judge, UpdateGuard
 from pretrain.engine.optim.average import keep_average
 from pretrain.engine.optim.build import build_optimizer
 from pretrain.engine.optim.settings import ModuleOptimizer
+from pretrain.engine.own_time import own_section
 from pretrain.engine.row_shard import is_row_sharded
 
 
@@ -39,12 +41,13 @@ class LocalEngine:
         self._bf16 = job.engine.precision == "bf16"
         self._sharded = is_row_sharded(module)
         self._accumulation = job.accumulation(distributed.world_size())
+        self._guard = UpdateGuard(self._accumulation)
         self._micro_steps = 0
         self._norm = torch.full((), float("nan"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass, under autocast in bf16."""
-        with torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else nullcontext():
+        with own_section(), torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else nullcontext():
             return self.module(*args, **kwargs)
 
     @property
@@ -56,16 +59,30 @@ class LocalEngine:
         """Add the gradient of ``loss``, divided by the number of micro-batches, to that of the parameters."""
         (loss / self._accumulation if self._accumulation > 1 else loss).backward()
 
-    def step(self) -> None:
+    def step(self, loss: Tensor | None = None) -> None:
         """Clip and update at the last micro-batch of an optimizer step."""
+        self._guard.add(loss)
         if self.at_boundary:
-            self._norm = measure_gradients(self._parameters)
-            if self._sharded and distributed.world_size() > 1:
-                self._norm = distributed.all_reduce_sum(self._norm.to(self.device).square()).sqrt()
+            with self._guard.update():
+                self._update()
+        self._micro_steps += 1
+
+    def _update(self) -> None:
+        self._norm = measure_gradients(self._parameters)
+        if self._sharded and distributed.world_size() > 1:
+            self._norm = distributed.all_reduce_sum(self._norm.to(self.device).square()).sqrt()
+        if not self._guard.vetoes(self._norm):
             clip_gradients(self._parameters, self.optimizer_settings.section.clip, self._norm)
             self.base_optimizer.step()
-            self.base_optimizer.zero_grad()
-        self._micro_steps += 1
+        self.base_optimizer.zero_grad()
+
+    def guard(self, judge: Judge) -> None:
+        """Ask ``judge`` before each update whether it is to be left out."""
+        self._guard.judge = judge
+
+    def update_was_vetoed(self) -> bool:
+        """Whether the last update was left out because its judge said so."""
+        return self._guard.vetoed
 
     def train(self) -> None:
         """Switch to training mode (dropout on)."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pretrain.base.errors import ConfigError
+from pretrain.base.errors import ConfigError, counted
 from pretrain.engine.ledger.files import Header, launches_of, read_launch
 from pretrain.engine.ledger.history import Fault, Launch, Newest, newest_checkpoint, read_history
 from pretrain.engine.ledger.order import check_launch, go_back, rank_of
@@ -42,6 +42,11 @@ class Report:
     faults: list[Fault] = field(default_factory=list)
 
     @property
+    def left_out(self) -> int:
+        """Samples that the model has not learnt from, because the loss had a spike in them (``guard.spike``)."""
+        return sum(launch.left_out for launch in self.launches)
+
+    @property
     def recorded_to(self) -> int:
         """The last step that all ranks have recorded, in the history as it counts."""
         return max((launch.head.step + launch.kept for launch in self.launches), default=0)
@@ -65,6 +70,7 @@ def check(run: Path, since: int = 1) -> Report:
         wrong, notes = check_launch(run, launch, since)
         faults += wrong
         report.notes += notes
+    report.notes += [note for launch in report.launches for note in _left_out(launch)]
     faults += _check_joints(report, since)
     faults += _check_repetitions(report, since)
     if report.launches:
@@ -76,6 +82,22 @@ def check(run: Path, since: int = 1) -> Report:
 
 def _kept(report: Report) -> list[Launch]:
     return [launch for launch in report.launches if launch.kept_to > launch.head.step]
+
+
+def _left_out(launch: Launch) -> list[str]:
+    """What ``guard.spike`` has left out in the kept steps of a launch."""
+    head, notes = launch.head, []
+    if not launch.kept:
+        return []
+    if head.left_out:
+        begin = head.samples - head.left_out
+        text = f"samples {begin} to {head.samples - 1} are left out before step {head.step + 1}"
+        notes.append(f"{text} (launch {launch.number}): the loss had a spike in them (guard.spike=rollback)")
+    if steps := [step for step in launch.unlearnt if step <= head.step + launch.kept]:
+        text = f"{counted(len(steps) * head.batch, 'sample')} of {counted(len(steps), 'step')} changed nothing"
+        shown = ", ".join(map(str, steps[:10])) + (", ..." if len(steps) > 10 else "")
+        notes.append(f"{text} (launch {launch.number}, {shown}): the update was left out (guard.spike=skip)")
+    return notes
 
 
 def _check_joints(report: Report, since: int) -> list[Fault]:
@@ -92,7 +114,7 @@ def _check_joints(report: Report, since: int) -> list[Fault]:
                 faults.append(Fault("hole", text, remedy, 1, None, None, file))
             before = launch
             continue
-        samples, order = before.samples_at(head.step), before.head.order
+        samples, order = before.samples_at(head.step) + head.left_out, before.head.order
         if head.samples != samples and head.step + 1 >= since:
             text = f"launch {launch.number} begins step {head.step + 1} at sample {head.samples}, not {samples}"
             faults.append(Fault("position", text, go_back(report.run, head.step + 1), head.step + 1, file=file))

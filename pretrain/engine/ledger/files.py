@@ -11,7 +11,7 @@ import json
 import os
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +28,8 @@ LEDGER = "ledger"
 ROW = np.dtype([("step", "<u4"), ("rows", "<u4"), ("ids", "<u8"), ("contents", "<u4")])
 """A step of a rank: its number (the first of a run is 1), rows, `digest_ids` and `digest_contents`."""
 _PACKED = struct.Struct("<IIQI")
+_UNLEARNT = 1 << 31
+"""Of ``rows``: this bit says that the update of the step was left out."""
 _LAUNCH = re.compile(r"launch-(\d{4,9})", re.ASCII)
 _RANK = re.compile(r"rank-(\d{5,9})\.ledger", re.ASCII)
 _LONGEST_HEADER = 1 << 16
@@ -54,6 +56,8 @@ class Header(Record):
     samples: Count
     batch: int = Field(ge=1, le=1 << 31)
     """Samples of a step, over all ranks."""
+    left_out: Count = 0
+    """Samples before ``samples`` that the run leaves out (``guard.spike=rollback``)."""
     order: Order
     checkpoint: str | None = Field(None, max_length=10_000)
     """What the launch was resumed from."""
@@ -66,6 +70,8 @@ class LedgerFile:
     path: Path
     header: Header | None
     rows: np.ndarray
+    unlearnt: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=bool))
+    """Whether the update of each row's step was left out (``guard.spike=skip``)."""
 
 
 def launches_of(run: Path) -> list[tuple[int, Path]]:
@@ -99,9 +105,12 @@ class LedgerWriter:
         self.flush()
         sync(folder)
 
-    def append(self, step: int, rows: int, ids: int, contents: int) -> None:
-        """Add a step. Raises ``OSError`` where it cannot be written now; it is not lost."""
-        self._waiting += _PACKED.pack(step, rows, ids, contents)
+    def append(self, step: int, rows: int, ids: int, contents: int, *, learnt: bool = True) -> None:
+        """Add a step, which the model has ``learnt`` from or not. Raises ``OSError``: it cannot be written now.
+
+        It is not lost then.
+        """
+        self._waiting += _PACKED.pack(step, rows if learnt else rows | _UNLEARNT, ids, contents)
         self.flush()
 
     def flush(self) -> None:
@@ -150,4 +159,7 @@ def _read_file(path: Path, rank: int) -> LedgerFile:
         raise DataError(f"{path}: its header is of rank {header.rank}")
     rows = np.frombuffer(content[: len(content) // ROW.itemsize * ROW.itemsize], dtype=ROW)
     written = np.flatnonzero(rows["step"])
-    return LedgerFile(path, header, rows[: written[-1] + 1] if len(written) else rows[:0])
+    rows = (rows[: written[-1] + 1] if len(written) else rows[:0]).copy()
+    unlearnt = rows["rows"] >= _UNLEARNT
+    rows["rows"] &= np.uint32(_UNLEARNT - 1)
+    return LedgerFile(path, header, rows, unlearnt)

@@ -52,11 +52,21 @@ class Launch:
     """The last step that all ranks have recorded."""
     right_to: int = 1 << 62
     """The last step before anything wrong was found in this launch."""
+    unlearnt: Sequence[int] = ()
+    """Steps whose update was left out (``guard.spike=skip``)."""
 
     @property
     def kept(self) -> int:
         """How many of its steps are in the model."""
         return max(0, min(self.kept_to, self.recorded_to) - self.head.step)
+
+    @property
+    def left_out(self) -> int:
+        """Samples that ``guard.spike`` has left out: before its kept steps, and in them."""
+        if not self.kept:
+            return 0
+        skipped = sum(step <= self.head.step + self.kept for step in self.unlearnt)
+        return self.head.left_out + skipped * self.head.batch
 
     def samples_at(self, step: int) -> int:
         """How many samples the run has used after ``step``, which is a step of this launch."""

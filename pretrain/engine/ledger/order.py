@@ -29,6 +29,7 @@ def check_launch(run: Path, launch: Launch, since: int) -> tuple[list[Fault], li
     head, faults = launch.head, []
     recorded = []
     for file in read_launch(launch.folder):
+        launch.unlearnt = file.rows["step"][file.unlearnt].tolist()  # alike on all ranks
         rows, begin = file.rows, max(head.step, since - 1)
         if begin > head.step:
             rows = rows[np.searchsorted(rows["step"], begin, side="right") :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pretrain.base.errors import counted
 from pretrain.engine.ledger.check import Epochs, Report
 from pretrain.engine.ledger.history import Fault, Launch
 
@@ -26,7 +27,8 @@ def as_text(report: Report) -> str:
         + (f", {ahead} more are recorded, which a restart does again" if ahead > 0 else "")
     )
     if not report.faults:
-        lines.append("right: every step used the samples whose turn it was, each id once an epoch")
+        left_out = f", but for {counted(report.left_out, 'sample')} left out by guard.spike" if report.left_out else ""
+        lines.append(f"right: every step used the samples whose turn it was, each id once an epoch{left_out}")
         return "\n".join(lines)
     first = report.faults[0]
     more = f" ({len(report.faults) - 1} more)" if len(report.faults) > 1 else ""
@@ -40,6 +42,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "right": not report.faults,
         "committed_to": report.newest.step,
         "recorded_to": report.recorded_to,
+        "left_out": report.left_out,
         "launches": [_launch(launch) for launch in report.launches],
         "epochs": [_epochs(epochs) for epochs in report.epochs],
         "notes": report.notes,

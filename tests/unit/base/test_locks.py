@@ -7,7 +7,7 @@ import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from pretrain.base.locks import file_lock, is_locked
+from pretrain.base.locks import file_lock, is_locked, is_replaced
 
 
 def _outlive(started: Event) -> None:
@@ -31,3 +31,14 @@ def test_a_forked_process_does_not_hold_the_lock(tmp_path: Path) -> None:
     finally:
         worker.kill()
         worker.join()
+
+
+def test_a_lock_is_replaced_when_another_file_stands_at_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with file_lock(path):
+        assert not is_replaced(path)
+        path.rename(tmp_path / "moved")
+        assert is_replaced(path)
+        assert not is_replaced(tmp_path / "moved")
+        path.touch()
+        assert is_replaced(path)

@@ -89,11 +89,21 @@ def test_bases_that_multiply_are_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["contrast=3"], "contrast: 3: it is a section; set a key of it, such as contrast.weight"),
+        (
+            ["contrast.temperature=constant"],
+            "'constant': it is a section; set a key of it, such as contrast.temperature.type",
+        ),
+        (
+            ["schedule.max_steps=20", "schedule.warmup_steps=40"],
+            "warmup_steps 40 is longer than max_steps 20; lower both",
+        ),
         (["run.seed=1_"], "run.seed: '1_': input should be a valid integer"),
         (["run.seed=9223372036854775808"], "run.seed: 9223372036854775808: a whole number is at most"),
         (["batch.global=1e12"], "batch.global: 1000000000000.0: input should be less than or equal to 2147483647"),
         (["batch.global=100000007", "batch.micro=2"], "batch.micro may be one of [1, 100000007]"),
         (["model.hidden=1000000000001"], "model.hidden: 1000000000001: input should be less than or equal to 65536"),
+        (["checkpoint.ephemeral.every=-1"], "checkpoint.ephemeral.every: -1: input should be greater than"),
         (["loader.workers=100000"], "less than or equal to 1024"),
         (["engine.timeout_minutes=1e300"], "less than or equal to 525600"),
         (["engine.deepspeed_extra.zero_optimization=null"], "zero_optimization: None: it is a section"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -312,3 +313,15 @@ def test_rows_that_are_not_unit_or_do_not_fit() -> None:
         capt_loss(s, 1.1 * s, temperature=0.1)
     with pytest.raises(ConfigError, match="queue holds rows of 7 features, the anchors have 123"):
         capt_loss(s, s, ShardedQueue(8, 7), temperature=0.1)
+
+
+@pytest.mark.parametrize("drift", ["none", "mean"])
+def test_a_queue_of_rows_that_are_not_unit_is_refused(drift: str) -> None:
+    """Their logits would have no bound: rows of norm 20 make the loss infinite, without a word."""
+    s = unit(N, D, seed=0)
+    queue = ShardedQueue(8, D, drift=drift)
+    queue.enqueue(s, torch.full_like(s, math.nan))  # an overflow is no mistake
+    capt_loss(s, s, queue, temperature=0.1)
+    queue.enqueue(20 * s)
+    with pytest.raises(ConfigError, match=r"the queue was given rows without unit norm: .* before queue.enqueue"):
+        capt_loss(s, s, queue, temperature=0.1)

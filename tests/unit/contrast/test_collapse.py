@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ def test_a_healthy_run_is_none(curve: Curve, caplog: pytest.LogCaptureFixture) -
         (
             ALONE + QUEUED,
             "step 230 (training): the representations are collapsing: retrieval 1 (step 20) -> 1, uniformity -3.44 "
-            "(step 160) -> -0.978, first direction 0.24 (step 140) -> 0.771. What helps: contrast.queue_weight=0.1, ",
+            "(step 160) -> -0.978, first direction 0.24 (step 140) -> 0.771. What helps: "
+            "contrast.drift=moments with contrast.queue_share=1, ",
         ),
         (
             ALONE_VALIDATED + QUEUED_VALIDATED,
@@ -214,7 +216,7 @@ def test_a_damaged_state_is_refused() -> None:
     [
         ({}, {"queue_weight": 0.1, "drift": "moments", "queue_share": 1.0}),
         ({"drift": "moments"}, {"queue_weight": 0.1, "drift": "moments", "queue_share": 1.0}),
-        ({"drift": "moments", "queue_share": 1.0}, {"queue_weight": 0.1}),
+        ({"drift": "moments", "queue_share": 1.0}, {"queue_weight": 0.1, "queue_share": "null"}),
         ({"queue_weight": 0.1}, {}),
         ({"in_batch": "none"}, {"in_batch": "global"}),
         ({"queue": 0}, {}),
@@ -228,3 +230,12 @@ def test_remedies_are_settings_that_the_job_does_not_have(settings: dict[str, An
     }
     assert ("contrast.queue_start" in text) == (settings.get("queue", 1) > 0 and settings.get("in_batch") != "none")
     assert "optimizer.lr" in text
+
+
+@pytest.mark.parametrize("settings", [{}, {"drift": "moments", "queue_share": 1.0}])
+def test_each_remedy_is_a_job(settings: dict[str, Any]) -> None:
+    """The one that was measured most comes first; none is refused beside what the job has."""
+    ways = [dict(re.findall(r"contrast\.(\w+)=(\S+)", way)) for way in remedies(ContrastSection(**settings)).split(",")]
+    assert ("drift" in ways[0]) == (not settings)
+    for way in ways:
+        ContrastSection(**{**settings, **{key: None if value == "null" else value for key, value in way.items()}})

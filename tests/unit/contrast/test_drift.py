@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 from pretrain.base.errors import CheckpointError, ConfigError
-from pretrain.contrast import ShardedQueue, capt_loss
+from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
+from pretrain.contrast.checks import InBatch
 from pretrain.contrast.reference import capt_loss_dense, drifted_queue_by_terms
 from tests.unit.contrast.support import relative, unit
 
@@ -91,17 +93,37 @@ def test_an_overflowed_step_spoils_neither_statistics_nor_rows(drift: str) -> No
     after = queue.negatives([unit(N, D, seed=2)])
     torch.testing.assert_close(after[:N], before)
     assert (after[N:] == 0).all()
+    resumed = _queue(drift=drift)
+    resumed.load_state_dict(queue.state_dict())
+    torch.testing.assert_close(resumed.negatives([unit(N, D, seed=2)]), after)
     some = unit(N, D, seed=3)
     some[2, 1] = torch.inf
     queue.enqueue(some)
     assert queue.negatives([unit(N, D, seed=2)]).isfinite().all()
 
 
-def test_rows_all_in_one_point_stay_finite() -> None:
-    queue = _queue(drift="moments")
-    rows = unit(1, D, seed=1).expand(N, D)
+@pytest.mark.parametrize("drift", ["mean", "moments"])
+@pytest.mark.parametrize("rows", [1, N])
+def test_rows_all_in_one_point_are_the_live_mean(drift: str, rows: int) -> None:
+    """Their residuals are zeros, as those of one row are, and yet they are rows: not what overflowed."""
+    queue, resumed = _queue(drift=drift), _queue(drift=drift)
+    queue.enqueue(unit(1, D, seed=1).float().expand(rows, D))
+    resumed.load_state_dict(queue.state_dict())
+    live = unit(N, D, seed=2)
+    mean = torch.nn.functional.normalize(live.mean(0), dim=0)
+    for each in (queue, resumed):
+        torch.testing.assert_close(each.negatives([live]), mean.expand(rows, D))
+
+
+@pytest.mark.parametrize("drift", ["mean", "moments"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_residuals_of_half_precision_rows_are_exact(drift: str, dtype: torch.dtype) -> None:
+    """A mean that is rounded to the rows' type would move all rows of a step alike."""
+    queue, exact = _queue(drift=drift, dtype=torch.float32), _queue(drift=drift)
+    rows, live = (0.1 * unit(N, D, seed=1) + unit(D, seed=3)).to(dtype), [unit(N, D, seed=2)]
     queue.enqueue(rows)
-    assert queue.negatives([rows]).isfinite().all()
+    exact.enqueue(rows.double())
+    torch.testing.assert_close(queue.negatives(live).double(), exact.negatives(live), rtol=1e-5, atol=1e-5)
 
 
 def test_left_out_samples_are_not_in_the_statistics() -> None:
@@ -184,7 +206,19 @@ def test_an_empty_queue_has_no_share() -> None:
     assert capt_loss(s, s_hat, _queue(), temperature=0.1, queue_share=1.0) == alone
 
 
-def test_a_share_needs_live_keys() -> None:
+def test_a_queue_of_share_0_is_not_there() -> None:
+    """Its rows lie on the anchors: as the largest logits they would push all live terms out of range."""
+    s, s_hat, queue = unit(N, D, seed=2), unit(N, D, seed=3), _queue()
+    queue.enqueue(s, s_hat)
+    found, expected = ContrastStats(), ContrastStats()
+    loss = capt_loss(s, s_hat, queue, temperature=0.002, queue_share=0.0, hardness=5.0, stats=found)
+    assert loss == capt_loss(s, s_hat, temperature=0.002, stats=expected)
+    for name in ("top1", "margin", "positive_probability", "effective_negatives"):
+        assert getattr(found, name) == getattr(expected, name)
+
+
+@pytest.mark.parametrize(("share", "in_batch"), [(1.0, "none"), (-1.0, "global"), (math.nan, "global")])
+def test_a_share_is_a_number_and_needs_live_keys(share: float, in_batch: InBatch) -> None:
     s, s_hat = unit(N, D, seed=2), unit(N, D, seed=3)
-    with pytest.raises(ConfigError, match="queue_share is 0 or more, and a share of the live keys"):
-        capt_loss(s, s_hat, _queue(), temperature=0.1, queue_share=1.0, in_batch="none")
+    with pytest.raises(ConfigError, match="queue_share is a number of 0 or more, and a share of the live keys"):
+        capt_loss(s, s_hat, _queue(), temperature=0.1, queue_share=share, in_batch=in_batch)

@@ -36,10 +36,16 @@ def _simulated(world: int, queue: int, *overrides: str) -> Simulated:
         (8, 507, "contrast.precision=bf16"),
         (64, 0, "contrast.mask_duplicates=false"),
         (64, 507, "contrast.cached=true"),
+        (8, 507, "contrast.drift=moments contrast.cached=false"),
+        (8, 507, "contrast.drift=mean contrast.queue_share=1"),
+        (8, 507, "contrast.queue_share=0 contrast.hardness=5"),
+        (8, 507, "contrast.hardness=5 contrast.queue_share=0.5"),
+        (8, 507, "contrast.queue_weight=0.1"),
+        (8, 507, "contrast.queue_weight=0.1 contrast.drift=moments contrast.hardness=5 contrast.in_batch=local"),
     ],
 )
 def test_received_bytes_are_the_closed_form(world: int, queue: int, option: str) -> None:
-    job = job_at(world, SAMPLES, [*SMALL, f"contrast.queue={queue}", option])
+    job = job_at(world, SAMPLES, [*SMALL, f"contrast.queue={queue}", *option.split()])
     found = simulate_contrast(job, world).sent
     assert [(each.name, each.received) for each in found] == contrast_received(job, world, WIDTH)
 
@@ -164,7 +170,9 @@ def test_formulas_of_zero() -> None:
     received: dict[Any, int] = {
         stage: sum(size for _, size in zero_received(weights, stage, world, 2, cached=True)) for stage in (0, 1, 2, 3)
     }
-    assert received == {0: 6000, 1: 6000, 2: 9000, 3: 24000}
+    assert received == {0: 4000, 1: 7000, 2: 11000, 3: 24000}
+    messages = [size for name, size in zero_received(weights, 1, world, 2, True, bucket=300) if name == "allreduce_"]
+    assert messages == [1200, 1200, 1200, 400]
     assert [state_bytes(weights, stage, world) for stage in (0, 1, 2, 3)] == [16000, 11000, 8000, 4000]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pretrain.base.errors import DataError
+from pretrain.base.verification import Ranks, Verifier
 from pretrain.data import docstrings
 from pretrain.data.config import DataConfig
 from pretrain.data.packing import PackedDataset
@@ -86,13 +87,18 @@ def test_validation_files_leave_the_training_text_whole(corpus: Path, tmp_path: 
         prepare(config(corpus, validation_files=f"{tmp_path}/c*.txt"), ByteTokenizer(), "validation")
 
 
-def test_no_validation(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_validation(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert open_corpus(config(corpus, validation_fraction=0), "validation") is None
     assert prepare(config(corpus, validation_fraction=0), ByteTokenizer(), "train").documents == 400
     corpus.write_text("One short text.")
     with caplog.at_level(logging.WARNING):
         assert prepare(config(corpus), ByteTokenizer(), "validation") is None
     assert "validation is off: the text is too short to hold out 0.01 of it" in caplog.text
+    assert "a blank line ends one" in caplog.text  # else 500 lines are one document
+    caplog.clear()
+    second = Verifier(tmp_path / "memory", Ranks(rank=1))
+    assert open_corpus(config(corpus), "validation", verifier=second) is None
+    assert caplog.text == "", "each rank says it"
     assert text_of(prepare(config(corpus), ByteTokenizer(), "train")) == "One short text."
 
 

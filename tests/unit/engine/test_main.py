@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from pretrain import __main__ as entry
 from pretrain.base.errors import DataError, UserError
-from pretrain.engine import distributed
+from pretrain.engine import distributed, interruption
 from pretrain.engine.callbacks.agreement import TrainingDivergedError
+from tests.support import ClosedTerminal
 
 
 def _agreed_error(error: Exception) -> Exception:
@@ -48,6 +50,22 @@ def test_a_run_that_diverged_needs_no_stack_trace(
     assert [entry._report(error, rank, debug=False) for rank in (1, 0)] == [1, 1]
     assert capsys.readouterr().err == "error: loss is nan at step 3\n"
     assert not caplog.records
+
+
+def test_a_stop_signal_before_anything_was_read_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def install(exit_code: int) -> None:
+        raise interruption.Interrupted("SIGTERM received before the first step")
+
+    monkeypatch.setattr(interruption, "install", install)
+    assert entry.run_process() == 75
+
+
+def test_a_closed_terminal_changes_no_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interruption, "install", lambda exit_code: None)
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, ClosedTerminal())
+    monkeypatch.setattr(entry, "main", lambda: entry._report(DataError("no text"), 0, debug=False))
+    assert entry.run_process() == 2
 
 
 def test_a_missing_configuration_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

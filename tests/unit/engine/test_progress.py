@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from pretrain.config import load_job
 from pretrain.engine.callbacks.metrics import Metrics
@@ -14,6 +16,7 @@ from pretrain.engine.callbacks.next_steps import NextSteps
 from pretrain.engine.callbacks.progress import ProgressDisplay, summary, validation_summary
 from pretrain.engine.loop import Run
 from pretrain.engine.task import Progress
+from tests.support import ClosedTerminal
 from tests.toy.config import ToyJob
 from tests.toy.task import ToyTask
 
@@ -49,6 +52,25 @@ def test_each_validation_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureF
         display.on_end(run)
     told = [record.message for record in caplog.records if "validation" in record.message]
     assert told == ["step 2 validation: accuracy 0.75  loss/mlm 2.5"]
+
+
+def test_a_terminal_that_is_closed_ends_the_bar_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, display = _run(tmp_path), ProgressDisplay(Metrics())
+    console = Console(file=io.StringIO(), force_terminal=True)
+    monkeypatch.setattr("pretrain.engine.callbacks.progress.Console", lambda **_: console)
+    display.on_start(run)
+    console.file = ClosedTerminal()
+    run.progress.step, run.validation, run.validated_at = 1, _VALUES, 1
+    with caplog.at_level(logging.INFO):
+        display.after_step(run, {})
+        display.on_end(run)
+        display.close(run)
+    assert [record.message for record in caplog.records] == [
+        "the terminal takes no more output (Input/output error): no progress bar from here on",
+        "step 1 validation: accuracy 0.75  loss/mlm 2.5",
+    ]
 
 
 def test_a_finished_run_says_what_to_do_next(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

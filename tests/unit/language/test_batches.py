@@ -20,7 +20,7 @@ from pretrain.data.corruption import IGNORE
 from pretrain.data.sampler import micro_batches
 from pretrain.engine import interruption, loading
 from pretrain.engine.callbacks.signals import StopSignals
-from pretrain.engine.loading import training_batches
+from pretrain.engine.loading import LoaderFailedError, training_batches
 from pretrain.language.batches import Assembler, LanguageBatch, validation_batches
 from pretrain.language.prepare import Prepared, prepare
 from tests.language import language_mapping
@@ -154,15 +154,22 @@ def _all(prepared: Prepared, what: str, **loader: float) -> int:
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("what", "kind", "words"),
     [
-        ("hangs", r"no data for \d s: loader worker 0 of 1 has not answered.*loader\.timeout_minutes"),
-        ("dies", r"a loader worker has died .*Killed.*: the host's memory is full"),
-        ("fails", r"^shard-00000\.bin: Input/output error; the device is failing: look at dmesg$"),
+        (
+            "hangs",
+            LoaderFailedError,
+            r"no data for \d s: loader worker 0 of 1 has not answered.*loader\.timeout_minutes",
+        ),
+        ("dies", LoaderFailedError, r"a loader worker has died .*Killed.*: the host's memory is full"),
+        ("fails", DataError, r"^shard-00000\.bin: Input/output error; the device is failing: look at dmesg$"),
     ],
 )
-def test_data_that_does_not_come_is_an_error_that_names_the_cause(prepared: Prepared, what: str, words: str) -> None:
-    with pytest.raises(DataError, match=words):
+def test_data_that_does_not_come_is_an_error_that_names_the_cause(
+    prepared: Prepared, what: str, kind: type[Exception], words: str
+) -> None:
+    """A fault of the machine (exit code 1, started again) is not one of the input (exit code 2)."""
+    with pytest.raises(kind, match=words):
         _all(prepared, what, timeout_minutes=0.02)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.config.load import job_from_mapping
+from pretrain.contrast import ShardedQueue
 from pretrain.engine.task import Progress
 from pretrain.language.task import LanguageTask
 from tests.language import language_mapping
@@ -42,6 +43,33 @@ def test_sizes_beyond_the_hosts_memory_are_refused(sizes: dict[str, dict[str, in
     task.job = task.job.model_copy(update={"contrast": task.job.contrast.model_copy(update=sizes.get("contrast", {}))})
     with pytest.raises(ConfigError, match=r"GiB on every rank, this host has"):
         task.build_modules()
+
+
+def test_another_drift_begins_with_an_empty_queue(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A run that collapses is told to set ``contrast.drift`` and to go on from before the fall."""
+
+    def task(drift: str) -> LanguageTask:
+        mapping = language_mapping(tmp_path, contrast={"queue": 64, "drift": drift})
+        made = LanguageTask(job_from_mapping(mapping, "test"), tmp_path / "run")
+        made.build_modules()
+        return made
+
+    def queue(of: LanguageTask) -> ShardedQueue:
+        assert of.contrast is not None
+        assert of.contrast.queue is not None
+        return of.contrast.queue
+
+    plain = task("none")
+    rows = torch.nn.functional.normalize(torch.randn(8, queue(plain).dim), dim=1)
+    queue(plain).enqueue(rows)
+    state = plain.save_state(tmp_path)
+    same, other = task("none"), task("moments")
+    same.load_state(tmp_path, state)
+    with caplog.at_level(logging.WARNING):
+        other.load_state(tmp_path, state)
+    assert (len(queue(same)), len(queue(other))) == (8, 0)
+    assert "the queue begins empty: its rows in" in caplog.text
+    assert "are of contrast.drift=none, this job has moments" in caplog.text
 
 
 def test_a_number_of_samples_that_no_run_reaches_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from launcher.backends.local import End, _free_port, _kept, run_ranks
 from launcher.plan import Command
+from launcher.supervisor.processes import stop_signals
 
 PRELUDE = "import os, pathlib, signal, subprocess, sys, time; rank = int(os.environ['RANK']);"
 SAVES = "signal.signal({signal}, lambda *_: os._exit(75)); pathlib.Path(f'ready-{{rank}}').touch(); time.sleep(60)"
@@ -90,6 +91,21 @@ def test_a_rank_killed_by_a_signal_is_a_failure(caplog: pytest.LogCaptureFixture
     assert end.crash is not None
     assert (end.crash.rank, end.crash.signal, end.crash.cause) == (0, "SIGKILL", end.reason)
     assert "rank 0 was killed by SIGKILL" in caplog.text
+
+
+def test_a_signal_without_a_name_kills_a_rank_like_any_other() -> None:
+    end = run_ranks(ranks("rank == 0 and os.kill(os.getpid(), signal.SIGRTMIN + 1); time.sleep(60)"))
+    assert end.crash is not None
+    assert (end.code, end.crash.signal, end.crash.cause) == (1, "signal 35", "rank 0 was killed by signal 35")
+
+
+def test_a_signal_that_came_before_the_ranks_were_started_reaches_them() -> None:
+    begin = time.monotonic()
+    with stop_signals(lambda _: None, lambda: None):
+        signal.raise_signal(signal.SIGUSR1)
+        end = run_ranks(ranks("time.sleep(60)"))
+    assert (end.code, end.reason) == (75, "SIGUSR1 received before the first step")
+    assert time.monotonic() - begin < 30
 
 
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace() -> None:
@@ -176,13 +192,16 @@ def test_bad_input_is_said_by_the_rank_alone(
     assert capfd.readouterr().err == "error: it is wrong\n"
 
 
-def test_a_second_interrupt_stops_at_once(launcher) -> None:
+def test_a_second_interrupt_stops_at_once(launcher, capfd: pytest.CaptureFixture[str]) -> None:
     process = launcher("signal.signal(15, signal.SIG_IGN);" + SAVES.format(signal=int(signal.SIGUSR1)))
     process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=5) == 1
+    said = capfd.readouterr().err
+    assert "killed by a second Ctrl-C, without a checkpoint" in said
+    assert "SIGKILL" not in said, "nobody else killed the ranks"
 
 
 def test_a_second_interrupt_reaches_other_sessions(launcher, tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from launcher.plan import End, Launch, Options
 from launcher.restart import supervise
+from launcher.supervisor.crash import Crash, write_crash
 from pretrain.config.load import load_job
-from pretrain.engine.run_folder import FAILED
+from pretrain.engine.run_folder import FAILED, STOPPED
 
 
 def _checkpoint(run: Path, step: int) -> Path:
@@ -56,6 +58,48 @@ def test_a_job_that_starts_again_waits_for_the_lock_of_a_lost_host(run: Path) ->
     config = str(run / "config.yaml")
     given = (config, "optimizer.lr=1e-4", "--resume")
     assert _arguments(run, given, [False, False])[1:] == [(*given, "--wait", "180")] * 2
+
+
+def test_a_job_that_is_asked_to_stop_while_it_is_about_to_start_again_does_not(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run / "config.yaml").write_text("")
+    attempts = []
+    monkeypatch.setattr("launcher.restart.again", lambda *args: not signal.raise_signal(signal.SIGTERM))
+
+    def attempt(launch: Launch) -> End:
+        attempts.append(launch)
+        return End(FAILED)
+
+    job = load_job("capt_tiny", [f"run.dir={run}"])
+    assert supervise(Launch("pretrain", (), job, Options()), attempt).code == STOPPED
+    assert len(attempts) == 1
+
+
+def test_reports_of_crashes_are_counted_by_those_that_are_some(tmp_path: Path) -> None:
+    """The name of a file must not keep a job from starting again."""
+    folder = tmp_path / "crashes"
+    folder.mkdir()
+    others = ["0001-copy.json", "2024.txt", "7.json", "x.json", f"{'9' * 200}.json"]
+    for name in (*others, *(f"{number:04d}.json" for number in range(9980, 10001))):
+        (folder / name).touch()
+    assert write_crash(tmp_path, Crash.here("it fell over")) == folder / "10001.json"
+    kept = {f"{number:04d}.json" for number in range(9982, 10002)}
+    assert {path.name for path in folder.iterdir()} == {*others, *kept}
+
+
+def test_reports_of_crashes_go_into_no_folder_of_somebody_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    elsewhere, run = tmp_path / "elsewhere", tmp_path / "run"
+    for folder in (elsewhere, run):
+        folder.mkdir()
+    for number in range(30):
+        (elsewhere / f"{number:04d}.json").touch()
+    (run / "crashes").symlink_to(elsewhere)
+    assert write_crash(run, Crash.here("it fell over")) is None
+    assert len(list(elsewhere.iterdir())) == 30
+    assert "a link stands where a folder of our own belongs; remove it" in caplog.text
 
 
 def test_a_job_that_dies_before_it_went_back_still_goes_back(run: Path) -> None:

@@ -2,6 +2,7 @@ import json
 import os
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from launcher.launch_files import LaunchFiles
 from launcher.watch import StatusWatch
 from pretrain.base.errors import ConfigError
 from pretrain.base.locks import file_lock
-from pretrain.engine.run_folder import Status, check_is_free, read_status
+from pretrain.engine.run_folder import LOCK, Status, check_is_free, read_status
 
 
 def write_status(folder: Path, **status: object) -> None:
@@ -153,6 +154,19 @@ def test_a_launch_that_came_to_nothing_leaves_nothing(tmp_path: Path, existing: 
     (run / "log" / "x").unlink()
     files.remove()
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_job_that_another_one_keeps_out_leaves_that_ones_files(tmp_path: Path) -> None:
+    """Else ``capt resume`` would launch the run of the other job as the refused one was meant to be."""
+    launch, theirs = tmp_path / "launch.json", "of the job that trains"
+    (tmp_path / "config.yaml").touch()
+    for refused, active, expected in ((True, True, theirs), (False, True, "new"), (True, False, "new")):
+        launch.write_text(theirs)
+        files = LaunchFiles(tmp_path, {launch: "new"})
+        files.write()
+        with file_lock(tmp_path / LOCK) if active else nullcontext():
+            files.remove(refused=refused)
+        assert launch.read_text() == expected
 
 
 def test_a_run_that_was_begun_stays(tmp_path: Path) -> None:

@@ -306,6 +306,9 @@ def test_a_launch_that_was_killed_before_its_first_step_changes_nothing(tmp_path
 
 def test_capt_ledger_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _capt(tmp_path) == 2
+    assert "is not a run folder: it has no config.yaml" in capsys.readouterr().err
+    (tmp_path / "config.yaml").write_text("task: {type: toy}\n")
+    assert _capt(tmp_path) == 2
     assert "there is no ledger" in capsys.readouterr().err
     _history(tmp_path)
     assert _capt(tmp_path) == 0
