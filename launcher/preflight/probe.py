@@ -257,7 +257,7 @@ def serve() -> None:
                 answer = _ANSWERS[request.pop("ask")](**request)
             except (OSError, ValueError) as error:
                 answer = {"error": problem(error)}
-            sys.stdout.write(f"{MARK}{json.dumps(answer)}\n")
+            sys.stdout.write(f"\n{MARK}{json.dumps(answer)}\n")  # a login shell's last line may have no end
             sys.stdout.flush()
     finally:
         close()

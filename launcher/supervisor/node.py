@@ -59,7 +59,7 @@ class Supervisor:
     def __init__(self, inward: int, outward: int) -> None:
         self._in, self._out = inward, outward
         os.set_blocking(outward, False)  # a cut line must not keep us from our own end
-        self._heard, self._unsaid = b"", b""
+        self._heard, self._unsaid = b"", b"\n"  # what a login shell has printed may have no end
         self._lease = time.monotonic() + LEASE
         self._reported, self._known = 0.0, 0
         self._ranks = LocalRanks()

@@ -202,6 +202,20 @@ def test_a_damaged_file_is_found_and_comes_from_a_neighbour_if_there_is_one(
     assert _losses(run) == losses
 
 
+def test_a_run_that_was_moved_takes_its_state_along_and_a_copy_does_not(
+    tmp_path: Path, losses: dict[int, float]
+) -> None:
+    run, memory = _crashed(tmp_path)
+    moved, copy = tmp_path / "moved", tmp_path / "copy"
+    shutil.copytree(run, copy, symlinks=True)
+    assert run_ranks(_run, 3, _mapping(copy, memory), True, CRASH) == ["crash"] * 3
+    assert _resumed_at(copy) == 4
+    run.rename(moved)
+    assert run_ranks(_run, 3, _mapping(moved, memory), True) == [0, 0, 0]
+    assert _resumed_at(moved) == 6
+    assert _losses(moved) == losses
+
+
 def test_what_is_of_another_run_or_another_future_is_not_taken(tmp_path: Path, losses: dict[int, float]) -> None:
     run, memory = _crashed(tmp_path)
     kept = tmp_path / "kept"
@@ -338,6 +352,14 @@ def test_a_folder_that_others_can_reach_is_neither_used_nor_removed(tmp_path: Pa
         places.claim(folder, tmp_path / "run", "0" * 32)
     assert list(places.remove_stale([tmp_path])) == []
     assert folder.is_dir()
+
+
+def test_a_folder_that_stands_in_the_way_is_told_of_once(tmp_path: Path) -> None:
+    run, memory = tmp_path / "run", tmp_path / "memory"
+    memory.mkdir()
+    places.folder_of(memory, run).symlink_to(tmp_path)
+    assert run_ranks(_run, 1, _mapping(run, memory, every=1)) == [0]
+    assert _log(run).count("could not be removed") == 1
 
 
 def test_automatic_distance_keeps_the_share() -> None:

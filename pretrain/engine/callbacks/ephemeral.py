@@ -67,6 +67,8 @@ class EphemeralCheckpointer(Callback):
         self.held = 0
         """Bytes of the newest one on this host."""
         self._place: Path | None = None
+        self._kept: set[Path] = set()
+        """Folders that cannot be removed, which is said once."""
         self._cost = 0.0
 
     def on_start(self, run: Run) -> None:
@@ -243,4 +245,6 @@ class EphemeralCheckpointer(Callback):
                     if path != keep:
                         remove_checkpoint(path)
             except (CheckpointError, OSError) as error:
-                logger.warning("%s could not be removed: %s", folder, error)
+                if folder not in self._kept:
+                    logger.warning("%s could not be removed: %s", folder, error)
+                self._kept.add(folder)

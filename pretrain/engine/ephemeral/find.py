@@ -18,7 +18,7 @@ from pretrain.engine import distributed
 from pretrain.engine.checkpoint.layout import checkpoints_of, step_folder
 from pretrain.engine.checkpoint.manifest import MANIFEST, read_manifest
 from pretrain.engine.ephemeral.hosts import Hosts, find_hosts
-from pretrain.engine.ephemeral.places import claim, folder_of, is_private, lives_of, owner_of, places, room
+from pretrain.engine.ephemeral.places import adopt, claim, folder_of, is_private, lives_of, owner_of, places, room
 from pretrain.engine.ephemeral.transfer import Move, move_files
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,9 @@ def newest_ephemeral(job: Job, after: int) -> Path | None:
     if not lives:
         return None
     hosts = find_hosts()
+    with distributed.synchronize_errors():
+        if hosts.leads:
+            adopt(places(job.checkpoint.ephemeral.dir), job.run.dir, lives)
     held, notes = _look(job, lives, after)
     answers = distributed.gather_objects(
         ([each.key for each in held], notes) if hosts.leads else ([], [])  # the ranks of a host see the same

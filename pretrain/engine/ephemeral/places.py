@@ -105,6 +105,24 @@ def claim(folder: Path, run: Path, life: str, before: Sequence[str] = ()) -> Non
         write_json(folder / OWNER, own.model_dump(), private=True)
 
 
+def adopt(where: Sequence[Path], run: Path, lives: Sequence[str]) -> None:
+    """Give a run that was moved, and whose ``lives`` count, what this host has of it under the name of its old path.
+
+    What is of a life that a run at the old path still has stays: the run was copied.
+    """
+    own = os.path.realpath(run)
+    for place in where:
+        folder = folder_of(place, run)
+        for other in sorted(place.glob(f"{_PREFIX}-{os.geteuid()}-*")):
+            with suppress(UserError, OSError):
+                owner = owner_of(other) if other != folder and is_private(other) else None
+                if owner is None or owner.life not in lives or is_private(folder):
+                    continue
+                if owner.run == own or owner.life not in lives_of(Path(owner.run)):
+                    write_json(other / OWNER, Owner(run=own, life=owner.life).model_dump(), private=True)
+                    other.rename(folder)
+
+
 def owner_of(folder: Path) -> Owner | None:
     """Whose a private folder is; None where that cannot be read."""
     with suppress(UserError, OSError):

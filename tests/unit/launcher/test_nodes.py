@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 SSH = r"""#!/bin/sh
 while :; do case "$1" in -o) shift 2;; -*) shift;; *) break;; esac; done
 [ "$1" = away ] && { echo "ssh: connect to host away port 22: No route to host" >&2; exit 255; }
-echo "welcome to $1"; shift
+printf 'hello\nwelcome to %s' "$1"; shift
 exec sh -c "$*"
 """
 SLEEPS = "import time; print('here', flush=True); time.sleep(60)"
@@ -168,7 +168,8 @@ def test_a_node_that_hears_nothing_kills_its_ranks(monkeypatch: pytest.MonkeyPat
     begun = time.monotonic()
     assert node.Supervisor(told[0], says[1]).run() == 1
     assert 1.0 <= time.monotonic() - begun < 3.0
-    words = [json.loads(line.removeprefix(MARK)) for line in os.read(says[0], 1 << 20).decode().splitlines()]
+    lines = os.read(says[0], 1 << 20).decode().splitlines()
+    words = [json.loads(line.removeprefix(MARK)) for line in lines if line]
     for end_of_a_pipe in (*told, *says):
         os.close(end_of_a_pipe)
     assert words[-1]["problem"] == "nothing heard of the head for 1 s"

@@ -76,6 +76,22 @@ def test_a_job_that_is_asked_to_stop_while_it_is_about_to_start_again_does_not(
     assert len(attempts) == 1
 
 
+def test_a_job_whose_restart_cannot_be_counted_has_failed_and_says_why(
+    run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Exit code 1 as the job had: 2 would say that its input was bad."""
+
+    def again(*_: object) -> bool:
+        raise OSError(28, "No space left on device", str(run / "restarts.json"))
+
+    (run / "config.yaml").write_text("")
+    monkeypatch.setattr("launcher.restart.again", again)
+    job = load_job("capt_tiny", [f"run.dir={run}"])
+    assert supervise(Launch("pretrain", (), job, Options()), lambda _: End(FAILED)).code == FAILED
+    assert "not started again: " in caplog.text
+    assert "restarts.json: No space left on device; free some space" in caplog.text
+
+
 def test_reports_of_crashes_are_counted_by_those_that_are_some(tmp_path: Path) -> None:
     """The name of a file must not keep a job from starting again."""
     folder = tmp_path / "crashes"

@@ -23,7 +23,7 @@ echo "$*" >> "$(dirname "$0")/ssh.log"
 while :; do case "$1" in -o) shift 2;; -*) shift;; *) break;; esac; done
 host=$1
 shift
-echo "welcome to $host"
+printf 'hello\nwelcome to %s' "$host"
 case "$host" in
     unknown) echo "No ED25519 host key is known for unknown" >&2; echo "Host key verification failed." >&2; exit 255;;
     cut) echo "ssh: connect to host cut port 22: Connection timed out" >&2; exit 255;;
