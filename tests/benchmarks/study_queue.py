@@ -36,6 +36,7 @@ ARMS: dict[str, dict[str, str]] = {
     "share": {"queue_share": "1"},
     "mean-share": {"drift": "mean", "queue_share": "1"},
     "moments-share": {"drift": "moments", "queue_share": "1"},
+    "moments-quarter": {"drift": "moments", "queue_share": "0.25"},
     "separate": {"queue_weight": "0.1"},
     "moments-separate": {"drift": "moments", "queue_weight": "0.1"},
 }
@@ -60,7 +61,14 @@ PARTS = {
     "ratio": Shape(8, 2000, 5e-4, (0, 64, 256, 1024), ("late", "momentum", "moments", "moments-share"), ("triangle",)),
     "collapse": Shape(64, 250, 1e-3, (256, 1024, 2048, 4096, 8192), ("moments-share",), tuple(TEMPERATURES)),
     "shipped": Shape(
-        64, 400, 1e-3, (0, 256), ("late", "mean", "moments-share"), ("triangle",), ("books", "docstrings"), late=0.25
+        64,
+        400,
+        1e-3,
+        (0, 256),
+        ("late", "mean", "moments-share", "moments-quarter", "moments-separate"),
+        ("triangle",),
+        ("books", "docstrings"),
+        late=0.25,
     ),
 }
 
