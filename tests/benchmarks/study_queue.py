@@ -7,8 +7,8 @@ first step of a fast encoder, with both temperatures, and counts the runs that c
 runs/queue-shipped`` is the job ``capt_tiny`` (in bf16, with a shorter warmup), on prose and on docstrings: which guard
 is to be its default?
 
-All write ``trials.csv`` and ``tables.md``. Finished runs stay as they are, so the same command goes on after an
-interruption; more seeds, arms or ratios may be asked for later.
+All write ``trials.csv`` and ``tables.md``, ``ratio`` also ``trials.png``. Finished runs stay as they are, so the same
+command goes on after an interruption; more seeds, arms or ratios may be asked for later.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.benchmarks.studies import capt, finish, same_settings, together, write_trials
+from tests.benchmarks.study_queue_plot import plot_trials
 from tests.benchmarks.study_queue_tables import trial_of, write_tables
 
 PLAIN = {"drift": "none", "queue_share": "null", "queue_weight": "null"}
@@ -35,6 +36,7 @@ ARMS: dict[str, dict[str, str]] = {
     "share": {"queue_share": "1"},
     "mean-share": {"drift": "mean", "queue_share": "1"},
     "moments-share": {"drift": "moments", "queue_share": "1"},
+    "moments-quarter": {"drift": "moments", "queue_share": "0.25"},
     "separate": {"queue_weight": "0.1"},
     "moments-separate": {"drift": "moments", "queue_weight": "0.1"},
 }
@@ -59,7 +61,14 @@ PARTS = {
     "ratio": Shape(8, 2000, 5e-4, (0, 64, 256, 1024), ("late", "momentum", "moments", "moments-share"), ("triangle",)),
     "collapse": Shape(64, 250, 1e-3, (256, 1024, 2048, 4096, 8192), ("moments-share",), tuple(TEMPERATURES)),
     "shipped": Shape(
-        64, 400, 1e-3, (0, 256), ("late", "mean", "moments-share"), ("triangle",), ("books", "docstrings"), late=0.25
+        64,
+        400,
+        1e-3,
+        (0, 256),
+        ("late", "mean", "moments-share", "moments-quarter", "moments-separate"),
+        ("triangle",),
+        ("books", "docstrings"),
+        late=0.25,
     ),
 }
 
@@ -167,6 +176,8 @@ def main() -> int:
     trials = [trial_of(study.run(key), key, 2 * shape.pairs) for key in keys]
     write_trials(trials, study.out / "trials.csv")
     write_tables(trials, study.out / "tables.md")
+    if len(options.queues) > 1 and len(options.texts) == len(options.temperatures) == 1:
+        plot_trials(trials, study.out / "trials.png")
     capt("report", *(study.run(key) for key in keys), "--out", study.out / "report")
     return 0
 
