@@ -104,9 +104,9 @@ class Watcher:
         return End(FAILED, reason, Crash(cause=reason[:2000], host=lost.host, step=step, section=section))
 
     def _find_stall(self, stall: float) -> Stall | None:
-        """The rank that hangs. Where this process too was suspended, time counts from when it went on."""
+        """The rank that hangs. Time counts from when this process, or the terminal, went on that was suspended too."""
         now = time.monotonic()
-        if now - self._looked > _SUSPENDED:
+        if now - self._looked > _SUSPENDED or self._ranks.is_held_up():
             self._awake = now
         self._looked = now
         return find_stall(self._pulses(), stall) if self._ranks.is_fresh() else None

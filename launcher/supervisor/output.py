@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import select
 import sys
 import threading
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 
 _KEPT = 20_000
+
+
+def takes_output(descriptors: Sequence[int] = (1, 2)) -> bool:
+    """Whether the terminals or pipes take anything now: one that was stopped (Ctrl-S, a pager) lets its writers wait.
+
+    One that was closed takes nothing either, but nobody waits for it.
+    """
+    try:
+        _, ready, _ = select.select([], descriptors, [], 0)
+    except (OSError, ValueError):  # there is none
+        return True
+    return len(ready) == len(descriptors)
 
 
 class Output:

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from launcher.supervisor import processes
 from launcher.supervisor.activity import Activity
 from launcher.supervisor.heartbeats import Page, Pulse, is_stopped
+from launcher.supervisor.output import takes_output
 from launcher.supervisor.scratch import Scratch
 
 HEARING = 2.0
@@ -46,6 +47,9 @@ class Ranks(Protocol):
 
     def is_fresh(self) -> bool:
         """Whether the pulses are those of now."""
+
+    def is_held_up(self) -> bool:
+        """Whether the ranks may wait for what is no fault of theirs."""
 
     def where(self, rank: int) -> tuple[str | None, int]:
         """The host of a rank (None: this one) and its process."""
@@ -110,6 +114,10 @@ class LocalRanks:
     def is_fresh(self) -> bool:
         """A page is always that of now."""
         return True
+
+    def is_held_up(self) -> bool:
+        """Ranks print where this process does, and wait while that takes nothing."""
+        return not takes_output()
 
     def where(self, rank: int) -> tuple[str | None, int]:
         """This host, and the process."""

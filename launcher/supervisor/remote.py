@@ -80,6 +80,10 @@ class RemoteRanks:
         running = {link for rank, (link, _) in enumerate(self._places) if self.codes[rank] is None}
         return all(time.monotonic() - link.heard < _FRESH for link in running)
 
+    def is_held_up(self) -> bool:
+        """What ranks print is taken from them at once."""
+        return False
+
     def where(self, rank: int) -> tuple[str | None, int]:
         """The host and the process there (0 where it has not been told yet)."""
         link, index = self._places[rank]

@@ -202,6 +202,14 @@ def test_a_damaged_file_is_found_and_comes_from_a_neighbour_if_there_is_one(
     assert _losses(run) == losses
 
 
+def test_a_damaged_record_of_the_life_is_said(tmp_path: Path) -> None:
+    run, memory = _crashed(tmp_path, world=1)
+    (run / "ephemeral.json").write_text('{"life": 3}')
+    assert run_ranks(_run, 1, _mapping(run, memory), True) == [0]
+    assert _resumed_at(run) == 4
+    assert f"{run / 'ephemeral.json'} cannot be read: what hosts have of the run in memory is not used" in _log(run)
+
+
 def test_a_run_that_was_moved_takes_its_state_along_and_a_copy_does_not(
     tmp_path: Path, losses: dict[int, float]
 ) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from launcher.backends.watching import Watcher
 from launcher.plan import Command, End, Launch, Options
 from launcher.restart import supervise
 from launcher.supervisor.heartbeats import Pulse
+from launcher.supervisor.output import takes_output
 from launcher.supervisor.processes import stop_asked, stop_signals
 from launcher.supervisor.ranks import LocalRanks
 from pretrain.base.files import write_text
@@ -242,6 +245,29 @@ def test_the_rank_that_a_signal_killed_is_named_before_those_that_fell_over_it(
     end = Watcher(_Seen(codes), grace=0.1).watch()
     assert end.code == 1
     assert (end.crash.rank if end.crash else None) == culprit
+
+
+def test_ranks_that_wait_for_a_terminal_that_was_stopped_do_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-S for a look at the last lines must not cost a restart; the time counts from when output is taken again."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, bytes(1 << 12))
+    monkeypatch.setattr("launcher.supervisor.ranks.takes_output", lambda: takes_output([writing]))
+    ranks = _Seen((None,))
+    watcher = Watcher(ranks, stall=0.2)
+    monkeypatch.setattr(watcher, "_awake", time.monotonic() - 100)
+    assert watcher._find_stall(0.2) is None
+    os.read(reading, 1 << 16)
+    assert takes_output([writing])
+    assert watcher._find_stall(0.2) is None
+    time.sleep(0.6)  # beyond three times the longest step and the rest
+    assert watcher._find_stall(0.2) is not None
+    os.close(reading)
+    assert takes_output([writing]), "nobody waits for a pipe without an end"
+    os.close(writing)
+    assert takes_output([writing])
 
 
 @pytest.mark.parametrize(("suspended", "culprit"), [(None, 0), (1, 1), (0, 0)])

@@ -18,7 +18,7 @@ from pretrain.engine import distributed
 from pretrain.engine.checkpoint.layout import checkpoints_of, step_folder
 from pretrain.engine.checkpoint.manifest import MANIFEST, read_manifest
 from pretrain.engine.ephemeral.hosts import Hosts, find_hosts
-from pretrain.engine.ephemeral.places import adopt, claim, folder_of, is_private, lives_of, owner_of, places, room
+from pretrain.engine.ephemeral.places import LIFE, adopt, claim, folder_of, is_private, lives_of, owner_of, places, room
 from pretrain.engine.ephemeral.transfer import Move, move_files
 
 logger = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ def newest_ephemeral(job: Job, after: int) -> Path | None:
     """
     lives = distributed.broadcast_object(lives_of(job.run.dir))
     if not lives:
+        if (job.run.dir / LIFE).exists():
+            _tell([f"{job.run.dir / LIFE} cannot be read: what hosts have of the run in memory is not used"])
         return None
     hosts = find_hosts()
     with distributed.synchronize_errors():
