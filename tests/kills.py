@@ -193,10 +193,13 @@ def _newest_whole(run: Path) -> int:
     from pretrain.base.errors import CheckpointError
     from pretrain.engine.checkpoint.layout import checkpoints_of, verify
 
-    for path in reversed(checkpoints_of(run)):
-        with suppress(CheckpointError, OSError):  # pruned meanwhile, where the job goes on
+    listed = checkpoints_of(run)
+    for path in reversed(listed):
+        with suppress(CheckpointError, OSError):
             verify(path)
             return int(path.name[5:])
+        if checkpoints_of(run) != listed:  # the job goes on: it has saved another, and removed this one
+            return _newest_whole(run)
     return 0
 
 
