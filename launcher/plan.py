@@ -27,8 +27,9 @@ _MAX_BYTES = 1 << 16
 DEFAULT_PORT = 29500
 """Port of the rendezvous on the first of several hosts."""
 
-LOCK_WAIT = ("--wait", "180")
-"""For ranks that start again: a file server keeps the locks of a lost host until its lease ends (NFS 4: 90 seconds)."""
+UNATTENDED = ("--skip-damaged", "--wait", "180")
+"""For ranks that start again by themselves: nobody is there to name an older checkpoint, and a file server keeps the
+locks of a lost host until its lease ends (NFS 4: 90 seconds)."""
 
 BackendName = Literal["local", "ssh", "deepspeed", "torchrun", "slurm", "srun", "ray"]
 

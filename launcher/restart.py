@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.plan import LOCK_WAIT, End, Launch
+from launcher.plan import UNATTENDED, End, Launch
 from launcher.requeue import again
 from launcher.supervisor.crash import write_crash
 from launcher.supervisor.processes import stop_asked, stop_signals
@@ -52,12 +52,12 @@ def resumed(launch: Launch, end: End, *, chosen: bool = False) -> Launch:
     words = [str(launch.run_dir / CONFIG), "--resume", *["--debug"] * ("--debug" in launch.arguments)]
     if "--resume" in launch.arguments:
         words = list(launch.arguments)
-    for option in ("--wait", *["--checkpoint"] * (not chosen)):
+    for option, values in (("--wait", 1), ("--skip-damaged", 0), *[("--checkpoint", 1)] * (not chosen)):
         if option in words:
             at = words.index(option)
-            del words[at : at + 2]
+            del words[at : at + 1 + values]
     left = {**launch.left, **end.left}
-    return replace(launch, arguments=(*words, *LOCK_WAIT), files={}, unmerged=None, again=True, left=left)
+    return replace(launch, arguments=(*words, *UNATTENDED), files={}, unmerged=None, again=True, left=left)
 
 
 def _ahead(launch: Launch) -> set[tuple[str, int, int]]:

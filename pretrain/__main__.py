@@ -46,6 +46,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--merged", action="store_true", help="CONFIG is a merged job: base: and ${...} are not read")
     parser.add_argument("--resume", action="store_true", help="continue the run in run.dir")
     parser.add_argument("--checkpoint", help="resume from this folder under checkpoints/")
+    parser.add_argument("--skip-damaged", action="store_true", help="resume from the newest checkpoint that is whole")
     parser.add_argument("--wait", type=float, default=0.0, help="seconds to wait while another job holds run.dir")
     parser.add_argument("--debug", action="store_true", help="show stack traces of user errors, log at debug level")
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
@@ -122,7 +123,9 @@ def _run(options: argparse.Namespace) -> int:
         if refusal is not None:
             raise refusal
     assert job is not None
-    code = run_job(job, resume=options.resume, checkpoint=options.checkpoint, wait=options.wait)
+    code = run_job(
+        job, resume=options.resume, checkpoint=options.checkpoint, skip_damaged=options.skip_damaged, wait=options.wait
+    )
     distributed.shutdown()
     return code
 

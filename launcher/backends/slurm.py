@@ -17,7 +17,7 @@ from launcher import environment
 from launcher.backends.hosts import check_spares
 from launcher.cluster import SlurmCluster, load_cluster
 from launcher.hostfile import Host
-from launcher.plan import LOCK_WAIT, Command, End, Launch, Plan
+from launcher.plan import UNATTENDED, Command, End, Launch, Plan
 from pretrain.base.errors import ConfigError
 from pretrain.base.files import require_own_folder
 from pretrain.engine.run_folder import CONFIG, DONE, FAILED
@@ -123,12 +123,12 @@ def render(launch: Launch, cluster: SlurmCluster) -> str:
 def _resumed(arguments: tuple[str, ...], config: Path) -> list[str]:
     """What continues the run: keys that ``capt resume`` was given still count, an older checkpoint does not."""
     if "--resume" not in arguments:
-        return [str(config), f"run.dir={config.parent}", "--resume", *LOCK_WAIT]
+        return [str(config), f"run.dir={config.parent}", "--resume", *UNATTENDED]
     words = list(arguments)
     if "--checkpoint" in words:
         at = words.index("--checkpoint")
         del words[at : at + 2]
-    return [*words, *LOCK_WAIT]
+    return [*words, *UNATTENDED]
 
 
 def _directives(cluster: SlurmCluster, run_dir: Path, requeue: bool, survives: bool) -> list[str]:

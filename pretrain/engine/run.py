@@ -9,25 +9,22 @@ from pathlib import Path
 
 import torch
 
-from pretrain.base.errors import CheckpointError, ConfigError
+from pretrain.base.errors import CheckpointError
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.allocator import keep_freed_memory
 from pretrain.engine.callbacks import default_callbacks, user_callbacks
 from pretrain.engine.checkpoint import (
-    checkpoints_of,
-    find_checkpoint,
     read_job,
     read_manifest,
     read_metadata,
     restore_engine,
     restore_weights_together,
-    verify_together,
 )
 from pretrain.engine.engines.build import build_engines
-from pretrain.engine.ephemeral.find import newest_ephemeral
 from pretrain.engine.loop import NEVER, Callback, Run, train
 from pretrain.engine.precision import check_precision
+from pretrain.engine.resume_point import choose_checkpoint
 from pretrain.engine.rollbacks import FILE as ROLLBACKS
 from pretrain.engine.rollbacks import resume_behind
 from pretrain.engine.run_folder import DONE, STOPPED
@@ -39,7 +36,9 @@ from pretrain.registry import task_class
 logger = logging.getLogger(__name__)
 
 
-def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None, wait: float = 0.0) -> int:
+def run_job(
+    job: Job, *, resume: bool = False, checkpoint: str | None = None, skip_damaged: bool = False, wait: float = 0.0
+) -> int:
     """Run a job on this rank and return its exit code (0 done, 75 stopped early but resumable).
 
     The run folder is taken before anything is loaded: a run that ends at any moment after that can be resumed, and a
@@ -50,6 +49,8 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None, wa
         resume: continue the run in ``job.run.dir`` from its newest checkpoint (or ``checkpoint``, a folder name); from
             step 0, where it has none yet.
         checkpoint: name of a checkpoint folder under ``checkpoints/`` to resume from.
+        skip_damaged: where the newest checkpoint is damaged, set it aside and resume from the newest that is whole. For
+            a run that starts again by itself; else it is an error that names the previous one.
         wait: seconds for which the folder may still be held by another job: after a crash a file server keeps the locks
             of a lost node until its lease ends.
     """
@@ -59,7 +60,7 @@ def run_job(job: Job, *, resume: bool = False, checkpoint: str | None = None, wa
         check_precision(job.engine.precision)
         callbacks = user_callbacks(job)
     with open_run_folder(job, resume=resume, wait=wait) as status:
-        source = _choose_checkpoint(job, checkpoint) if resume else None
+        source = choose_checkpoint(job, checkpoint, skip_damaged=skip_damaged) if resume else None
         with distributed.synchronize_errors(
             patient=True
         ):  # prepares tokenizer and data; ranks wait for each other by lock
@@ -146,31 +147,6 @@ def _train(run: Run, status: RunStatus, callbacks: Sequence[Callback]) -> int:
     logger.info("stopped at step %d: %s; continue with: capt resume %s", run.progress.step, run.stopping, run.dir)
     status.finish("stopped", STOPPED, run.stopping)
     return STOPPED
-
-
-def _choose_checkpoint(job: Job, name: str | None) -> Path | None:
-    """Return the checkpoint to resume from, verified; None for a run that ended before its first one.
-
-    Without a name it is the newest one, be it permanent or ephemeral (then it is a folder of this host).
-    """
-    run_dir = job.run.dir
-    with distributed.synchronize_errors():
-        newest = [None, *checkpoints_of(run_dir)][-1]
-        source = find_checkpoint(run_dir / "checkpoints" / name) if name else newest
-    chosen = distributed.broadcast_object(str(source))
-    with distributed.synchronize_errors():
-        if chosen != str(source):
-            raise ConfigError(f"run.dir {run_dir}: ranks see different checkpoints ({source} and {chosen})")
-    if name is None:
-        ephemeral = newest_ephemeral(job, after=-1 if source is None else int(source.name[5:]))
-        if ephemeral is not None:
-            return ephemeral
-    if source is None:
-        if distributed.rank() == 0:
-            logger.warning("%s has no complete checkpoint yet: starting at step 0", run_dir)
-        return None
-    verify_together(source)
-    return source
 
 
 def _warn_of_other_micro_batches(source: Path, job: Job) -> None:

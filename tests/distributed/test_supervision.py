@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,10 @@ def _mapping(run_dir: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-def _supervised(mapping: dict[str, Any], world: int = 2) -> tuple[int, list[End]]:
-    """The exit code, and the end of every attempt."""
+def _supervised(
+    mapping: dict[str, Any], world: int = 2, after: Callable[[], None] = lambda: None
+) -> tuple[int, list[End]]:
+    """The exit code, and the end of every attempt; ``after`` is called behind each."""
     job = job_from_mapping(mapping, "test")
     path = job.run.dir.parent / f"{job.run.dir.name}.yaml"
     write_text(path, job_to_yaml(job))
@@ -73,6 +76,7 @@ def _supervised(mapping: dict[str, Any], world: int = 2) -> tuple[int, list[End]
             for rank in range(world)
         )  # fmt: skip
         ends.append(run_ranks(commands, stall=launch.job.supervise.stall))
+        after()
         return ends[-1]
 
     return supervise(Launch("pretrain", (str(path), "--merged"), job, Options()), attempt).code, ends
@@ -151,6 +155,41 @@ def test_a_fault_of_a_rank_costs_the_steps_since_the_last_checkpoint(
         assert ("strike" in crash["stacks"]) == (
             crash["rank"] == 1
         )  # where it hangs, though it holds the interpreter's lock
+
+
+@pytest.mark.parametrize("name", ["model-optimizer-00001-of-00002.safetensors", "config.yaml", "manifest.json"])
+def test_a_job_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
+    tmp_path: Path, undisturbed: dict[int, float], capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    run = tmp_path / "run"
+    checkpoints = run / "checkpoints"
+
+    def damage() -> None:
+        if (path := checkpoints / "step-00000006" / name).exists() and not list(checkpoints.glob("damaged-*")):
+            path.write_bytes(path.read_bytes()[:-9])
+
+    fault = {"kind": "kill", "step": 7, "rank": 1, "once": str(tmp_path / "struck")}
+    code, ends = _supervised(_mapping(run, fault=fault), after=damage)
+    assert (code, [end.code for end in ends]) == (0, [1, 0])
+    assert _losses(run) == undisturbed
+    assert check(run).faults == []
+    assert [path.name for path in checkpoints.glob("damaged-*/manifest.json")]
+    said = capfd.readouterr().err
+    assert f"step-00000006/{name}" in said
+    assert "The run starts again by itself, from step-00000004" in said
+
+
+def test_a_job_all_of_whose_checkpoints_are_damaged_ends(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+
+    def damage() -> None:
+        for path in run.glob("checkpoints/step-*/state.json"):
+            path.write_bytes(b"")
+
+    fault = {"kind": "kill", "step": 7, "rank": 1, "once": str(tmp_path / "struck")}
+    code, ends = _supervised(_mapping(run, fault=fault), after=damage)
+    assert (code, [end.code for end in ends]) == (2, [1, 2])
+    assert "the run has no earlier checkpoint" in capfd.readouterr().err
 
 
 def test_with_ephemeral_checkpoints_a_killed_rank_costs_the_step_it_was_in(

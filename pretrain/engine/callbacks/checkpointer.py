@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pretrain.base.atomic import sync
 from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.base.locks import is_replaced
 from pretrain.engine import distributed, heartbeat
 from pretrain.engine.callbacks.best import BestCheckpoint, best_checkpoint
 from pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of
-from pretrain.engine.checkpoint.folders import point, remove_checkpoint, remove_leftovers
+from pretrain.engine.checkpoint.folders import point, remove_checkpoint, remove_leftovers, set_aside
 from pretrain.engine.loop import Callback, Run, next_multiple
 from pretrain.engine.run_folder import LOCK
 from pretrain.engine.task import StepMetrics
@@ -139,11 +137,7 @@ def _set_aside_later_ones(run_dir: Path, step: int) -> None:
     """Resuming from an older checkpoint starts another future: the newer ones must not be taken for it."""
     later = [path for path in checkpoints_of(run_dir) if int(path.name[5:]) > step]
     for path in later:
-        kept = path.with_name(f"abandoned-{path.name}-{time.time_ns()}")
-        logger.warning("%s is of the run's earlier future; kept as %s", path.name, kept.name)
-        path.rename(kept)
-    if later:
-        sync(run_dir / "checkpoints")
+        logger.warning("%s is of the run's earlier future; kept as %s", path.name, set_aside(path, "abandoned").name)
     left = checkpoints_of(run_dir)
     if later and left:
         point("latest", left[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 from pretrain.base.atomic import sync
@@ -23,6 +24,14 @@ def sync_tree(folder: Path) -> None:
         if inner.is_dir() and not inner.is_symlink():
             sync(inner)
     sync(folder)
+
+
+def set_aside(path: Path, why: str) -> Path:
+    """Rename a checkpoint to ``WHY-step-...``, which nothing takes for one, and return its new path."""
+    kept = path.with_name(f"{why}-{path.name}-{time.time_ns()}")
+    path.rename(kept)
+    sync(path.parent)
+    return kept
 
 
 def remove_checkpoint(path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.plan import End, Launch, Options
+from launcher.plan import UNATTENDED, End, Launch, Options
 from launcher.restart import supervise
 from launcher.supervisor.crash import Crash, write_crash
 from pretrain.config.load import load_job
@@ -54,10 +54,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_job_that_starts_again_waits_for_the_lock_of_a_lost_host(run: Path) -> None:
     _, second = _arguments(run, ("merged.yaml", "--merged", "--debug"), [False])
-    assert second == (str(run / "config.yaml"), "--resume", "--debug", "--wait", "180")
+    assert second == (str(run / "config.yaml"), "--resume", "--debug", *UNATTENDED)
     config = str(run / "config.yaml")
     given = (config, "optimizer.lr=1e-4", "--resume")
-    assert _arguments(run, given, [False, False])[1:] == [(*given, "--wait", "180")] * 2
+    assert _arguments(run, given, [False, False])[1:] == [(*given, *UNATTENDED)] * 2
 
 
 def test_a_job_that_is_asked_to_stop_while_it_is_about_to_start_again_does_not(
@@ -122,4 +122,4 @@ def test_a_job_that_dies_before_it_went_back_still_goes_back(run: Path) -> None:
     """Else it would go on with the future that it was told to leave."""
     given = (str(run / "config.yaml"), "--resume", "--checkpoint", "step-00000002")
     seen = _arguments(run, given, [False, True])
-    assert seen == [given, (*given, "--wait", "180"), (given[0], "--resume", "--wait", "180")]
+    assert seen == [given, (*given, *UNATTENDED), (given[0], "--resume", *UNATTENDED)]

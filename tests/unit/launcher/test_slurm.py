@@ -10,7 +10,7 @@ import yaml
 
 from launcher.backends import slurm
 from launcher.cluster import SlurmCluster, load_cluster
-from launcher.plan import Launch, Options
+from launcher.plan import UNATTENDED, Launch, Options
 from launcher.requeue import again
 from launcher.requeue import main as requeue
 from pretrain.base.errors import ConfigError
@@ -92,7 +92,7 @@ def test_the_script_starts_ranks_resumes_and_requeues(tmp_path: Path, code: int,
     run = folder / "run"
     expected = ["capt_tiny", f"run.dir={run}", "data.files=[x.txt,'y z.txt']"]
     if restarts > 0:
-        expected = [f"{run}/config.yaml", f"run.dir={run}", "--resume", "--wait", "180"]
+        expected = [f"{run}/config.yaml", f"run.dir={run}", "--resume", *UNATTENDED]
     assert (tmp_path / "argv").read_text().splitlines() == ["-m", "launcher.batch", "pretrain", *expected]
     assert (tmp_path / "requeued").exists() == (code in (75, 1))
 
@@ -174,7 +174,7 @@ def test_a_resumed_run_that_is_queued_again_keeps_its_keys(tmp_path: Path) -> No
     launch = make(tmp_path)
     words = ("r/config.yaml", "optimizer.lr=1e-4", "--resume", "--checkpoint", "step-00000002", "--debug")
     text = script_of(Launch(launch.module, words, launch.job, launch.options))
-    assert "  job=(r/config.yaml optimizer.lr=1e-4 --resume --debug --wait 180)\n" in text
+    assert "  job=(r/config.yaml optimizer.lr=1e-4 --resume --debug --skip-damaged --wait 180)\n" in text
 
 
 def progress(run: Path, *, status: int | None = None, row: int | None = None) -> None:

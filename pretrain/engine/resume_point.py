@@ -1,0 +1,78 @@
+"""Chooses the checkpoint that a run goes on from."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from pretrain.base.errors import CheckpointError, ConfigError
+from pretrain.config.schema import Job
+from pretrain.engine import distributed
+from pretrain.engine.checkpoint import checkpoints_of, find_checkpoint, verify_together
+from pretrain.engine.checkpoint.folders import point, set_aside
+from pretrain.engine.ephemeral.find import newest_ephemeral
+
+logger = logging.getLogger(__name__)
+
+
+def choose_checkpoint(job: Job, name: str | None = None, *, skip_damaged: bool = False) -> Path | None:
+    """Return the checkpoint to resume from, verified; None for a run that ended before its first one. Collective.
+
+    Args:
+        job: of the run.
+        name: of a permanent checkpoint. Without it the newest one is taken, be it permanent or ephemeral (then it is a
+            folder of this host).
+        skip_damaged: rename damaged ones to ``damaged-step-...`` as long as the run has an older one.
+
+    Raises:
+        CheckpointError: on all ranks: the checkpoint is damaged; the text offers the previous one.
+        ConfigError: the ranks do not see the same run folder.
+    """
+    while True:
+        source = _newest_permanent(job.run.dir) if name is None else _named(job.run.dir, name)
+        if name is None:
+            ephemeral = newest_ephemeral(job, after=-1 if source is None else int(source.name[5:]))
+            if ephemeral is not None:
+                return ephemeral
+        if source is None:
+            if distributed.rank() == 0:
+                logger.warning("%s has no complete checkpoint yet: starting at step 0", job.run.dir)
+            return None
+        try:
+            verify_together(source)
+            return source
+        except CheckpointError as error:
+            if not skip_damaged or name is not None or not _pass_over(source, error):
+                raise
+
+
+def _newest_permanent(run_dir: Path) -> Path | None:
+    with distributed.synchronize_errors():
+        newest = [None, *checkpoints_of(run_dir)][-1]
+    return _seen_alike(run_dir, newest)
+
+
+def _named(run_dir: Path, name: str) -> Path | None:
+    with distributed.synchronize_errors():
+        source = find_checkpoint(run_dir / "checkpoints" / name)
+    return _seen_alike(run_dir, source)
+
+
+def _seen_alike(run_dir: Path, source: Path | None) -> Path | None:
+    chosen = distributed.broadcast_object(str(source))
+    with distributed.synchronize_errors():
+        if chosen != str(source):
+            raise ConfigError(f"run.dir {run_dir}: ranks see different checkpoints ({source} and {chosen})")
+    return source
+
+
+def _pass_over(source: Path, error: CheckpointError) -> bool:
+    """Set a damaged checkpoint aside, where the run has an older one. Collective."""
+    done = False
+    with distributed.synchronize_errors():
+        if distributed.rank() == 0 and (older := [p for p in checkpoints_of(source.parents[1]) if p != source]):
+            point("latest", older[-1])
+            kept = set_aside(source, "damaged")
+            logger.error("%s. The run starts again by itself, from %s; %s is kept", error, older[-1].name, kept)
+            done = True
+    return distributed.broadcast_object(done)
