@@ -23,7 +23,11 @@ comma  := ,
 space  := $(subst ,, )
 DATA   := $(if $(FILES),data.files=[$(subst $(space),$(comma),$(strip $(FILES)))])
 
-.PHONY: install quickstart quickstart-vl test test-gpu fuzz soak check format docs bench kenlm clean
+FAULTS := $(addprefix tests/,multihost/test_faults.py e2e/test_kills.py multihost/test_slurm.py) \
+	$(addprefix tests/distributed/test_,supervision.py ephemeral.py ledger.py replicas.py) \
+	tests/unit/launcher/test_nodes.py
+
+.PHONY: install quickstart quickstart-vl test test-gpu fuzz faults soak check format docs bench kenlm clean
 .DEFAULT_GOAL := help
 
 help:
@@ -33,6 +37,7 @@ help:
 	@echo "make test        everything that runs without a GPU, shared by two workers (WORKERS=2)"
 	@echo "make test-gpu    what needs a CUDA GPU"
 	@echo "make fuzz        thousands of hostile inputs of every kind (FUZZ=10000), about an hour"
+	@echo "make faults      the fault tests alone: processes, hosts, disks and memories that fail, about three minutes"
 	@echo "make soak        processes of supervised jobs are killed a thousand times (KILLS=1000), about half an hour"
 	@echo "make check       ruff, mypy"
 	@echo "make docs        build the documentation, warnings are errors"
@@ -102,6 +107,9 @@ test-gpu: install
 
 fuzz: install
 	CAPT_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/fuzz -q --timeout 7200
+
+faults: install
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(FAULTS)
 
 soak: install
 	$(BIN)/python -m tests.kills --kills $(KILLS) $(ARGS)
