@@ -67,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if interruption.reason():  # another rank ended first, and took the connection with it
             return STOPPED
+        heartbeat.fail()
         return _report(error, rank, debug=options.debug)
 
 

@@ -160,6 +160,37 @@ def _capt_of_forks(arguments: tuple[str, ...], cwd: str, env: dict[str, str], lo
     _capt_main(arguments, cwd, env, [file, os.dup(file)])
 
 
+def run_head(fn: Callable[..., Any], *arguments: Any) -> Any:
+    """What ``fn(*arguments)`` returns in a forked process, whose ranks are forked from it. It prints as this one does.
+
+    ``fn`` must be a module-level function; what goes in and out travels by pickle.
+    """
+    here, there = multiprocessing.Pipe(duplex=False)
+    output = [multiprocessing.reduction.DupFd(number) for number in (1, 2)]
+    process = _CONTEXT.Process(target=_head, args=(fn, arguments, there, output))
+    process.start()
+    there.close()
+    try:
+        value, error = here.recv()
+    except EOFError:
+        value, error = None, "it ended without a word"
+    process.join()
+    assert error is None, error
+    return value
+
+
+def _head(fn: Callable[..., Any], arguments: tuple[Any, ...], result: Any, output: list[Any]) -> None:
+    from tests.forked import fork_ranks
+
+    fork_ranks()
+    for number, file in enumerate(output, start=1):
+        os.dup2(file.detach(), number)
+    try:
+        result.send((fn(*arguments), None))
+    except BaseException:
+        result.send((None, traceback.format_exc()))
+
+
 def _capt_main(arguments: tuple[str, ...], cwd: str, env: dict[str, str], output: list[Any]) -> None:
     for number, file in enumerate(output, start=1):
         os.dup2(file if isinstance(file, int) else file.detach(), number)

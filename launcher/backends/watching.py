@@ -74,7 +74,10 @@ class Watcher:
         return code in (DONE, STOPPED) or (self.asked is not None and code == -self.asked)
 
     def _end_by_a_rank(self) -> End:
-        """Name the rank that ended the job: of several one that a signal killed, which the others fell over."""
+        """Name the rank that ended the job: of several one that a signal killed, else the one whose error came first.
+
+        The others fell over its connections, which end with its process.
+        """
         if self._killed:
             self._wait(self._grace)
             return End(FAILED, "killed by a second Ctrl-C, without a checkpoint")
@@ -84,7 +87,7 @@ class Watcher:
         if (lost := self._ranks.lost()) is not None:
             return self._end_by_loss(lost)
         unwanted = self._unwanted()
-        rank = min(unwanted, key=lambda each: ((self._ranks.codes[each] or 0) > 0, unwanted.index(each)))
+        rank = min(unwanted, key=lambda each: ((self._ranks.codes[each] or 0) > 0, -self._failed(each)))
         code = self._ranks.codes[rank] or 0
         reason = f"rank {rank}{self._on_host(rank)} {_cause(code)}"
         if code == BAD_INPUT:  # all ranks find it, and one of them is about to say it
@@ -95,6 +98,11 @@ class Watcher:
         crash = None if code == BAD_INPUT else self._crash(rank, reason)
         self._wait(self._grace)
         return End(BAD_INPUT if code == BAD_INPUT else FAILED, reason, crash)
+
+    def _failed(self, rank: int) -> float:
+        """How many seconds ago an error ended a rank; 0 where that is not known."""
+        pulse = self._ranks.pulse(rank)
+        return 0.0 if pulse is None or pulse.failed is None else pulse.failed
 
     def _end_by_loss(self, lost: Lost) -> End:
         reason = f"{lost.host} is lost: {lost.reason}; all ranks are killed"

@@ -23,13 +23,22 @@ _MAX_STACKS = 1 << 16
 
 
 class Pulse(NamedTuple):
-    """What a rank is doing: its section, updates done, seconds since the section began, and the section's past."""
+    """What a rank is doing: its section, updates done, seconds since the section began, and the section's past.
+
+    ``failed`` is how many seconds ago an error ended the rank; None where none has.
+    """
 
     section: str
     step: int
     seconds: float
     times: int
     longest: float
+    failed: float | None = None
+
+    def aged(self, seconds: float) -> Pulse:
+        """The same, so many seconds later."""
+        failed = None if self.failed is None else self.failed + seconds
+        return self._replace(seconds=self.seconds + seconds, failed=failed)
 
 
 class Stall(NamedTuple):
@@ -67,11 +76,12 @@ class Page:
 
     def read(self) -> Pulse | None:
         """What the rank does; None where it has noted nothing yet."""
-        number, step, since = HEADER.unpack_from(self._memory, 0)
+        number, step, since, failed = HEADER.unpack_from(self._memory, 0)
         if since == 0.0 or not 0 <= number < len(SECTIONS):
             return None
         times, longest = PAST.unpack_from(self._memory, HEADER.size + number * PAST.size)
-        return Pulse(SECTIONS[number], step, time.monotonic() - since, times, longest)
+        now = time.monotonic()
+        return Pulse(SECTIONS[number], step, now - since, times, longest, now - failed if failed else None)
 
     def stacks(self) -> str:
         """The stacks that the rank wrote when it was asked for them by SIGQUIT."""

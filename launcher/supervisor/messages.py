@@ -28,7 +28,7 @@ SILENCE = LEASE + 2.0
 LONGEST = 1 << 21
 
 _Text = Annotated[str, Field(max_length=2000)]
-_Beat = tuple[_Text, Count, float, Count, float]
+_Beat = tuple[_Text, Count, float, Count, float, float | None]
 
 
 class Up(Record):

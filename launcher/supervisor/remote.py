@@ -72,8 +72,7 @@ class RemoteRanks:
         beat = link.ranks[index].pulse if link.ranks else None
         if beat is None:
             return None
-        pulse = Pulse(*beat)
-        return pulse._replace(seconds=pulse.seconds + time.monotonic() - link.heard)
+        return Pulse(*beat).aged(time.monotonic() - link.heard)
 
     def is_fresh(self) -> bool:
         """Whether all nodes with ranks that run have been heard just now."""

@@ -22,8 +22,9 @@ Section = Literal["start", "data", "step", "validation", "save", "ephemeral", "e
 SECTIONS: tuple[Section, ...] = ("start", "data", "step", "validation", "save", "ephemeral", "end")
 HEARTBEAT, STACKS = "CAPT_HEARTBEAT", "CAPT_STACKS"
 """Variables that name the inherited descriptors of the page and of the file for stacks."""
-HEADER = struct.Struct("<qqd")
-"""Number of the section, optimizer updates done, time of its beginning (CLOCK_MONOTONIC, seconds)."""
+HEADER = struct.Struct("<qqdd")
+"""Number of the section, optimizer updates done, time of its beginning (CLOCK_MONOTONIC, seconds), and when an error
+ended the rank (0: none has)."""
 PAST = struct.Struct("<qd")
 """Of each section: how often it has ended, and its longest duration in seconds."""
 SIZE = HEADER.size + len(SECTIONS) * PAST.size
@@ -34,6 +35,7 @@ class _Page:
     section = 0
     step = 0
     since = 0.0
+    failed = 0.0
 
 
 def open_page() -> None:
@@ -69,6 +71,13 @@ def enter(section: Section, step: int | None = None) -> Section:
     return before
 
 
+def fail() -> None:
+    """Note that an error ends this rank. Ranks that fall over its closed connections note theirs later."""
+    _Page.failed = time.monotonic()
+    if _Page.memory is not None:
+        _note()
+
+
 def _note() -> None:
     assert _Page.memory is not None
-    HEADER.pack_into(_Page.memory, 0, _Page.section, _Page.step, _Page.since)
+    HEADER.pack_into(_Page.memory, 0, _Page.section, _Page.step, _Page.since, _Page.failed)

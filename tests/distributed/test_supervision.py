@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,15 @@ from launcher.supervisor.output import takes_output
 from launcher.supervisor.processes import stop_asked, stop_signals
 from launcher.supervisor.ranks import LocalRanks
 from pretrain.base.files import write_text
-from pretrain.config.load import job_from_mapping
+from pretrain.config.load import job_from_mapping, load_job
 from pretrain.config.writer import job_to_yaml
 from pretrain.engine.ledger.check import check
 from pretrain.engine.rollbacks import read_rollbacks
 from pretrain.engine.run_folder import read_status
 from pretrain.registry import TASKS
-from tests.support import free_port
+from tests.support import free_port, run_head
 
 TASKS["toy"] = "tests.toy"
-RANK = (
-    "import os, sys; from pretrain.registry import TASKS; TASKS['toy'] = 'tests.toy'\n"
-    "from pretrain.engine import heartbeat, interruption; interruption.install(exit_code=75); heartbeat.open_page()\n"
-    "from pretrain.__main__ import main; code = main(sys.argv[1:]); sys.stdout.flush(); os._exit(code)"
-)
 STEPS = 12
 
 
@@ -54,20 +50,37 @@ def _mapping(run_dir: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-def _supervised(
-    mapping: dict[str, Any], world: int = 2, after: Callable[[], None] = lambda: None
-) -> tuple[int, list[End]]:
+def _nothing() -> None:
+    """What is done to the run between two attempts."""
+
+
+def _cut_short(checkpoints: Path, name: str) -> None:
+    if (path := checkpoints / "step-00000006" / name).exists() and not list(checkpoints.glob("damaged-*")):
+        path.write_bytes(path.read_bytes()[:-9])
+
+
+def _empty_all(checkpoints: Path) -> None:
+    for path in checkpoints.glob("step-*/state.json"):
+        path.write_bytes(b"")
+
+
+def _supervised(mapping: dict[str, Any], world: int = 2, after: Callable[[], None] = _nothing) -> tuple[int, list[End]]:
     """The exit code, and the end of every attempt; ``after`` is called behind each."""
     job = job_from_mapping(mapping, "test")
     path = job.run.dir.parent / f"{job.run.dir.name}.yaml"
     write_text(path, job_to_yaml(job))
+    return run_head(_supervise, path, world, after)
+
+
+def _supervise(path: Path, world: int, after: Callable[[], None]) -> tuple[int, list[End]]:
+    TASKS["toy"] = "tests.toy"
     ends: list[End] = []
 
     def attempt(launch: Launch) -> End:
         port = str(free_port())
         commands = tuple(
             Command(
-                (sys.executable, "-c", RANK, *launch.arguments),
+                (sys.executable, "-m", "tests.toy", *launch.arguments),
                 {
                     "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
                     "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
@@ -79,7 +92,8 @@ def _supervised(
         after()
         return ends[-1]
 
-    return supervise(Launch("pretrain", (str(path), "--merged"), job, Options()), attempt).code, ends
+    launch = Launch("pretrain", (str(path), "--merged"), load_job(path, resolved=True), Options())
+    return supervise(launch, attempt).code, ends
 
 
 def _losses(run_dir: Path) -> dict[int, float]:
@@ -163,13 +177,8 @@ def test_a_job_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
 ) -> None:
     run = tmp_path / "run"
     checkpoints = run / "checkpoints"
-
-    def damage() -> None:
-        if (path := checkpoints / "step-00000006" / name).exists() and not list(checkpoints.glob("damaged-*")):
-            path.write_bytes(path.read_bytes()[:-9])
-
     fault = {"kind": "kill", "step": 7, "rank": 1, "once": str(tmp_path / "struck")}
-    code, ends = _supervised(_mapping(run, fault=fault), after=damage)
+    code, ends = _supervised(_mapping(run, fault=fault), after=partial(_cut_short, checkpoints, name))
     assert (code, [end.code for end in ends]) == (0, [1, 0])
     assert _losses(run) == undisturbed
     assert check(run).faults == []
@@ -181,13 +190,8 @@ def test_a_job_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
 
 def test_a_job_all_of_whose_checkpoints_are_damaged_ends(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-
-    def damage() -> None:
-        for path in run.glob("checkpoints/step-*/state.json"):
-            path.write_bytes(b"")
-
     fault = {"kind": "kill", "step": 7, "rank": 1, "once": str(tmp_path / "struck")}
-    code, ends = _supervised(_mapping(run, fault=fault), after=damage)
+    code, ends = _supervised(_mapping(run, fault=fault), after=partial(_empty_all, run / "checkpoints"))
     assert (code, [end.code for end in ends]) == (2, [1, 2])
     assert "the run has no earlier checkpoint" in capfd.readouterr().err
 
@@ -255,15 +259,16 @@ def test_a_job_that_was_asked_to_stop_is_not_started_again_however_it_ended(tmp_
 class _Seen(LocalRanks):
     """Ranks of which only what is seen of them is there."""
 
-    def __init__(self, codes: tuple[int | None, ...], suspended: int | None = None) -> None:
+    def __init__(self, codes: tuple[int | None, ...], suspended: int | None = None, first: int | None = None) -> None:
         super().__init__()
-        self.codes, self._suspended = list(codes), suspended
+        self.codes, self._suspended, self._first = list(codes), suspended, first
 
     def look(self, seconds: float) -> None:
         time.sleep(seconds)
 
     def pulse(self, rank: int) -> Pulse:
-        return Pulse("step", 6, 9.0 - rank, 5, 0.1)
+        failed = None if self._first is None else 1.0 + (rank == self._first)
+        return Pulse("step", 6, 9.0 - rank, 5, 0.1, failed)
 
     def where(self, rank: int) -> tuple[str, int]:
         return f"node-{rank}", 1
@@ -284,6 +289,14 @@ def test_the_rank_that_a_signal_killed_is_named_before_those_that_fell_over_it(
     end = Watcher(_Seen(codes), grace=0.1).watch()
     assert end.code == 1
     assert (end.crash.rank if end.crash else None) == culprit
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_of_ranks_with_errors_the_one_that_had_the_first_is_named(first: int) -> None:
+    """The others lost the connection to it, and may be gone before it is."""
+    crash = Watcher(_Seen((1, 1, 1), first=first), grace=0.1).watch().crash
+    assert crash is not None
+    assert crash.rank == first
 
 
 def test_ranks_that_wait_for_a_terminal_that_was_stopped_do_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
