@@ -33,10 +33,13 @@ class Scratch:
                 path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_place()))
             except OSError:  # a folder that cannot be written to
                 return
-            self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:  # another process has taken it for nobody's
+                continue
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
-            if path.is_dir():  # another process has not taken it for nobody's before it was locked
+            if path.is_dir():  # nor has it between these two calls
                 self._path = path
             else:
                 os.close(self._lock)

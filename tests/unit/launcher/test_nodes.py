@@ -63,6 +63,7 @@ def wait_for_ranks(ranks: RemoteRanks, links: list[Link]) -> list[int]:
     until = time.monotonic() + 20
     while not all(link.ranks for link in links) and time.monotonic() < until:
         ranks.look(0.1)
+    assert all(link.ranks for link in links), [f"{link.host}: {link.lost}" for link in links]
     return [rank.pid for link in links for rank in link.ranks]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +90,32 @@ def test_where_a_socket_could_have_no_name_the_folder_lies_elsewhere(
     assert Path(made).parent == short
     scratch.close()
     assert [*deep.iterdir(), *short.iterdir()] == []
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_folder_that_another_process_takes_for_nobodys_is_made_again(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """Two supervisors start on a host: one looks for folders without a lock when the other has just made its own."""
+    mkdtemp, lock, made = tempfile.mkdtemp, fcntl.flock, []
+
+    def make(**options: Any) -> str:
+        made.append(mkdtemp(**options))
+        if len(made) == 1 and not late:
+            os.rmdir(made[0])
+        return made[-1]
+
+    def flock(file: int, operation: int) -> None:
+        if len(made) == 1:
+            os.rmdir(made[0])
+        lock(file, operation)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make)
+    monkeypatch.setattr(fcntl, "flock", flock if late else lock)
+    scratch = Scratch()
+    assert list(scratch.env.values()) == made[1:]
+    assert Path(made[1]).is_dir()
+    scratch.close()
 
 
 def test_where_no_folder_can_be_made_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
