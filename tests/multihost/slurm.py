@@ -75,11 +75,8 @@ class Cluster:
         return shown.partition("JobState=")[2].split()[0]
 
     def begins_again(self, job: int) -> bool:
-        """Whether a job that was queued again runs; Slurm lets it wait for two minutes, this for its processes alone.
-
-        What is still said of the end of its steps would else count for the new ones.
-        """
-        if self.state(job) == "PENDING" and not _has_steps(job):
+        """Whether a job that was queued again runs; Slurm lets it wait for two minutes, this does not."""
+        if self.state(job) == "PENDING":
             self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
         return self.state(job) == "RUNNING"
 
@@ -152,15 +149,6 @@ def _start(argv: list[str], env: dict[str, str]) -> None:
 def _end(pid_file: Path) -> None:
     with suppress(OSError, ValueError):
         os.kill(int(pid_file.read_text()), signal.SIGKILL)
-
-
-def _has_steps(job: int) -> bool:
-    """Whether Slurm's managers of a job's steps still run."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if path.read_text().startswith(f"slurmstepd: [{job}."):
-                return True
-    return False
 
 
 def _parents(pid: int) -> list[int]:
