@@ -18,6 +18,7 @@ from launcher.watch import StatusWatch
 from pretrain.base.errors import ConfigError, counted
 from pretrain.config.base import NO_TEXT
 from pretrain.config.load import job_from_mapping, load_job, load_mapping, parse_mapping
+from pretrain.config.reader import as_override
 from pretrain.config.schema import Job
 from pretrain.config.writer import to_yaml
 from pretrain.engine.engines.deepspeed_config import deepspeed_config
@@ -99,7 +100,7 @@ def resume(
         _check_checkpoint(run, checkpoint)
     job = load_job(config, overrides, resolved=True)
     if job.run.dir.resolve() != run.resolve():  # the folder was moved, or is reached by another path
-        overrides = [*overrides, f"run.dir={run}"]
+        overrides = [*overrides, as_override("run.dir", str(run))]
         job = load_job(config, overrides, resolved=True)
     if _has_other_epochs(job, overrides):
         overrides = [*overrides, f"schedule.max_steps={type(job.schedule).model_fields['max_steps'].default}"]

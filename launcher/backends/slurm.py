@@ -20,6 +20,7 @@ from launcher.hostfile import Host
 from launcher.plan import UNATTENDED, Command, End, Launch, Plan
 from pretrain.base.errors import ConfigError
 from pretrain.base.files import require_own_folder
+from pretrain.config.reader import as_override
 from pretrain.engine.run_folder import CONFIG, DONE, FAILED
 
 # %j is the job id. A login shell knows `module`, which else is a function of the environment;
@@ -123,7 +124,7 @@ def render(launch: Launch, cluster: SlurmCluster) -> str:
 def _resumed(arguments: tuple[str, ...], config: Path) -> list[str]:
     """What continues the run: keys that ``capt resume`` was given still count, an older checkpoint does not."""
     if "--resume" not in arguments:
-        return [str(config), f"run.dir={config.parent}", "--resume", *UNATTENDED]
+        return [str(config), as_override("run.dir", str(config.parent)), "--resume", *UNATTENDED]
     words = list(arguments)
     if "--checkpoint" in words:
         at = words.index("--checkpoint")

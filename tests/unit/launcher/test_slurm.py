@@ -1,5 +1,6 @@
 import json
 import os
+import shlex
 import stat
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from launcher.requeue import main as requeue
 from pretrain.base.errors import ConfigError
 from pretrain.base.files import write_text
 from pretrain.config.load import load_job
+from pretrain.config.reader import as_override
 from pretrain.engine.run_folder import Status, read_status, write_status
 
 ROOT = Path(__file__).parents[3]
@@ -73,7 +75,7 @@ def test_the_script_starts_ranks_resumes_and_requeues(tmp_path: Path, code: int,
         (folder / "run" / "config.yaml").touch()
     tools = tmp_path / "bin"
     tools.mkdir()
-    write_tool(tools / "scontrol", 'echo "$@" >> requeued')
+    write_tool(tools / "scontrol", '[ "$1" = show ] || echo "$@" >> requeued')
     recorder = tmp_path / "python"
     write_tool(
         recorder,
@@ -216,6 +218,42 @@ def test_a_stopped_job_is_queued_again_unless_its_time_never_suffices_for_a_step
     assert again(tmp_path, 1, 1, "7"), "stops are no failures"
     assert not again(tmp_path, 75, 3, "7"), "nor do failures make steps"
     assert again(tmp_path, 75, 3, "8"), "another job"
+
+
+@pytest.mark.parametrize("code", ["75", "1"])
+@pytest.mark.parametrize(
+    ("says", "expected"),
+    [
+        ("JobState=COMPLETING Reason=None Dependency=(null) PreemptTime=None", 1),  # scancel
+        ("JobState=COMPLETING Reason=TimeLimit Dependency=(null) PreemptTime=None", 0),
+        ("JobState=COMPLETING Reason=None Dependency=(null) PreemptTime=2026-11-24T03:26:06", 0),
+        ("JobState=RUNNING Reason=None Dependency=(null) PreemptTime=None", 0),
+        ("", 0),
+    ],
+)
+def test_a_cancelled_job_is_not_queued_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, says: str, expected: int
+) -> None:
+    write_tool(tmp_path / "scontrol", f'[ "$3" = 7 ] && echo "JobId=7 JobName=capt-run {says} EndTime=Unknown"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert requeue([str(tmp_path), code, "3"]) == expected
+
+
+def test_a_job_that_cannot_go_on_is_not_queued_again(tmp_path: Path) -> None:
+    """A loss that is no number, or guard.spike=stop: started again it would end the same."""
+    write_status(tmp_path, Status(state="failed", step=7, exit_code=1, reason="SpikeError: loss", final=True))
+    assert requeue([str(tmp_path), "1", "3"]) == 1
+    assert not again(tmp_path, 1, 3, "7")
+
+
+@pytest.mark.parametrize("name", ["run #1", "lr: 1", "it's", "[a] {b}", "a=b", "a, b"])
+def test_a_run_in_a_folder_of_any_name_is_found_when_it_is_queued_again(tmp_path: Path, name: str) -> None:
+    job = load_job("capt_tiny", [as_override("run.dir", str(tmp_path / name))])
+    assert job.run.dir == tmp_path / name
+    text = script_of(Launch("pretrain", ("job.yaml", "--merged"), job, Options(launcher="slurm")))
+    _, *overrides = shlex.split(text.split("  job=(")[1].split(" --resume")[0])
+    assert load_job("capt_tiny", overrides).run.dir == tmp_path / name
 
 
 def test_the_status_of_a_killed_job_is_set_right(tmp_path: Path) -> None:
