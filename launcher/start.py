@@ -147,10 +147,12 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
 def carry_on(launch: Launch, name: BackendName, *, name_of_job: str) -> int:
     """Carry out, in the allocation of a batch job, a launch that was checked when the job was submitted.
 
-    ``name_of_job`` is the same when the batch job is queued again, so that its restarts are counted over all.
+    ``name_of_job`` is the same when the batch job is queued again, so that its restarts are counted over all. A job
+    whose nodes cannot be reached (any more) has stopped: queued again, it is given others.
     """
     chosen = backend(name)
-    return supervise(launch, lambda each: _attempt(chosen, each, chosen.plan(each)), name_of_job).code
+    end = supervise(launch, lambda each: _attempt(chosen, each, chosen.plan(each)), name_of_job)
+    return STOPPED if end.unreached else end.code
 
 
 def _attempt(chosen: Backend, launch: Launch, plan: Plan) -> End:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from launcher.backends import slurm
+from launcher.batch import main as batch
 from launcher.cluster import SlurmCluster, load_cluster
 from launcher.plan import UNATTENDED, Launch, Options
 from launcher.requeue import again
@@ -18,6 +19,7 @@ from pretrain.base.errors import ConfigError
 from pretrain.base.files import write_text
 from pretrain.config.load import load_job
 from pretrain.config.reader import as_override
+from pretrain.config.writer import job_to_yaml
 from pretrain.engine.run_folder import Status, read_status, write_status
 
 ROOT = Path(__file__).parents[3]
@@ -272,3 +274,22 @@ def test_a_damaged_record_queues_nothing_again(tmp_path: Path, content: str, cap
     assert requeue([str(tmp_path), "1", "3"]) == 1
     assert "restarts.json" in caplog.text
     assert len(caplog.records) == 1
+
+
+def test_a_job_whose_nodes_cannot_be_reached_is_queued_again_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not failed twice at one step: no rank was started. After eleven times without a step it is over."""
+    write_tool(tmp_path / "srun", "echo 'srun: error: Node failure on n2' >&2; exit 1")
+    write_tool(tmp_path / "scontrol", '[ "$2" = hostnames ] && echo n1 && echo n2; true')
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS_PER_NODE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    run = tmp_path / "run"
+    run.mkdir()
+    job = load_job("capt_tiny", [f"run.dir={run}", "supervise.on_lost_node=shrink"])
+    (run / "config.yaml").write_text(job_to_yaml(job))
+    write_status(run, Status(state="stopped", step=50, exit_code=75))
+    code = batch(["pretrain", str(run / "config.yaml"), f"run.dir={run}", "--resume", *UNATTENDED])
+    assert code == 75
+    assert [requeue([str(run), str(code), "3"]) for _ in range(12)] == [0] * 10 + [1] * 2
