@@ -60,6 +60,11 @@ def resumed(launch: Launch, end: End, *, chosen: bool = False) -> Launch:
     return replace(launch, arguments=(*words, *UNATTENDED), files={}, unmerged=None, again=True, left=left)
 
 
+def has_gone_back(run: Path, checkpoint: str, since: int) -> bool:
+    """Whether a job begun at the time ``since`` (ns) has gone back to a checkpoint: no later one is older than that."""
+    return not any(name > checkpoint and written < since for name, _, written in _manifests(run))
+
+
 def _ahead(launch: Launch) -> set[tuple[str, int, int]]:
     """The manifests of checkpoints later than the one that ``capt resume --checkpoint`` named.
 

@@ -178,7 +178,37 @@ def test_a_resumed_run_that_is_queued_again_keeps_its_keys(tmp_path: Path) -> No
     launch = make(tmp_path)
     words = ("r/config.yaml", "optimizer.lr=1e-4", "--resume", "--checkpoint", "step-00000002", "--debug")
     text = script_of(Launch(launch.module, words, launch.job, launch.options))
-    assert "  job=(r/config.yaml optimizer.lr=1e-4 --resume --debug --skip-damaged --wait 180)\n" in text
+    kept = "r/config.yaml optimizer.lr=1e-4 --resume --checkpoint step-00000002 --debug"
+    assert f"  job=({kept} --skip-damaged --wait 180)\n" in text
+
+
+def test_a_job_that_was_to_go_back_does_so_when_it_is_queued_again_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had no time for a step, or a bad node. Once it has gone back it goes on from what it has saved since."""
+    job = load_job("capt_tiny", [f"run.dir={tmp_path}"])
+    (tmp_path / "config.yaml").write_text(job_to_yaml(job))
+    for name in ("step-00000002", "step-00000004"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+        (tmp_path / "checkpoints" / name / "manifest.json").touch()
+        os.utime(tmp_path / "checkpoints" / name / "manifest.json", (1, 1))
+    begun: list[tuple[str, ...]] = []
+    monkeypatch.setattr("launcher.batch.carry_on", lambda launch, *_, **__: begun.append(launch.arguments) or 0)
+    words = [str(tmp_path / "config.yaml"), "--resume", "--checkpoint", "step-00000002", "--debug"]
+    newest = [words[0], "--resume", "--debug"]
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    (tmp_path / "job.sbatch").touch()
+    batch(["pretrain", *words])
+    later = tmp_path / "checkpoints" / "step-00000004"
+    later.rename(tmp_path / "checkpoints" / "replaced-step-00000004")
+    batch(["pretrain", *words])
+    later.mkdir()
+    (later / "manifest.json").touch()  # saved on its new way
+    batch(["pretrain", *words])
+    assert begun == [tuple(words), tuple(newest), tuple(newest)]
+    monkeypatch.delenv("SLURM_RESTART_COUNT")
+    batch(["pretrain", *words])
+    assert begun[-1] == tuple(words)
 
 
 def progress(run: Path, *, status: int | None = None, row: int | None = None) -> None:
