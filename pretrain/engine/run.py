@@ -28,12 +28,28 @@ from pretrain.engine.resume_point import choose_checkpoint
 from pretrain.engine.rollbacks import FILE as ROLLBACKS
 from pretrain.engine.rollbacks import resume_behind
 from pretrain.engine.run_folder import DONE, STOPPED
-from pretrain.engine.run_status import RunStatus, open_run_folder
+from pretrain.engine.run_status import RunStatus, changed_keys, open_run_folder
 from pretrain.engine.spikes import SpikeState
 from pretrain.engine.task import Progress, StepMetrics, Task
 from pretrain.registry import task_class
 
 logger = logging.getLogger(__name__)
+
+_SAME_LOSS = frozenset(
+    (
+        "checkpoint",
+        "engine",
+        "guard",
+        "loader",
+        "optimizer",
+        "run",
+        "schedule",
+        "schema_version",
+        "supervise",
+        "validate",
+    )
+)
+"""Sections whose keys change neither the loss nor the samples."""
 
 
 def run_job(
@@ -98,15 +114,13 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
             if lacking := engines.keys() - state.engines.keys():
                 raise CheckpointError(f"{source}: its state.json says nothing of {', '.join(sorted(lacking))}")
         progress = Progress(**state.progress.model_dump())
-        spikes = state.spikes
         for name, engine in engines.items():
             restore_engine(source, engine, state.engines[name])
         with distributed.synchronize_errors(patient=True):
             task.load_state(source, state.task)
         logger.info("resuming from %s at step %d", source, progress.step)
         with distributed.synchronize_errors():
-            if distributed.rank() == 0:
-                _warn_of_other_micro_batches(source, job)
+            spikes = state.spikes if _has_same_loss(source, job) else state.spikes.model_copy(update={"past": {}})
     return Run(job, job.run.dir, task, engines, progress, source, spikes=lambda: spikes)
 
 
@@ -149,14 +163,18 @@ def _train(run: Run, status: RunStatus, callbacks: Sequence[Callback]) -> int:
     return STOPPED
 
 
-def _warn_of_other_micro_batches(source: Path, job: Job) -> None:
+def _has_same_loss(source: Path, job: Job) -> bool:
+    """Whether the loss of the coming steps can be compared with that of the steps before; what changes it is said."""
+    saved = read_job(source)
+    changed = [key for key in changed_keys(saved, job) if key.partition(".")[0] not in _SAME_LOSS]
     before, ranks = read_manifest(source).world_size, distributed.world_size()
-    then, now = before * read_job(source).micro_batch(before), ranks * job.micro_batch(ranks)
-    if then != now:
+    then, now = before * saved.micro_batch(before), ranks * job.micro_batch(ranks)
+    if then != now and distributed.rank() == 0:
         logger.warning(
             "batch.micro x ranks is %d, it was %d: a loss over the sequences of a forward pass (in-batch negatives) "
             "now sees another number of them; batch.micro=%g keeps it", now, then, then / ranks,
         )  # fmt: skip
+    return then == now and not set(changed) - {"batch.micro"}
 
 
 def _set_up_torch(job: Job) -> None:

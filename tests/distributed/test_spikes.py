@@ -348,6 +348,36 @@ def test_spikes_that_were_only_warned_of_are_no_skips(tmp_path: Path) -> None:
     assert "its update is left out (1 of 1, guard.spikes)" in (tmp_path / "log/rank-0.log").read_text()
 
 
+@pytest.mark.parametrize("remedy", ["skip", "rollback"])
+def test_another_loss_from_a_resume_on_is_no_spike(tmp_path: Path, remedy: str) -> None:
+    """Other data, say: a run that went back would find the same loss again and again, until guard.spikes ends it."""
+    guard = {"spike": remedy, "spikes": 2}
+    stopped = _mapping(tmp_path, guard=guard, bad_samples=[], schedule={"max_steps": STEPS, "stop_after": 36})
+    assert run_ranks(_run, 1, stopped) == [75]
+    other = _mapping(tmp_path, guard=guard, bad_samples=[*range(36 * BATCH, STEPS * BATCH)])
+    assert run_ranks(_run, 1, other, True) == [0]
+    state = read_metadata(checkpoints_of(tmp_path)[-1]).spikes
+    assert (state.count, len(state.past["loss"])) == (0, STEPS - 36)
+
+
+def test_the_past_ends_where_a_forward_pass_sees_another_number_of_sequences(tmp_path: Path) -> None:
+    stopped = _mapping(tmp_path, bad_samples=[], schedule={"max_steps": STEPS, "stop_after": 36})
+    assert run_ranks(_run, 1, stopped) == [75]
+    assert run_ranks(_run, 2, _mapping(tmp_path, bad_samples=[], optimizer={"lr": 5e-4}), True) == [0, 0]
+    state = read_metadata(checkpoints_of(tmp_path)[-1]).spikes
+    assert len(state.past["loss"]) == STEPS - 36
+    assert "batch.micro x ranks is 4, it was 2" in (tmp_path / "log/rank-0.log").read_text()
+
+
+def test_a_language_run_that_is_resumed_as_it_was_keeps_its_past(tmp_path: Path) -> None:
+    """What it works out of its data at the start changes no key."""
+    stop = {"stop_after": 3, **language_mapping(tmp_path)["schedule"]}
+    assert run_ranks(_run, 1, language_mapping(tmp_path, schedule=stop)) == [75]
+    assert run_ranks(_run, 1, language_mapping(tmp_path), True) == [0]
+    state = read_metadata(checkpoints_of(tmp_path / "run")[-1]).spikes
+    assert len(state.past["loss"]) == stop["max_steps"]
+
+
 def test_the_past_is_alike_with_and_without_resume_where_ranks_hear_late(tmp_path: Path) -> None:
     mapping = _mapping(tmp_path / "whole", bad_samples=[])
     stopped = _mapping(tmp_path / "parts", bad_samples=[], schedule={"max_steps": STEPS, "stop_after": 20})
