@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher import environment
+from launcher.backends.slurm import SCRIPT
 from launcher.plan import Launch, Options
+from launcher.restart import has_gone_back
 from launcher.start import carry_on
 from pretrain.__main__ import parse
 from pretrain.base.errors import user_text
@@ -25,6 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     module, *words = arguments
     given = parse(words)
     try:
+        words = _newest_once_gone_back(words)
         job = load_job(given.config, given.overrides, resolved=given.merged or given.resume)
         options = Options.read(Path(job.run.dir) / "launch.json")
         launch = Launch(module, tuple(words), job, options)
@@ -35,6 +38,21 @@ def main(arguments: Sequence[str]) -> int:
             raise
         sys.stderr.write(f"error: {text}\n")
         return BAD_INPUT
+
+
+def _newest_once_gone_back(words: list[str]) -> list[str]:
+    """Arguments of a job that was queued again: once it has gone back to a checkpoint it goes on from its newest.
+
+    It has where no later checkpoint is left that is older than the batch script, which was written as it was submitted.
+    """
+    given = parse(words)
+    if given.checkpoint is None or environment.inherited().get("SLURM_RESTART_COUNT", "0") == "0":
+        return words
+    run = Path(given.config).parent
+    if not has_gone_back(run, given.checkpoint, (run / SCRIPT).stat().st_mtime_ns):
+        return words
+    at = words.index("--checkpoint")
+    return [*words[:at], *words[at + 2 :]]
 
 
 if __name__ == "__main__":

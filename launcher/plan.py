@@ -162,6 +162,8 @@ class End:
     """What is known of it, where a process died or hung."""
     left: Mapping[str, Left] = field(default_factory=dict)
     """What was not seen to end, by host."""
+    unreached: bool = False
+    """Whether no rank was started, because too few hosts could be reached."""
 
 
 def describe(launch: Launch, plan: Plan) -> str:

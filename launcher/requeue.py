@@ -1,16 +1,19 @@
 """``python -m launcher.requeue RUN CODE [RESTARTS]``: run by a batch script at its end, to ask for another run.
 
 The status of a job that was killed is corrected. Exit code 0 means that the job is to be queued again, which never
-happens without RESTARTS. A job that stopped
+happens without RESTARTS, nor to one that was cancelled. A job that stopped
 early (75) is queued again, unless it has made no step ten times in a row: its time limit is shorter than what it does
 before the first step. One that failed is as long as it has made a step since the last time that it was for this reason,
-and at most RESTARTS times: what fails at once would fail for ever.
+and at most RESTARTS times: what fails at once would fail for ever. One that says itself that it cannot go on (a loss
+that is no number) is not.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,6 +33,8 @@ log = logging.getLogger(__name__)
 
 RECORD = "restarts.json"
 _IDLE_STOPS = 10
+_PATIENCE = 60.0
+"""Seconds for Slurm's controller, which may be busy."""
 
 
 class Restarts(Record):
@@ -54,9 +59,13 @@ def again(run: Path, code: int, limit: int, job: str) -> bool:
     """Whether the job ``job`` in the folder ``run``, which ended with ``code``, is to be queued again.
 
     Raises:
-        UserError: ``restarts.json`` is damaged.
+        UserError: ``restarts.json`` or ``status.json`` is damaged.
     """
     if code in (DONE, BAD_INPUT):
+        return False
+    status = read_status(run)
+    if code != STOPPED and status is not None and status.final:
+        log.error("not started again: it would end the same")
         return False
     before, step = _restarts(run, job), last_step(run)
     if code == STOPPED:
@@ -67,7 +76,9 @@ def again(run: Path, code: int, limit: int, job: str) -> bool:
         write_json(run / RECORD, before.model_copy(update={"idle_stops": idle, "stopped_at": step}).model_dump())
         return True
     rollbacks = len(read_rollbacks(run))
-    if rollbacks > before.rollbacks and _went_back(run):  # as often as guard.spikes allows
+    if (
+        rollbacks > before.rollbacks and status is not None and status.reason.startswith("RolledBackError:")
+    ):  # as often as guard.spikes allows
         write_json(run / RECORD, before.model_copy(update={"rollbacks": rollbacks}).model_dump())
         log.warning("started again without the samples of a spike of the loss, which ended at step %d", step)
         return True
@@ -83,18 +94,30 @@ def again(run: Path, code: int, limit: int, job: str) -> bool:
     return True
 
 
-def _went_back(run: Path) -> bool:
-    """Whether a spike was what ended the job."""
-    status = read_status(run)
-    return status is not None and status.reason.startswith("RolledBackError:")
-
-
 def _restarts(run: Path, job: str) -> Restarts:
     with suppress(FileNotFoundError):
         restarts = read_record(Restarts, run / RECORD, "; remove the file")
         if restarts.job == job:
             return restarts
     return Restarts(job=job)
+
+
+def cancelled(job: str) -> bool:
+    """Whether ``scancel`` ends the batch job that this process belongs to.
+
+    Slurm ends such a job while its script still runs, and would queue it again if it was asked to. It also ends one at
+    its time limit, or for another job that is more important; it then gives the reason or the time.
+    """
+    try:
+        shown = subprocess.run(
+            ["scontrol", "show", "job", job, "--oneliner"],
+            capture_output=True, text=True, check=False, timeout=_PATIENCE,
+        ).stdout  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    facts = dict(re.findall(r"(?:^| )(JobState|Reason|PreemptTime)=(\S+)", shown))
+    others = facts.get("Reason") == "TimeLimit" or facts.get("PreemptTime", "None") != "None"
+    return facts.get("JobState") in ("COMPLETING", "CANCELLED") and not others
 
 
 def _exit_text(code: int) -> str:
@@ -109,7 +132,12 @@ def main(arguments: Sequence[str]) -> int:
     record_end(run, code)
     try:
         job = environment.inherited().get("SLURM_JOB_ID", "")
-        return 0 if arguments[2:] and again(run, code, int(arguments[2]), job) else 1
+        if not arguments[2:] or code in (DONE, BAD_INPUT):
+            return 1
+        if cancelled(job):
+            log.info("cancelled, and not queued again; continue with: capt resume %s", run)
+            return 1
+        return 0 if again(run, code, int(arguments[2]), job) else 1
     except Exception as error:
         text = user_text(error)
         if text is None:

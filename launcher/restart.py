@@ -15,7 +15,7 @@ from launcher.requeue import again
 from launcher.supervisor.crash import write_crash
 from launcher.supervisor.processes import stop_asked, stop_signals
 from pretrain.base.errors import UserError, user_text
-from pretrain.engine.run_folder import CONFIG, FAILED, STOPPED, read_status
+from pretrain.engine.run_folder import CONFIG, FAILED, STOPPED
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,11 @@ def resumed(launch: Launch, end: End, *, chosen: bool = False) -> Launch:
     return replace(launch, arguments=(*words, *UNATTENDED), files={}, unmerged=None, again=True, left=left)
 
 
+def has_gone_back(run: Path, checkpoint: str, since: int) -> bool:
+    """Whether a job begun at the time ``since`` (ns) has gone back to a checkpoint: no later one is older than that."""
+    return not any(name > checkpoint and written < since for name, _, written in _manifests(run))
+
+
 def _ahead(launch: Launch) -> set[tuple[str, int, int]]:
     """The manifests of checkpoints later than the one that ``capt resume --checkpoint`` named.
 
@@ -83,9 +88,6 @@ def _may_go_on(launch: Launch, own: str) -> bool:
     if not limit or not (run / CONFIG).is_file():
         return False
     try:
-        status = read_status(run)
-        if status is not None and status.final:
-            return False
         return not stop_asked() and again(run, FAILED, limit, own)
     except (UserError, OSError) as error:  # it cannot be counted: a full disk, say
         log.error("not started again: %s", user_text(error) or error)

@@ -18,6 +18,7 @@ from launcher.watch import StatusWatch
 from pretrain.base.errors import ConfigError, counted
 from pretrain.config.base import NO_TEXT
 from pretrain.config.load import job_from_mapping, load_job, load_mapping, parse_mapping
+from pretrain.config.reader import as_override
 from pretrain.config.schema import Job
 from pretrain.config.writer import to_yaml
 from pretrain.engine.engines.deepspeed_config import deepspeed_config
@@ -99,7 +100,7 @@ def resume(
         _check_checkpoint(run, checkpoint)
     job = load_job(config, overrides, resolved=True)
     if job.run.dir.resolve() != run.resolve():  # the folder was moved, or is reached by another path
-        overrides = [*overrides, f"run.dir={run}"]
+        overrides = [*overrides, as_override("run.dir", str(run))]
         job = load_job(config, overrides, resolved=True)
     if _has_other_epochs(job, overrides):
         overrides = [*overrides, f"schedule.max_steps={type(job.schedule).model_fields['max_steps'].default}"]
@@ -146,10 +147,12 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
 def carry_on(launch: Launch, name: BackendName, *, name_of_job: str) -> int:
     """Carry out, in the allocation of a batch job, a launch that was checked when the job was submitted.
 
-    ``name_of_job`` is the same when the batch job is queued again, so that its restarts are counted over all.
+    ``name_of_job`` is the same when the batch job is queued again, so that its restarts are counted over all. A job
+    whose nodes cannot be reached (any more) has stopped: queued again, it is given others.
     """
     chosen = backend(name)
-    return supervise(launch, lambda each: _attempt(chosen, each, chosen.plan(each)), name_of_job).code
+    end = supervise(launch, lambda each: _attempt(chosen, each, chosen.plan(each)), name_of_job)
+    return STOPPED if end.unreached else end.code
 
 
 def _attempt(chosen: Backend, launch: Launch, plan: Plan) -> End:

@@ -54,7 +54,7 @@ def run(launch: Launch, plan: Plan, connect: Connect, env: Mapping[str, str]) ->
             return _run(launch, plan, hosts, links, env)
     except NotReachedError as error:
         log.error("%s", error)
-        return End(FAILED, str(error), Crash.here(str(error)[:2000]))
+        return End(FAILED, str(error), Crash.here(str(error)[:2000]), unreached=True)
     finally:
         output.close(_LAST_OUTPUT)
 

@@ -20,6 +20,7 @@ from launcher.hostfile import Host
 from launcher.plan import UNATTENDED, Command, End, Launch, Plan
 from pretrain.base.errors import ConfigError
 from pretrain.base.files import require_own_folder
+from pretrain.config.reader import as_override
 from pretrain.engine.run_folder import CONFIG, DONE, FAILED
 
 # %j is the job id. A login shell knows `module`, which else is a function of the environment;
@@ -49,6 +50,7 @@ _REQUEUE = """\
 if {after} {restarts}; then
   scontrol requeue "$SLURM_JOB_ID"
 fi"""
+SCRIPT = "job.sbatch"
 # What the script itself needs; a login shell sets the rest.
 _SITE = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "USER")
 
@@ -64,7 +66,7 @@ def plan(launch: Launch) -> Plan:
         given = "--hostfile" if options.hostfile else "--nproc"
         raise ConfigError(f"{given} does not go with --launcher slurm: nodes and ranks stand in the --cluster file")
     cluster = load_cluster(options.cluster or Path("slurm"))
-    script = (launch.run_dir / "job.sbatch").resolve()
+    script = (launch.run_dir / SCRIPT).resolve()
     listed = tuple(Host(f"node-{index}", cluster.ranks_per_node) for index in range(cluster.nodes))
     if options.nodes is not None and options.nodes > len(listed):
         raise ConfigError(f"--nodes {options.nodes}: the cluster file asks for only {len(listed)}")
@@ -121,14 +123,11 @@ def render(launch: Launch, cluster: SlurmCluster) -> str:
 
 
 def _resumed(arguments: tuple[str, ...], config: Path) -> list[str]:
-    """What continues the run: keys that ``capt resume`` was given still count, an older checkpoint does not."""
+    """What continues the run: keys that ``capt resume`` was given still count, and the checkpoint that it was to go
+    back to until it has done so (``launcher.batch``)."""
     if "--resume" not in arguments:
-        return [str(config), f"run.dir={config.parent}", "--resume", *UNATTENDED]
-    words = list(arguments)
-    if "--checkpoint" in words:
-        at = words.index("--checkpoint")
-        del words[at : at + 2]
-    return [*words, *UNATTENDED]
+        return [str(config), as_override("run.dir", str(config.parent)), "--resume", *UNATTENDED]
+    return [*arguments, *UNATTENDED]
 
 
 def _directives(cluster: SlurmCluster, run_dir: Path, requeue: bool, survives: bool) -> list[str]:

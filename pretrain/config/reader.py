@@ -7,6 +7,7 @@ one by one, so that a bound is noticed when it is passed and not once gigabytes 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import Any
@@ -59,6 +60,17 @@ def read_yaml(text: str, source: str) -> Any:
         if isinstance(error, ConfigError | NotYamlError):
             raise
         raise NotYamlError(f"{type(error).__name__}: {error}") from None  # an escape such as "\U00110000"
+
+
+def as_override(key: str, text: str) -> str:
+    """``key=text``, an override that sets the key to this text: quoted where YAML would read something else."""
+    try:
+        as_it_is = read_yaml(text, key) == text
+    except NotYamlError:  # the value of an override that is not YAML is text
+        as_it_is = True
+    except ConfigError:
+        as_it_is = False
+    return f"{key}={text if as_it_is else json.dumps(text, ensure_ascii=False)}"
 
 
 class _Document:

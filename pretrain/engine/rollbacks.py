@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pretrain.base.files import write_json
 from pretrain.base.records import Count, Record, read_record
@@ -25,6 +25,12 @@ class Rollback(Record):
     reason: str = Field(max_length=1000)
     start: Count | None = None
     end: Count
+
+    @model_validator(mode="after")
+    def _goes_on(self) -> Rollback:
+        if self.start is not None and self.start > self.end:
+            raise ValueError(f"start {self.start} lies behind end {self.end}")
+        return self
 
 
 class Rollbacks(Record):

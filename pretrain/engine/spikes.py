@@ -34,11 +34,13 @@ NAMES: tuple[Name, ...] = ("loss", "grad_norm")
 
 
 class SpikeState(Record):
-    """What the guard keeps in ``state.json``: the values of the last steps, how many spikes there were, the last."""
+    """What the guard keeps in ``state.json``: the values of the last steps, how many spikes there were, the last, and
+    how many updates were left out."""
 
     past: dict[Name, list[FiniteFloat]] = Field(default_factory=dict, max_length=len(NAMES))
     count: Count = 0
     last: Count | None = None
+    skipped: Count = 0
 
 
 class Spike(NamedTuple):
@@ -70,13 +72,13 @@ class SpikeWatch:
         self._past = {name: deque(state.past.get(name, ()), maxlen=WINDOW) for name in NAMES}
         self.count = state.count
         self.last = state.last
+        self.skipped = state.skipped
 
     @property
     def state(self) -> SpikeState:
         """What is to be kept of it."""
-        return SpikeState(
-            past={name: list(past) for name, past in self._past.items()}, count=self.count, last=self.last
-        )
+        past = {name: list(past) for name, past in self._past.items()}
+        return SpikeState(past=past, count=self.count, last=self.last, skipped=self.skipped)
 
     def forget(self) -> None:
         """Begin a new past: the loss is another one from here on."""

@@ -337,6 +337,17 @@ def test_a_resumed_run_skips_the_same_step(tmp_path: Path) -> None:
     assert check(tmp_path / "parts").left_out == BATCH
 
 
+def test_spikes_that_were_only_warned_of_are_no_skips(tmp_path: Path) -> None:
+    """guard.spikes counts what was left out: a run that becomes careful late is not at its end with the next spike."""
+    bad = {"bad_samples": [(step - 1) * BATCH for step in (36, 40)]}
+    stopped = _mapping(tmp_path, schedule={"max_steps": STEPS, "stop_after": 37}, **bad)
+    assert run_ranks(_run, 1, stopped) == [75]
+    assert run_ranks(_run, 1, _mapping(tmp_path, guard={"spike": "skip", "spikes": 1}, **bad), True) == [0]
+    state = read_metadata(checkpoints_of(tmp_path)[-1]).spikes
+    assert (state.count, state.skipped) == (2, 1)
+    assert "its update is left out (1 of 1, guard.spikes)" in (tmp_path / "log/rank-0.log").read_text()
+
+
 def test_the_past_is_alike_with_and_without_resume_where_ranks_hear_late(tmp_path: Path) -> None:
     mapping = _mapping(tmp_path / "whole", bad_samples=[])
     stopped = _mapping(tmp_path / "parts", bad_samples=[], schedule={"max_steps": STEPS, "stop_after": 20})

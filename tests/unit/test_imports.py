@@ -123,7 +123,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # ---- launcher
     "launcher.supervisor": (*BASE, "pretrain.engine", "launcher.hostfile", "launcher.ssh"),
     "launcher.backends": (
-        *(*BASE, "pretrain.engine"),
+        *(*BASE, "pretrain.config.reader", "pretrain.engine"),
         *_in("launcher", "cluster", "environment", "hostfile", "plan", "raycluster", "ssh", "supervisor", "watch"),
     ),
     "launcher.preflight": (

@@ -101,10 +101,11 @@ class Spikes(Callback):
         spike = self._see(step, dict(zip(NAMES, means, strict=False)))
         if spike is None:
             return False
-        if self._watch.count > run.job.guard.spikes:
+        if self._watch.skipped >= run.job.guard.spikes:  # not counted are those of which guard.spike=warn only told
             run.diverged = True
             raise SpikeError(_too_many(run, spike))
-        self._warn(spike, f"its update is left out ({self._watch.count} of {run.job.guard.spikes}, guard.spikes)")
+        self._watch.skipped += 1
+        self._warn(spike, f"its update is left out ({self._watch.skipped} of {run.job.guard.spikes}, guard.spikes)")
         return True
 
     def _see(self, step: int, figures: Mapping[Name, float]) -> Spike | None:

@@ -180,6 +180,8 @@ def test_resume_of_a_run_that_another_launcher_started(folder: Path) -> None:
 def test_resume_of_a_moved_run_stays_in_it(folder: Path) -> None:
     run_folder(folder).rename(folder / "moved")
     assert "moved/config.yaml run.dir=moved --resume" in resumed(Path("moved"))
+    (folder / "moved").rename(folder / "run #2")  # which YAML reads as "run"
+    assert """'run #2/config.yaml' 'run.dir="run #2"' --resume""" in resumed(Path("run #2"))
 
 
 def test_resume_from_an_older_checkpoint(folder: Path) -> None:

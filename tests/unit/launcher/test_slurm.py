@@ -1,5 +1,6 @@
 import json
 import os
+import shlex
 import stat
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from launcher.backends import slurm
+from launcher.batch import main as batch
 from launcher.cluster import SlurmCluster, load_cluster
 from launcher.plan import UNATTENDED, Launch, Options
 from launcher.requeue import again
@@ -16,6 +18,8 @@ from launcher.requeue import main as requeue
 from pretrain.base.errors import ConfigError
 from pretrain.base.files import write_text
 from pretrain.config.load import load_job
+from pretrain.config.reader import as_override
+from pretrain.config.writer import job_to_yaml
 from pretrain.engine.run_folder import Status, read_status, write_status
 
 ROOT = Path(__file__).parents[3]
@@ -73,7 +77,7 @@ def test_the_script_starts_ranks_resumes_and_requeues(tmp_path: Path, code: int,
         (folder / "run" / "config.yaml").touch()
     tools = tmp_path / "bin"
     tools.mkdir()
-    write_tool(tools / "scontrol", 'echo "$@" >> requeued')
+    write_tool(tools / "scontrol", '[ "$1" = show ] || echo "$@" >> requeued')
     recorder = tmp_path / "python"
     write_tool(
         recorder,
@@ -174,7 +178,37 @@ def test_a_resumed_run_that_is_queued_again_keeps_its_keys(tmp_path: Path) -> No
     launch = make(tmp_path)
     words = ("r/config.yaml", "optimizer.lr=1e-4", "--resume", "--checkpoint", "step-00000002", "--debug")
     text = script_of(Launch(launch.module, words, launch.job, launch.options))
-    assert "  job=(r/config.yaml optimizer.lr=1e-4 --resume --debug --skip-damaged --wait 180)\n" in text
+    kept = "r/config.yaml optimizer.lr=1e-4 --resume --checkpoint step-00000002 --debug"
+    assert f"  job=({kept} --skip-damaged --wait 180)\n" in text
+
+
+def test_a_job_that_was_to_go_back_does_so_when_it_is_queued_again_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had no time for a step, or a bad node. Once it has gone back it goes on from what it has saved since."""
+    job = load_job("capt_tiny", [f"run.dir={tmp_path}"])
+    (tmp_path / "config.yaml").write_text(job_to_yaml(job))
+    for name in ("step-00000002", "step-00000004"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+        (tmp_path / "checkpoints" / name / "manifest.json").touch()
+        os.utime(tmp_path / "checkpoints" / name / "manifest.json", (1, 1))
+    begun: list[tuple[str, ...]] = []
+    monkeypatch.setattr("launcher.batch.carry_on", lambda launch, *_, **__: begun.append(launch.arguments) or 0)
+    words = [str(tmp_path / "config.yaml"), "--resume", "--checkpoint", "step-00000002", "--debug"]
+    newest = [words[0], "--resume", "--debug"]
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    (tmp_path / "job.sbatch").touch()
+    batch(["pretrain", *words])
+    later = tmp_path / "checkpoints" / "step-00000004"
+    later.rename(tmp_path / "checkpoints" / "replaced-step-00000004")
+    batch(["pretrain", *words])
+    later.mkdir()
+    (later / "manifest.json").touch()  # saved on its new way
+    batch(["pretrain", *words])
+    assert begun == [tuple(words), tuple(newest), tuple(newest)]
+    monkeypatch.delenv("SLURM_RESTART_COUNT")
+    batch(["pretrain", *words])
+    assert begun[-1] == tuple(words)
 
 
 def progress(run: Path, *, status: int | None = None, row: int | None = None) -> None:
@@ -218,6 +252,42 @@ def test_a_stopped_job_is_queued_again_unless_its_time_never_suffices_for_a_step
     assert again(tmp_path, 75, 3, "8"), "another job"
 
 
+@pytest.mark.parametrize("code", ["75", "1"])
+@pytest.mark.parametrize(
+    ("says", "expected"),
+    [
+        ("JobState=COMPLETING Reason=None Dependency=(null) PreemptTime=None", 1),  # scancel
+        ("JobState=COMPLETING Reason=TimeLimit Dependency=(null) PreemptTime=None", 0),
+        ("JobState=COMPLETING Reason=None Dependency=(null) PreemptTime=2026-11-24T03:26:06", 0),
+        ("JobState=RUNNING Reason=None Dependency=(null) PreemptTime=None", 0),
+        ("", 0),
+    ],
+)
+def test_a_cancelled_job_is_not_queued_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, says: str, expected: int
+) -> None:
+    write_tool(tmp_path / "scontrol", f'[ "$3" = 7 ] && echo "JobId=7 JobName=capt-run {says} EndTime=Unknown"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert requeue([str(tmp_path), code, "3"]) == expected
+
+
+def test_a_job_that_cannot_go_on_is_not_queued_again(tmp_path: Path) -> None:
+    """A loss that is no number, or guard.spike=stop: started again it would end the same."""
+    write_status(tmp_path, Status(state="failed", step=7, exit_code=1, reason="SpikeError: loss", final=True))
+    assert requeue([str(tmp_path), "1", "3"]) == 1
+    assert not again(tmp_path, 1, 3, "7")
+
+
+@pytest.mark.parametrize("name", ["run #1", "lr: 1", "it's", "[a] {b}", "a=b", "a, b"])
+def test_a_run_in_a_folder_of_any_name_is_found_when_it_is_queued_again(tmp_path: Path, name: str) -> None:
+    job = load_job("capt_tiny", [as_override("run.dir", str(tmp_path / name))])
+    assert job.run.dir == tmp_path / name
+    text = script_of(Launch("pretrain", ("job.yaml", "--merged"), job, Options(launcher="slurm")))
+    _, *overrides = shlex.split(text.split("  job=(")[1].split(" --resume")[0])
+    assert load_job("capt_tiny", overrides).run.dir == tmp_path / name
+
+
 def test_the_status_of_a_killed_job_is_set_right(tmp_path: Path) -> None:
     for limit in ([], ["3"]):
         write_status(tmp_path, Status(state="running", step=7))
@@ -234,3 +304,22 @@ def test_a_damaged_record_queues_nothing_again(tmp_path: Path, content: str, cap
     assert requeue([str(tmp_path), "1", "3"]) == 1
     assert "restarts.json" in caplog.text
     assert len(caplog.records) == 1
+
+
+def test_a_job_whose_nodes_cannot_be_reached_is_queued_again_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not failed twice at one step: no rank was started. After eleven times without a step it is over."""
+    write_tool(tmp_path / "srun", "echo 'srun: error: Node failure on n2' >&2; exit 1")
+    write_tool(tmp_path / "scontrol", '[ "$2" = hostnames ] && echo n1 && echo n2; true')
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS_PER_NODE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    run = tmp_path / "run"
+    run.mkdir()
+    job = load_job("capt_tiny", [f"run.dir={run}", "supervise.on_lost_node=shrink"])
+    (run / "config.yaml").write_text(job_to_yaml(job))
+    write_status(run, Status(state="stopped", step=50, exit_code=75))
+    code = batch(["pretrain", str(run / "config.yaml"), f"run.dir={run}", "--resume", *UNATTENDED])
+    assert code == 75
+    assert [requeue([str(run), str(code), "3"]) for _ in range(12)] == [0] * 10 + [1] * 2
