@@ -19,7 +19,7 @@ import yaml
 
 from tests.multihost.network import ADDRESSES, INTERFACE, SPARE, Hosts, missing, several_hosts
 
-pytestmark = [pytest.mark.multihost, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.multihost, pytest.mark.timeout(360)]
 
 ROOT = Path(__file__).parents[2]
 CAPT = (sys.executable, "-m", "launcher.cli")
