@@ -23,7 +23,7 @@ comma  := ,
 space  := $(subst ,, )
 DATA   := $(if $(FILES),data.files=[$(subst $(space),$(comma),$(strip $(FILES)))])
 
-FAULTS := $(addprefix tests/,multihost/test_faults.py e2e/test_kills.py multihost/test_slurm.py) \
+FAULTS := $(addprefix tests/,multihost/test_faults.py multihost/test_slurm.py e2e/test_kills.py) \
 	$(addprefix tests/distributed/test_,supervision.py ephemeral.py ledger.py replicas.py) \
 	tests/unit/launcher/test_nodes.py
 

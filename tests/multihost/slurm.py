@@ -77,7 +77,8 @@ class Cluster:
     def begins_again(self, job: int) -> bool:
         """Whether a job that was queued again runs; Slurm lets it wait for two minutes, this does not."""
         if self.state(job) == "PENDING":
-            self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+            with suppress(AssertionError):  # it has begun just now
+                self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
         return self.state(job) == "RUNNING"
 
     def requeued(self, job: int) -> int:
