@@ -129,6 +129,18 @@ def test_a_rank_is_killed_and_the_time_limit_comes(cluster: Cluster, work: Path)
     check_ledger(run)
 
 
+def test_a_cancelled_job_saves_and_stays_away(cluster: Cluster, work: Path) -> None:
+    run, log = work / "third", work / "third" / "log"
+    job = submit(cluster, work, "third", "schedule.max_steps=100000")
+    wait_until(lambda: step(run) > 2, 60, log)
+    cluster.run("scancel", str(job))
+    wait_until(lambda: cluster.state(job) == "CANCELLED", 60, log)
+    assert cluster.requeued(job) == 0
+    status = json.loads((run / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("stopped", 75)
+    assert (run / "checkpoints" / f"step-{status['step']:08d}" / "manifest.json").is_file()
+
+
 def test_a_node_is_lost(cluster: Cluster, work: Path) -> None:
     """With shrink the allocation survives, and the job goes on with the node that is left."""
     run, log = work / "second", work / "second" / "log"
@@ -141,15 +153,3 @@ def test_a_node_is_lost(cluster: Cluster, work: Path) -> None:
     assert cluster.requeued(job) == 0
     assert step(run) == STEPS
     check_ledger(run)
-
-
-def test_a_cancelled_job_saves_and_stays_away(cluster: Cluster, work: Path) -> None:
-    run, log = work / "third", work / "third" / "log"
-    job = submit(cluster, work, "third", "schedule.max_steps=100000")
-    wait_until(lambda: step(run) > 2, 60, log)
-    cluster.run("scancel", str(job))
-    wait_until(lambda: cluster.state(job) == "CANCELLED", 60, log)
-    assert cluster.requeued(job) == 0
-    status = json.loads((run / "status.json").read_text())
-    assert (status["state"], status["exit_code"]) == ("stopped", 75)
-    assert (run / "checkpoints" / f"step-{status['step']:08d}" / "manifest.json").is_file()

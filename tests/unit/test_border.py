@@ -75,6 +75,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
         "/proc; libc's prctl; the planned command, no shell",
     ),
     "launcher/backends/slurm.py": ("subprocess.run", "sbatch: the script's words are quoted"),
+    "launcher/requeue.py": ("subprocess.run", "scontrol: one word, that Slurm itself has set; with a time limit"),
     "launcher/backends/srun.py": ("subprocess.run", "scontrol: one word, that Slurm itself has set"),
     "launcher/bench.py": (".read_text .write_text subprocess.run", "benchmarks of the source checkout; " + OUT),
     "launcher/commands/config.py": ("yaml.safe_dump", "writes"),
