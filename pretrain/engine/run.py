@@ -119,8 +119,7 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
         with distributed.synchronize_errors(patient=True):
             task.load_state(source, state.task)
         logger.info("resuming from %s at step %d", source, progress.step)
-        with distributed.synchronize_errors():
-            spikes = state.spikes if _has_same_loss(source, job) else state.spikes.model_copy(update={"past": {}})
+        spikes = state.spikes if _has_same_loss(source, job) else state.spikes.model_copy(update={"past": {}})
     return Run(job, job.run.dir, task, engines, progress, source, spikes=lambda: spikes)
 
 
@@ -164,12 +163,20 @@ def _train(run: Run, status: RunStatus, callbacks: Sequence[Callback]) -> int:
 
 
 def _has_same_loss(source: Path, job: Job) -> bool:
-    """Whether the loss of the coming steps can be compared with that of the steps before; what changes it is said."""
+    """Whether the loss of the coming steps can be compared with that of the steps before. Rank 0 reads. Collective."""
+    same = None
+    with distributed.synchronize_errors():
+        if distributed.rank() == 0:
+            same = _compare_losses(source, job)
+    return bool(distributed.broadcast_object(same))
+
+
+def _compare_losses(source: Path, job: Job) -> bool:
     saved = read_job(source)
     changed = [key for key in changed_keys(saved, job) if key.partition(".")[0] not in _SAME_LOSS]
     before, ranks = read_manifest(source).world_size, distributed.world_size()
     then, now = before * saved.micro_batch(before), ranks * job.micro_batch(ranks)
-    if then != now and distributed.rank() == 0:
+    if then != now:
         logger.warning(
             "batch.micro x ranks is %d, it was %d: a loss over the sequences of a forward pass (in-batch negatives) "
             "now sees another number of them; batch.micro=%g keeps it", now, then, then / ranks,
