@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.multihost.job import ROOT, step, write_job
 from tests.multihost.slurm import NODES, Cluster, missing, slurm_cluster
+from tests.support import run_capt, start_forked
 
 pytestmark = [pytest.mark.multihost, pytest.mark.timeout(240)]
 
-ROOT = Path(__file__).parents[2]
-LINE = "the cat sat on a mat while the old dog ran over green hills and far away birds sang"
-STEPS = 60
+STEPS, EVERY = 40, 6
 
 
 @pytest.fixture(scope="module")
@@ -35,25 +35,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def work(cluster: Cluster) -> Path:
     """The folder that both nodes share: a text, a job and a cluster file."""
-    folder = cluster.folder / "work"
-    folder.mkdir()
-    words = LINE.split()
-    lines = [" ".join(words[(i * j) % len(words)] for j in range(1, 8 + i % 9)) for i in range(1, 400)]
-    (folder / "text.txt").write_text("\n\n".join(lines))
-    job = {
-        "base": "capt_tiny",
-        "run": {"log_every": 1, "threads": 1, "tensorboard": False},
-        "data": {"files": ["text.txt"], "sequence_length": 32, "cache": str(folder / "cache"), "workers": 1},
-        "tokenizer": {"vocab_size": 370},
-        "model": {"layers": 1, "hidden": 32, "heads": 2, "ffn": 64},
-        "batch": {"global": 8, "micro": 2},
-        "schedule": {"max_steps": STEPS, "warmup_steps": 2},
-        "contrast": {"queue": 37},
-        "validate": {"every": 0, "samples": 8},
-        "checkpoint": {"every": 10, "keep": 2},
-        "supervise": {"stall": 3.0},
-    }
-    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    folder = write_job(
+        cluster.folder / "work",
+        schedule={"max_steps": STEPS, "warmup_steps": 2},
+        checkpoint={"every": EVERY, "keep": 2},
+        supervise={"stall": 3.0},
+    )
     setup = [f"export PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={ROOT}"]
     (folder / "cluster.yaml").write_text(yaml.safe_dump({"nodes": 2, "ranks_per_node": 1, "setup": setup}))
     return folder
@@ -71,17 +58,21 @@ def submit(cluster: Cluster, work: Path, run: str, *more: str) -> int:
 
 def wait_until(true: Callable[[], object], seconds: float, log: Path) -> None:
     begun = time.monotonic()
+    import inspect
+    sys.stderr.write(inspect.stack()[1].code_context[0])
+    try:
+        _wait_until(true, seconds, log)
+    finally:
+        sys.stderr.write(f"   {time.monotonic()-begun:.1f}\n")
+
+
+def _wait_until(true: Callable[[], object], seconds: float, log: Path) -> None:
+    begun = time.monotonic()
     while not true():
         if time.monotonic() - begun > seconds:
             said = "".join(path.read_text(errors="replace")[-6000:] for path in log.glob("slurm-*.log"))
             raise AssertionError(f"not within {seconds:g} s; the job said:\n{said}")
         time.sleep(0.1)
-
-
-def step(run: Path) -> int:
-    path = run / "metrics.jsonl"
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return max((row["step"] for row in map(json.loads, lines) if "loss" in row), default=0)
 
 
 def ranks(run: Path) -> dict[str, int]:
@@ -100,17 +91,15 @@ def ranks(run: Path) -> dict[str, int]:
 
 
 def check_ledger(run: Path) -> None:
-    argv = [sys.executable, "-m", "launcher.cli", "ledger", "check", str(run)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    checked = run_capt("ledger", "check", str(run), cwd=run.parent, env=os.environ)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_a_rank_is_killed_and_the_time_limit_comes(cluster: Cluster, work: Path) -> None:
     """The job starts again in its allocation; stopped by Slurm's signal it saves, is queued again, and is completed."""
     run, log = work / "first", work / "first" / "log"
     job = submit(cluster, work, "first")
-    wait_until(lambda: step(run) > 12, 60, log)
+    wait_until(lambda: step(run) > EVERY, 60, log)
     assert set(ranks(run)) == set(NODES)
     os.kill(ranks(run)["n2"], signal.SIGKILL)
     wait_until(lambda: list((run / "crashes").glob("*.json")), 20, log)
@@ -145,7 +134,7 @@ def test_a_node_is_lost(cluster: Cluster, work: Path) -> None:
     """With shrink the allocation survives, and the job goes on with the node that is left."""
     run, log = work / "second", work / "second" / "log"
     job = submit(cluster, work, "second", "supervise.on_lost_node=shrink")
-    wait_until(lambda: step(run) > 12, 60, log)
+    wait_until(lambda: step(run) > EVERY, 60, log)
     cluster.lose("n2", ranks(run)["n2"])
     wait_until(lambda: list((run / "crashes").glob("*.json")), 30, log)
     wait_until(lambda: set(ranks(run)) == {"n1"}, 90, log)
