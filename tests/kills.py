@@ -25,6 +25,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ class Job:
                 break
             if kind == "save" and any(_names(place, ".partial") for place in (checkpoints, *memory.glob("*/check*"))):
                 break
-            time.sleep(0.002)
+            time.sleep(0.004)
         time.sleep(pause)
         self.history.append(f"{kind} {pause:.4f}")
         return process.is_alive()
@@ -229,7 +230,8 @@ def kill_at_random(
 ) -> Counter[str]:
     """Kill processes of jobs so often, some jobs at a time. Raises ``AssertionError`` at the first thing lost."""
     write_job(folder)
-    losses = {world: undisturbed(folder, world) for world in (1, 2)}
+    with ThreadPoolExecutor(parallel) as pool:
+        losses = dict(zip((1, 2), pool.map(partial(undisturbed, folder), (1, 2)), strict=True))
     done: Counter[str] = Counter()
 
     def count(kind: str) -> None:

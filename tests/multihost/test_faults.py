@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.supervisor.heartbeats import is_stopped
+from pretrain.engine.heartbeat import HEADER, SECTIONS
 from tests.multihost.job import ROOT, crashes, losses, step, write_job
 from tests.multihost.network import ADDRESSES, INTERFACE, SPARE, Hosts, missing, several_hosts
 from tests.support import run_capt
@@ -78,6 +80,26 @@ def pretrain(run: str, *more: str) -> list[str]:
     return ["pretrain", "job.yaml", f"run.dir={run}", "--no-preflight", *more]
 
 
+def suspend(pid: int) -> None:
+    """Stop a rank while it trains: it has no limit in a save, of which three must have been seen first."""
+    until = time.monotonic() + 60
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        while not is_stopped(pid):
+            time.sleep(0.001)
+        if section(pid) in ("data", "step"):
+            return
+        os.kill(pid, signal.SIGCONT)
+        assert time.monotonic() < until, "it does not train"
+        time.sleep(0.01)
+
+
+def section(pid: int) -> str:
+    """What a rank notes in the page that it shares with its supervisor."""
+    page = next(file for file in Path(f"/proc/{pid}/fd").iterdir() if "memfd:heartbeat" in os.readlink(file))
+    return SECTIONS[HEADER.unpack_from(page.read_bytes())[0]]
+
+
 def gone(pids: list[int]) -> bool:
     return not any(Path(f"/proc/{pid}/exe").exists() for pid in pids)
 
@@ -107,7 +129,7 @@ def test_every_fault_of_a_node_costs_the_steps_since_the_last_checkpoint(hosts: 
     with running(hosts, work, "faults", *pretrain("faults", *more)) as process:
         wait_until(lambda: step(run) > EVERY, 60)
         kill_a_rank = strike(lambda: os.kill(hosts.rank(1), signal.SIGKILL))
-        stop_a_rank = strike(lambda: os.kill(hosts.rank(1), signal.SIGSTOP))
+        stop_a_rank = strike(lambda: suspend(hosts.rank(1)))
         kill_the_node = strike(lambda: os.kill(hosts.node(1), signal.SIGKILL))
         try:
             cut_it_off = strike(lambda: hosts.link(1, "down"))
