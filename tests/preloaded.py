@@ -3,6 +3,7 @@
 
 import gc
 
+import deepspeed.module_inject.auto_ep_layer
 import numpy.ctypeslib
 import pyarrow.parquet
 import pytest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import logging
@@ -120,6 +121,7 @@ def _skip(folder: Path, world: int) -> dict[str, Any]:
         badness = {"badness": 25.0} if name.startswith("fp16") else {}
         few = {"schedule": {"max_steps": FEW}, "bad_samples": [(SOON - 1) * BATCH + 3], "checkpoint": {"every": 0}}
         mapping = _mapping(folder / name, engine=_ENGINES[name], guard={"spike": "skip"}, **few, **badness)
+        gc.freeze()
         found[name] = _changes(mapping)
         distributed.barrier()
     return found
@@ -166,6 +168,7 @@ def _run(mapping: dict[str, Any], resume: bool = False) -> int | str:
 def _run_all(mappings: list[dict[str, Any]], past: int = spikes.ENOUGH) -> list[int | str]:
     outcomes, spikes.ENOUGH = [], past
     for mapping in mappings:
+        gc.freeze()  # a run thaws what the server had frozen, and collects all of it in its first step
         outcomes.append(_run(mapping))
         distributed.barrier()
     return outcomes

@@ -68,9 +68,10 @@ def ranks(run: Path) -> dict[str, int]:
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            words, env = (path / "cmdline").read_text().split("\0"), (path / "environ").read_text()
+            command, env = ((path / name).read_bytes().decode(errors="replace") for name in ("cmdline", "environ"))
         except OSError:
             continue
+        words = command.split("\0")
         name = re.search(r"SLURMD_NODENAME=(\w+)", env)
         started_by_node = f"SLURM_JOB_NAME=capt-{run.name}\0" in env and "-m" in words and "pretrain" in words
         if name and started_by_node and "launcher.batch" not in words:
