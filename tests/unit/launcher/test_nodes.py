@@ -120,6 +120,7 @@ def test_a_killed_supervisor_takes_its_ranks_with_it_and_is_a_lost_host(
     ended, ranks, pids = run(connected(environment, output, "a", "b"), [SLEEPS, SLEEPS], fault="node")
     assert ended.code == 1
     assert ended.reason.startswith("b is lost: ")
+    assert ended.lost_host
     assert [processes.born(pid) for pid in pids] == [None, None]
     assert [pid for pid, _ in ranks.left()["b"].processes][1:] == [pids[1]]  # for the next start to see to
     assert "a" not in ranks.left()
