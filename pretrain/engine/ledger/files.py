@@ -20,9 +20,9 @@ from pydantic import Field
 
 from pretrain.base.atomic import sync
 from pretrain.base.errors import CheckpointError, DataError
-from pretrain.base.files import open_for_append, open_regular
+from pretrain.base.files import open_regular
 from pretrain.base.records import Count, Record, parse_record
-from pretrain.engine.durable import describe_write_error
+from pretrain.engine.durable import GrowingFile, describe_write_error
 
 LEDGER = "ledger"
 ROW = np.dtype([("step", "<u4"), ("rows", "<u4"), ("ids", "<u8"), ("contents", "<u4")])
@@ -99,10 +99,8 @@ class LedgerWriter:
     """Appends a row for every step. What cannot be written (a full disk) is kept and tried again with the next row."""
 
     def __init__(self, folder: Path, header: Header) -> None:
-        self.path = folder / f"rank-{header.rank:05d}.ledger"
-        self._file = open_for_append(self.path)
-        self._waiting = header.model_dump_json().encode() + b"\n"
-        self.flush()
+        self._file = GrowingFile(folder / f"rank-{header.rank:05d}.ledger")
+        self._file.append(header.model_dump_json().encode() + b"\n")
         sync(folder)
 
     def append(self, step: int, rows: int, ids: int, contents: int, *, learnt: bool = True) -> None:
@@ -110,25 +108,14 @@ class LedgerWriter:
 
         It is not lost then.
         """
-        self._waiting += _PACKED.pack(step, rows if learnt else rows | _UNLEARNT, ids, contents)
-        self.flush()
-
-    def flush(self) -> None:
-        """Give the operating system what is waiting. Raises ``OSError``."""
-        try:
-            while self._waiting:
-                self._waiting = self._waiting[os.write(self._file.fileno(), self._waiting) :]
-        except OSError as error:
-            error.filename = str(self.path)  # a write does not say of which file
-            raise
+        self._file.append(_PACKED.pack(step, rows if learnt else rows | _UNLEARNT, ids, contents))
 
     def sync(self) -> None:
         """Make all steps durable, before a checkpoint that contains them is. Raises ``CheckpointError``."""
         try:
-            self.flush()
-            os.fsync(self._file.fileno())
+            self._file.sync()
         except OSError as error:
-            raise CheckpointError(describe_write_error(self.path, error)) from error
+            raise CheckpointError(describe_write_error(self._file.path, error)) from error
 
     def close(self) -> None:
         """Close the file."""
