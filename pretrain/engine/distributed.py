@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pretrain.base.errors import UserError, user_text
+from pretrain.base.errors import UserError, is_passing, user_text
 
 logger = logging.getLogger(__name__)
 
@@ -171,20 +171,20 @@ def synchronize_errors(*, patient: bool = False) -> Iterator[None]:
     failed = [(number, verdict) for number, verdict in enumerate(verdicts) if verdict is not None]
     if not failed:
         return
-    number, (kind, text) = failed[0]
+    number, (kind, text, passing) = failed[0]
     where = f"rank {number}: " if world_size() > 1 else ""
     if not issubclass(kind, UserError):
         raise RuntimeError(f"{where}{kind.__name__}: {text}") from error
     agreement = kind(f"{where}{text}")
-    agreement.everywhere = True
+    agreement.everywhere, agreement.passing = True, passing
     raise agreement from error
 
 
-def _verdict(error: Exception) -> tuple[type[Exception], str]:
+def _verdict(error: Exception) -> tuple[type[Exception], str, bool]:
     text = user_text(error)
     if text is None:
-        return type(error), str(error)
-    return type(error) if isinstance(error, UserError) else UserError, text
+        return type(error), str(error), False
+    return type(error) if isinstance(error, UserError) else UserError, text, is_passing(error)
 
 
 _waited = 0

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from pretrain.base.errors import ConfigError, RunFailedError, shown, user_text
+from pretrain.base.errors import ConfigError, RunFailedError, is_passing, shown, user_text
 from pretrain.base.files import open_for_append, write_text
 from pretrain.base.locks import file_lock, is_replaced
 from pretrain.config import flatten
@@ -105,7 +105,7 @@ class RunStatus:
             self._write(
                 "failed",
                 step,
-                FAILED if text is None else BAD_INPUT,
+                FAILED if text is None or is_passing(error) else BAD_INPUT,
                 f"{type(error).__name__}: {text or error}",
                 final=isinstance(error, RunFailedError) and not error.passing,
             )
