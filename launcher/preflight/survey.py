@@ -63,6 +63,7 @@ def survey(
                 sessions[one.host.name] = stack.enter_context(Session(one.host.name, environment))
             except LostError as error:
                 one.lost = error.reason
+        stack.callback(lambda: [session.hang_up() for session in sessions.values()])  # all before any is waited for
         each(lambda session, one: _look(session, one, path))
         _share(found, each)
         _meet(found, sessions, each)
