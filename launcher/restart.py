@@ -13,6 +13,7 @@ from pathlib import Path
 from launcher.plan import UNATTENDED, End, Launch
 from launcher.requeue import again
 from launcher.supervisor.crash import write_crash
+from launcher.supervisor.output import patient_log
 from launcher.supervisor.processes import stop_asked, stop_signals
 from pretrain.base.errors import UserError, user_text
 from pretrain.engine.run_folder import CONFIG, FAILED, STOPPED
@@ -30,7 +31,8 @@ def supervise(launch: Launch, attempt: Callable[[Launch], End], name: str = "") 
     """
     ahead = _ahead(launch)
     own = name or f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
-    with stop_signals(lambda _: None, lambda: None):  # of an attempt's own, only what comes between two gets here
+    # of an attempt's own signals, only what comes between two gets here
+    with patient_log(), stop_signals(lambda _: None, lambda: None):
         while True:
             end = attempt(launch)
             if end.crash is not None and (launch.run_dir / CONFIG).is_file():

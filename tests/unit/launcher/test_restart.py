@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,40 @@ def test_a_host_that_is_lost_while_the_job_starts_again_does_not_end_it(tmp_path
     job = load_job("capt_tiny", [f"run.dir={tmp_path}", "supervise.restarts=5"])
     assert supervise(Launch("pretrain", (), job, Options()), lambda _: ends.pop(0)).code == FAILED
     assert ends == [], "the last two failed at one step, which ends the job"
+
+
+_UNREAD = """
+import logging, os, sys
+from pathlib import Path
+from launcher.plan import End, Launch, Options
+from launcher.restart import supervise
+from launcher.supervisor.crash import Crash
+from pretrain.config.load import load_job
+
+logging.basicConfig(stream=sys.stderr)
+run, ends = Path(sys.argv[1]), [End(1, crash=Crash.here("it fell over")), End(0)]
+(run / "config.yaml").touch()
+job = load_job("capt_tiny", [f"run.dir={run}"])
+os.set_blocking(2, False)
+try:
+    while True:
+        os.write(2, b"x" * 4096)
+except BlockingIOError:
+    os.set_blocking(2, True)
+os._exit(supervise(Launch("pretrain", (), job, Options()), lambda _: ends.pop(0)).code)
+"""
+
+
+def test_a_job_starts_again_although_nobody_reads_what_is_logged(tmp_path: Path) -> None:
+    """A pager, Ctrl-S, a pipe to a program that hangs: the lines wait, the job does not."""
+    root = Path(__file__).parents[3]
+    with subprocess.Popen([sys.executable, "-c", _UNREAD, str(tmp_path)], cwd=root, stderr=subprocess.PIPE) as head:
+        try:
+            assert head.wait(30) == 0
+        finally:
+            head.kill()
+    assert (tmp_path / "crashes" / "0001.json").is_file()
+    assert (tmp_path / "restarts.json").is_file()
 
 
 def test_a_job_that_is_asked_to_stop_while_it_is_about_to_start_again_does_not(
