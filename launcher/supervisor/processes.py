@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
@@ -14,11 +13,9 @@ from pathlib import Path
 from types import FrameType
 
 from pretrain.base.files import open_for_append
+from pretrain.base.parent import die_with_parent
 
 log = logging.getLogger(__name__)
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def start(
@@ -38,12 +35,6 @@ def start(
     descriptors.
     """
     parent = os.getpid()
-
-    def before_exec() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, on_parent_death)
-        if os.getppid() != parent:  # we died before prctl took hold
-            os._exit(1)
-
     with open_for_append(output) if output else nullcontext() as log:
         return subprocess.Popen(
             list(argv),
@@ -54,7 +45,7 @@ def start(
             stderr=subprocess.PIPE if piped else subprocess.STDOUT if log else None,
             start_new_session=True,
             pass_fds=inherits,
-            preexec_fn=before_exec,
+            preexec_fn=lambda: die_with_parent(parent, on_parent_death),
         )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from pretrain.base.errors import DataError, RunFailedError, UserError, is_passing, user_text
+from pretrain.base.parent import die_with_parent
 from pretrain.config.loader import LoaderSection
 from pretrain.engine import interruption
 from pretrain.engine.allocator import give_back_freed_memory
@@ -109,10 +112,11 @@ def training_batches(
         batch_size=None,
         sampler=starts,
         num_workers=loader.workers,
+        multiprocessing_context="fork" if loader.workers else None,  # children of this rank, whatever Python's default
         prefetch_factor=loader.prefetch if loader.workers else None,
         pin_memory=torch.cuda.is_available(),
         collate_fn=_identity,
-        worker_init_fn=_start_worker,
+        worker_init_fn=partial(_start_worker, os.getpid()),
         timeout=_POLL if loader.workers else 0,
     )
     arriving = iter(steps)
@@ -170,7 +174,8 @@ def _dead_worker(error: RuntimeError) -> Exception:
     return LoaderFailedError(f"a loader worker has died ({text[:200]}): {remedy}")
 
 
-def _start_worker(worker: int) -> None:
+def _start_worker(rank: int, worker: int) -> None:
+    die_with_parent(rank)  # torch's workers look every five seconds, and hold what they inherited so long
     give_back_freed_memory()
     # a scheduler that signals every process of a job must not take the loaders from a rank that is about to save
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):

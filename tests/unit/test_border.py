@@ -71,8 +71,8 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "launcher/supervisor/activity.py": (".read_text", "/proc"),
     "launcher/backends/deepspeed.py": ("subprocess.run", "pdsh: every word checked or quoted for the remote shell"),
     "launcher/supervisor/processes.py": (
-        ".read_text ctypes.CDLL subprocess.Popen",
-        "/proc; libc's prctl; the planned command, no shell",
+        ".read_text subprocess.Popen",
+        "/proc; the planned command, no shell",
     ),
     "launcher/backends/slurm.py": ("subprocess.run", "sbatch: the script's words are quoted"),
     "launcher/requeue.py": ("subprocess.run", "scontrol: one word, that Slurm itself has set; with a time limit"),
@@ -136,6 +136,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/registry.py": ("importlib.import_module", REGISTRY),
     "tokenizer/export.py": (".read_bytes .write_bytes", "files that were just written; " + OUT),
     "tokenizer/formats.py": (".read_text", TYPED),
+    "pretrain/base/parent.py": ("ctypes.CDLL", "libc's prctl"),
     "pretrain/base/atomic.py": ("os.open", "what was just written, for fsync"),
     "pretrain/base/hashing.py": (".open", "what was just written"),
     "pretrain/base/text_lines.py": (".open gzip.open", TEXT),
