@@ -28,6 +28,9 @@ from pretrain.latent.restore import LoadedModel, load_model
 AGGREGATE_SENTENCES = 10_000
 """The sentences over which the aggregate posterior is taken."""
 
+MOST_DRAWS = 65_536
+"""The draws at once of each posterior and proposal, which are held in memory for a whole batch, at most."""
+
 MEANINGS = {
     "ppl_known": "PPL of the known words alone, by the bound of ppl_best and its draws: an upper bound",
     "unknown_share": "share of unknown words among the scored tokens",
@@ -118,10 +121,10 @@ def evaluate(
         DataError: there is no such text, or it holds no known word.
         ConfigError: a number of draws, steps or sentences is out of range, or KenLM's programs are missing.
     """
-    if samples < 1 or weighted < 0 or refit_steps < 0 or bridged < 0:
+    if not 1 <= samples <= MOST_DRAWS or not 0 <= weighted <= MOST_DRAWS or refit_steps < 0 or bridged < 0:
         raise ConfigError(
-            f"samples must be 1 or more, weighted, refit_steps and bridge 0 or more, got {samples}, {weighted}, "
-            f"{refit_steps} and {bridged}"
+            f"--draws must be 1 to {MOST_DRAWS}, --weighted 0 to {MOST_DRAWS}, refit_steps and --bridge 0 or more, got "
+            f"{samples}, {weighted}, {refit_steps} and {bridged}"
         )
     if bridged and not weighted:
         raise ConfigError("--bridge checks the importance-weighted bounds: --weighted must be 1 or more")
