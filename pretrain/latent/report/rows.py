@@ -163,7 +163,7 @@ def _is_metric(value: Any) -> bool:
 
 def _step_of(checkpoint: str) -> str:
     digits = Path(checkpoint).name.removeprefix("step-")
-    return f"step {int(digits):,}" if digits.isdigit() else checkpoint
+    return f"step {int(digits):,}" if digits.isdecimal() else checkpoint
 
 
 def _best_validation(run: RunRecord) -> tuple[dict[str, float], str]:
