@@ -94,7 +94,8 @@ def user_text(error: BaseException) -> str | None:
         return missing_package(error)
     if isinstance(error, OSError) and error.errno in _USER_ERRNOS:
         remedy = _USER_ERRNOS[error.errno]
-        where = _line(error.filename) if error.filename is not None else "file"
+        nameless = "a file, or shared memory (/dev/shm)" if error.errno == errno.ENOSPC else "file"
+        where = _line(error.filename) if error.filename is not None else nameless
         return f"{where}: {error.strerror}" + (f"; {remedy}" if remedy else "")
     return None
 
