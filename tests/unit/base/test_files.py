@@ -116,7 +116,10 @@ def test_printed_json_has_null_for_what_is_not_finite(capsys: pytest.CaptureFixt
 def test_errors_of_the_system_have_one_text() -> None:
     assert user_text(PermissionError(13, "Permission denied", "/a/b")) == "/a/b: Permission denied"
     assert user_text(OSError(28, "x", "/a")) == "/a: x; free some space, or use another disk"
-    assert user_text(OSError(28, "x")) == "a file, or shared memory (/dev/shm): x; free some space, or use another disk"
+    assert user_text(OSError(28, "x")) == (
+        "a file, the output, or shared memory (/dev/shm): x; free some space, or use another disk"
+    )
+    assert user_text(OSError(24, "x")) == "this process: x; raise the limit: ulimit -n 65536"
     assert user_text(DataError("two\nlines")) == "two lines"
     assert user_text(ValueError("ours")) is None
     assert user_text(OSError(9, "bad descriptor")) is None
