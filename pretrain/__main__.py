@@ -10,6 +10,9 @@ if __name__ == "__main__":  # before anything else is imported
     from pretrain.base.safe_path import drop_working_folder
 
     drop_working_folder()
+    from pretrain.base.streams import open_closed_streams
+
+    open_closed_streams()
 
 import argparse
 import logging

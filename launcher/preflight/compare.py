@@ -25,7 +25,7 @@ _NO_SSH = re.compile(r"^ssh cannot be started")
 
 
 def compare(survey: Survey) -> list[Check]:
-    """All checks of the hosts together, each fault with its remedy."""
+    """All checks of the hosts together, each fault with its remedy; nothing is good that no host has answered."""
     groups: tuple[tuple[str, Callable[[Survey], Iterator[Check]]], ...] = (
         ("reachable", reach),
         ("versions", versions),
@@ -40,6 +40,8 @@ def compare(survey: Survey) -> list[Check]:
     found = []
     for name, judge in groups:
         checks = list(judge(survey))
+        if not checks and not any(_known(survey)):
+            checks = [Check(name, "warn", "not looked at: no host has answered", "first that they are reached")]
         found += checks or [Check(name, "ok", _FINE[name](survey))]
     return found
 

@@ -96,6 +96,9 @@ def is_passing(error: BaseException | None) -> bool:
         error = error.__cause__
     return False
 
+_NAMELESS = {errno.EMFILE: "this process", errno.ENOSPC: "a file, the output, or shared memory (/dev/shm)"}
+"""What an error is about that names no file."""
+
 
 def user_text(error: BaseException) -> str | None:
     """One line for an error that the user can set right; None for what is a fault of this program.
@@ -109,7 +112,8 @@ def user_text(error: BaseException) -> str | None:
         return missing_package(error)
     if isinstance(error, OSError) and error.errno in _USER_ERRNOS:
         remedy = _USER_ERRNOS[error.errno]
-        where = _line(error.filename) if error.filename is not None else "file"
+        nameless = _NAMELESS.get(error.errno, "file")
+        where = _line(error.filename) if error.filename is not None else nameless
         return f"{where}: {error.strerror}" + (f"; {remedy}" if remedy else "")
     return None
 

@@ -22,7 +22,7 @@ In a training loop of one's own::
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import torch
@@ -71,12 +71,12 @@ class RepresentationCache:
         return total
 
 
-def cached_backward(encode: Encode[BatchT], micro_batches: Sequence[BatchT], contrast: Callable[..., Tensor]) -> Tensor:
+def cached_backward(encode: Encode[BatchT], micro_batches: Iterable[BatchT], contrast: Callable[..., Tensor]) -> Tensor:
     """Add the gradient of one contrast over all ``micro_batches`` to the parameters, in the memory of one of them.
 
     Args:
         encode: a micro-batch -> its representations, one tensor a view.
-        micro_batches: what one optimizer step sees on this rank.
+        micro_batches: what one optimizer step sees on this rank; of an iterator, such as ``zip(a, b)``, all are held.
         contrast: the views, each ``(n, d)`` over all micro-batches -> the loss. Called once. Under several ranks it is
             the sharded loss, and ``encode`` may be a module of DDP within ``no_sync`` but for the last micro-batch.
 
@@ -86,6 +86,7 @@ def cached_backward(encode: Encode[BatchT], micro_batches: Sequence[BatchT], con
     Raises:
         ConfigError: there is no micro-batch.
     """
+    micro_batches = list(micro_batches)  # they are gone through twice
     if not micro_batches:
         raise ConfigError("cached_backward needs one micro-batch or more")
     cache = RepresentationCache()

@@ -220,9 +220,12 @@ def test_missing_kenlm_is_said_before_anything_is_measured(finished: Path, monke
 def test_what_is_no_latent_model_is_refused(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         load_model(tmp_path)
-    for wrong in ({"samples": 0}, {"refit_steps": -1}, {"weighted": -1}):
-        with pytest.raises(ConfigError, match="samples must be 1 or more"):
+    for wrong in ({"samples": 0}, {"refit_steps": -1}, {"weighted": -1}, {"samples": 10**9}, {"weighted": 10**9}):
+        with pytest.raises(ConfigError, match="--draws must be 1 to 65536"):
             evaluate(load_model(finished), **wrong)
+    for name in ("out", "sentences_out"):
+        with pytest.raises(ConfigError, match="is a folder: name a file to write"):  # before all is measured
+            evaluate(load_model(finished), **{name: tmp_path})
     with pytest.raises(ConfigError, match="--weighted must be 1 or more"):
         evaluate(load_model(finished), bridged=1, weighted=0)
 

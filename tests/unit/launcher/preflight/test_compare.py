@@ -93,6 +93,15 @@ def test_a_healthy_cluster_has_a_good_line_for_each_check() -> None:
         assert part in said
 
 
+def test_nothing_is_good_where_no_host_has_answered() -> None:
+    """A free port, and clocks that agree, were told of hosts that nobody had reached."""
+    one = survey()
+    one.hosts = [Findings(Host(name, 2), lost="Connection refused", exit_code=255) for name in ("node-1", "node-2")]
+    levels = {check.name: check.level for check in compare(one)}
+    assert (levels.pop("reachable"), set(levels.values())) == ("fail", {"warn"})
+    assert {"rendezvous", "clocks", "run folder"} <= levels.keys()
+
+
 OLD_TORCH = {"torch": "2.12.0", "deepspeed": "0.19.8", "capt-pretraining": "0.1.0"}
 NO_TORCH = {"torch": "", "deepspeed": "0.19.8", "capt-pretraining": "0.1.0"}
 FAULTS = {

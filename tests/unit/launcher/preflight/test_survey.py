@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from launcher.preflight.compare import compare
 from launcher.preflight.facts import Survey
 from launcher.preflight.session import LostError, Session
 from launcher.preflight.survey import survey
+from launcher.ssh import allow_hosts
 from tests.support import free_port
 
 ROOT = Path(__file__).parents[4]
@@ -43,6 +45,19 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "bin" / "ssh").chmod(0o755)
     (tmp_path / "shared").mkdir()
     return tmp_path
+
+
+def test_more_hosts_may_have_more_files_open() -> None:
+    """Some hundreds of hosts were too many open files under the usual soft limit of 1,024."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (300, before[1]))
+        allow_hosts(5)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 300
+        allow_hosts(20)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 256 + 4 * 20
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def environment(folder: Path) -> dict[str, str]:
