@@ -62,7 +62,7 @@ def mean_codes(model: LoadedModel, sentences: Sequence[str], samples: int = 128,
         means.append(sample_posterior(model.job, text_model, batch, noise, samples).z.mean((0, 1)))
     if unknown:
         logger.warning(
-            "unknown words, read as %s: %s; words are written as in the training text (case, blanks before punctuation)",
+            "unknown words, read as %s: %s; write words as the training text does (case, blanks before punctuation)",
             vocabulary.unknown,
             shown(" ".join(dict.fromkeys(unknown))),
         )
