@@ -155,7 +155,7 @@ def test_the_median_seed_of_the_best_setting_keeps_its_checkpoint(tmp_path: Path
 
 
 def test_a_seed_that_failed_costs_no_other_its_checkpoint(tmp_path: Path) -> None:
-    """The median of those that are left was removed before it could be known: the study had no checkpoint at its end."""
+    """The median of those that are left was removed before it could be known: the study ended without a checkpoint."""
     plan = make_plan(tmp_path, seeds=(1, 2, 3, 4, 5))
     trial_log = TrialLog(plan, 1)
     trial_log.add(make_run(plan, 1, 0.9), "done")
