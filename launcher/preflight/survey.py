@@ -65,10 +65,17 @@ def survey(
                 sessions[one.host.name] = stack.enter_context(Session(one.host.name, environment))
             except LostError as error:
                 one.lost = error.reason
+        stack.callback(_hang_up, sessions)
         each(lambda session, one: _look(session, one, path))
         _share(found, each)
         _meet(found, sessions, each)
     return found
+
+
+def _hang_up(sessions: Mapping[str, Session]) -> None:
+    """End all before any is waited for."""
+    for session in sessions.values():
+        session.hang_up()
 
 
 def existing(folder: Path) -> Path:

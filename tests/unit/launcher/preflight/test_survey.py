@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.hostfile import Host
+from launcher.preflight import probe
 from launcher.preflight import survey as room
 from launcher.preflight.compare import compare
 from launcher.preflight.facts import Survey
@@ -29,7 +30,7 @@ printf 'hello\nwelcome to %s' "$host"
 case "$host" in
     unknown) echo "No ED25519 host key is known for unknown" >&2; echo "Host key verification failed." >&2; exit 255;;
     cut) echo "ssh: connect to host cut port 22: Connection timed out" >&2; exit 255;;
-    silent) exec sleep 60;;
+    silent*) exec sleep 60;;
     rude) exec yes "capt-preflight []";;
     barren) exec sh -c "/no/python -c pass";;
 esac
@@ -81,6 +82,28 @@ def ask(folder: Path, *names: str, port: int | None = None) -> Survey:
 
 def faults(found: Survey) -> dict[str, str]:
     return {check.host: check.name for check in compare(found) if check.level == "fail"}
+
+
+def test_a_folder_is_listed_only_where_a_file_is_not_seen_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """128 hosts at once would list the million files that lie beside a run folder."""
+    (tmp_path / "file").write_text("token")
+    listed: list[str] = []
+    monkeypatch.setattr(os, "listdir", listed.append)
+    assert probe.sees(str(tmp_path / "file"), "token") == {"seen": True}
+    assert listed == []
+    assert probe.sees(str(tmp_path / "none"), "token", patience=0.1) == {"seen": False}
+    assert listed
+
+
+def test_hosts_that_do_not_answer_are_left_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one after the other: of 128 behind a switch that fails each is given two seconds to end."""
+    monkeypatch.setattr(room, "_LOGIN", 0.5)
+    begun = time.monotonic()
+    found = ask(folder, *(f"silent-{number}" for number in range(6)))
+    assert all("no answer" in one.lost for one in found.hosts)
+    assert time.monotonic() - begun < 8
 
 
 def test_hosts_answer_and_nothing_is_left(folder: Path) -> None:
