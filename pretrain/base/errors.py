@@ -96,6 +96,7 @@ def is_passing(error: BaseException | None) -> bool:
         error = error.__cause__
     return False
 
+
 _NAMELESS = {errno.EMFILE: "this process", errno.ENOSPC: "a file, the output, or shared memory (/dev/shm)"}
 """What an error is about that names no file."""
 
