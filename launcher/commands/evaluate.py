@@ -64,7 +64,7 @@ def evaluate(
     ] = None,
     weighted_sentences: Annotated[
         int | None,
-        typer.Option(min=1, help="Largest number of sentences for these bounds; default all."),
+        typer.Option(min=1, help="About how many sentences for these bounds, in whole batches; default all."),
     ] = None,
     bridge: Annotated[
         int | None,

@@ -15,7 +15,12 @@ the first, so that dropout is the same in both, and the result is that of one la
 
 In a training loop of one's own::
 
-    loss = cached_backward(encode, micro_batches, lambda s, s_hat: capt_loss(s, s_hat, queue, temperature=0.05))
+    def contrast(s, s_hat):
+        loss = capt_loss(s, s_hat, queue, temperature=0.05)
+        queue.enqueue(s, s_hat)
+        return loss
+
+    loss = cached_backward(encode, micro_batches, contrast)  # in place of loss.backward()
     optimizer.step()
 """
 
@@ -77,11 +82,12 @@ def cached_backward(encode: Encode[BatchT], micro_batches: Iterable[BatchT], con
     Args:
         encode: a micro-batch -> its representations, one tensor a view.
         micro_batches: what one optimizer step sees on this rank; of an iterator, such as ``zip(a, b)``, all are held.
-        contrast: the views, each ``(n, d)`` over all micro-batches -> the loss. Called once. Under several ranks it is
-            the sharded loss, and ``encode`` may be a module of DDP within ``no_sync`` but for the last micro-batch.
+        contrast: the views, each ``(n, d)`` over all micro-batches -> the loss. Called once, and may push the views
+            into the queue after the loss. Under several ranks it is the sharded loss, and ``encode`` may be a module of
+            DDP, called within ``no_sync`` but for the last micro-batch.
 
     Returns:
-        The loss, without a graph.
+        The loss, without a graph. Under several ranks it is this rank's part: their mean is the loss of all.
 
     Raises:
         ConfigError: there is no micro-batch.

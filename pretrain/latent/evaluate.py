@@ -38,9 +38,9 @@ MEANINGS = {
     "nelbo_dual": "-ELBO from the dual: the paper's column, a bound on no side",
     "ppl_dual": "PPL from the dual: the paper's column, a bound on no side",
     "nelbo_exact": "-ELBO with the exact KL: an upper bound on -log p(x)",
-    "ppl_best": "PPL, the tightest of the bounds below",
+    "ppl_best": "PPL, the tightest of these bounds: compare models by it",
     "ppl_exact": "PPL with the exact KL: an upper bound; its distance from ppl_best is the encoder's",
-    "ppl_exact_there": "the same of the weighted sentences",
+    "ppl_exact_there": "PPL with the exact KL, of the weighted sentences alone",
     "ppl_iw_q": "PPL by importance weighting, the encoder proposes: an upper bound on average",
     "ppl_iw_prior": "the same, the prior proposes",
     "ppl_iw_mixture": "the same, encoder and prior propose",
@@ -209,14 +209,16 @@ def as_text(result: dict[str, Any]) -> str:
     """Write one line per metric, with what it bounds; a perplexity with its standard error, draws and sentences."""
     lines = [f"{result['checkpoint']}"]
     for name, value in result.items():
-        meaning = MEANINGS.get(name, "")
-        if name.endswith("_with_ends"):
-            meaning = "the same with the ends of sentences scored"
         if isinstance(value, dict):
-            lines.append(f"  {name:<27} {_estimate_text(value)}   {meaning}".rstrip())
+            lines.append(f"  {name:<27} {_estimate_text(value)}   {meaning(name)}".rstrip())
         elif isinstance(value, float):
-            lines.append(f"  {name:<27} {value:>12.4f}   {meaning}".rstrip())
+            lines.append(f"  {name:<27} {value:>12.4f}   {meaning(name)}".rstrip())
     return "\n".join(lines)
+
+
+def meaning(name: str) -> str:
+    """What a metric means, and what it bounds; empty where its name says it."""
+    return "the same with the ends of sentences scored" if name.endswith("_with_ends") else MEANINGS.get(name, "")
 
 
 def _estimate_text(estimate: Mapping[str, Any]) -> str:

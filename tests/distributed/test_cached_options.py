@@ -77,23 +77,25 @@ def _fp16(folder: Path, world: int, stage: int, micro: int, **contrast: Any) -> 
     )
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_the_loss_scale_is_nothing_to_the_gradient(tmp_path: Path, world: int) -> None:
-    """Against one micro-batch with its graph. A contrast that is not scaled would weigh nothing, scaled twice all."""
-    whole = _scaled_of(tmp_path, 1, [(0, _GLOBAL, 256.0)], cached=False)[0]
-    lighter = _scaled_of(tmp_path, 1, [(0, 2, 256.0)], weight=0.9)[0]
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of one micro-batch with its graph, which another weight of the contrast changes."""
+    folder = tmp_path_factory.mktemp("whole")
+    jobs = [(_fp16(folder, 1, 0, _GLOBAL, cached=False), 256.0), (_fp16(folder, 1, 0, 2, weight=0.9), 256.0)]
+    whole, lighter = run_ranks(_scaled, 1, jobs)[0]
     assert relative(lighter["gradients"][0], whole["gradients"][0]) > 2e-2
+    return whole
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_loss_scale_is_nothing_to_the_gradient(tmp_path: Path, whole: dict[str, Any], world: int) -> None:
+    """Against one micro-batch with its graph. A contrast that is not scaled would weigh nothing, scaled twice all."""
     for stages in ((0,), (1, 2, 3)):  # a process that has had autocast's scaler uses it at every stage
         cases = [(stage, 2, scale) for stage in stages for scale in (16.0, 1024.0)]
-        for case, cut in zip(cases, _scaled_of(tmp_path, world, cases), strict=True):
+        jobs = [(_fp16(tmp_path, world, stage, micro), scale) for stage, micro, scale in cases]
+        for case, cut in zip(cases, run_ranks(_scaled, world, jobs)[0], strict=True):
             for step in range(STEPS):
                 assert relative(cut["gradients"][step], whole["gradients"][step]) < 1e-2, case
-
-
-def _scaled_of(folder: Path, world: int, cases: list[tuple[int, int, float]], **contrast: Any) -> list[dict[str, Any]]:
-    jobs = [(_fp16(folder, world, stage, micro, **contrast), scale) for stage, micro, scale in cases]
-    found: list[dict[str, Any]] = run_ranks(_scaled, world, jobs)[0]
-    return found
 
 
 def _encoder() -> nn.Module:

@@ -73,21 +73,46 @@ def _rows(ranks: list[tuple[list[float], np.ndarray]]) -> np.ndarray:
 
 _CHANGES = [((2, 0), (1, 3)), ((1, 0), (2, 1)), ((2, 2), (1, 0)), ((2, 3), (4, 2)), ((4, 1), (2, 3))]
 """Ranks and ZeRO stage, before and after."""
+_Ranks = list[tuple[list[float], np.ndarray]]
 
 
-@pytest.mark.parametrize(("before", "after"), _CHANGES, ids=str)
-def test_a_resumed_run_goes_on_with_its_average(
-    tmp_path: Path, before: tuple[int, int], after: tuple[int, int]
-) -> None:
+def _several(runs: list[tuple[Any, ...]]) -> _Ranks:
+    return [_resumable(*run) for run in runs]
+
+
+def _started_once_a_world(runs: dict[Any, tuple[int, tuple[Any, ...]]]) -> dict[Any, _Ranks]:
+    """What each rank of each run found; ``runs`` holds numbers of ranks and arguments, in their order."""
+    found: dict[Any, _Ranks] = {}
+    for world in sorted({world for world, _ in runs.values()}):
+        keys = [key for key in runs if runs[key][0] == world]
+        ranks = run_ranks(_several, world, [runs[key][1] for key in keys])
+        found |= {key: [rank[i] for rank in ranks] for i, key in enumerate(keys)}
+    return found
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, _Ranks]:
+    """By change and kind: the whole run, the same as it goes on from step 3, and as it goes on elsewhere."""
+    before: dict[Any, tuple[int, tuple[Any, ...]]] = {}
+    after: dict[Any, tuple[int, tuple[Any, ...]]] = {}
+    folder = tmp_path_factory.mktemp("changes")
+    for number, change in enumerate(_CHANGES):
+        (world, stage), (other, other_stage) = change
+        mapping, moved = momentum_mapping(folder, stage), momentum_mapping(folder, other_stage)
+        mapping["run"]["dir"] = moved["run"]["dir"] = str(folder / f"run-{number}")
+        source = str(folder / f"run-{number}" / "checkpoints" / "step-00000003")
+        before[change, "whole"] = (world, (mapping, 3, None))
+        before[change, "same"] = (world, (mapping, None, source))
+        after[change, "moved"] = (other, (moved, None, source))
+    return _started_once_a_world(before) | _started_once_a_world(after)
+
+
+@pytest.mark.parametrize("change", _CHANGES, ids=str)
+def test_a_resumed_run_goes_on_with_its_average(resumed: Any, change: Any) -> None:
     """To the last bit as it was, and to rounding at another number of ranks and another stage."""
-    (world, stage), (other, other_stage) = before, after
-    mapping, changed = momentum_mapping(tmp_path, stage), momentum_mapping(tmp_path, other_stage)
-    whole = run_ranks(_resumable, world, mapping, 3, None)
-    source = str(tmp_path / "run" / "checkpoints" / "step-00000003")
-    same = run_ranks(_resumable, world, mapping, None, source)
+    whole, same, moved = (resumed[change, kind] for kind in ("whole", "same", "moved"))
     assert _losses(same) == _losses(whole)[3:]
     np.testing.assert_array_equal(_rows(same), _rows(whole))
-    moved = run_ranks(_resumable, other, changed, None, source)
     np.testing.assert_allclose(_losses(moved), _losses(whole)[3:], rtol=1e-5)
     np.testing.assert_allclose(_rows(moved), _rows(whole), atol=1e-4)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import run_capt
+from tests.support import run_capt, start_capt
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(300)
@@ -33,6 +33,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
         for name in ("pretrain.py", "launcher.py", "tokenizer.py", "yaml.py", "configs/__init__.py"):
             (path / name).parent.mkdir(exist_ok=True)
             (path / name).write_text("raise SystemExit('a module of the working folder was run')\n")
@@ -44,13 +45,12 @@ class Folder:
 
         Each verb is started once as a user starts it; ``forked`` saves the start of the others.
         """
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
         if forked:
-            done = run_capt(*arguments, cwd=self.path, env=env)
+            done = run_capt(*arguments, cwd=self.path, env=self.env)
         else:
             command = [sys.executable, "-P", "-m", "launcher.cli", *arguments]
             done = subprocess.run(
-                command, cwd=self.path, env=env, capture_output=True, text=True, timeout=240, check=False
+                command, cwd=self.path, env=self.env, capture_output=True, text=True, timeout=240, check=False
             )
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout, done.stderr
@@ -103,13 +103,16 @@ def test_report(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("data", ["empty.txt", "binary.txt", "nowhere.txt"])
-def test_a_refused_job_says_so_once_and_leaves_nothing(folder: Folder, data: str) -> None:
+def test_a_refused_job_says_so_once_and_leaves_nothing(folder: Folder, data: str, tmp_path: Path) -> None:
     """The first two are found by the ranks, the last one before they start."""
     (folder.path / "empty.txt").touch()
     (folder.path / "binary.txt").write_bytes(bytes(range(256)) * 8)
     before = sorted(folder.path.iterdir())
     job = ("capt_tiny", f"data.files={data}", "run.dir=new/x", *JOB)
-    _, log = folder.capt("pretrain", *job, "--nproc", "2", code=2, forked=True)
+    process = start_capt("pretrain", *job, "--nproc", "2", cwd=folder.path, env=folder.env, log=tmp_path / "log")
+    process.join(timeout=120)
+    assert process.exitcode == 2
+    log = (tmp_path / "log").read_text()
     assert log.count("error: ") == 1
     assert log.count(data) == 1
     assert sorted(folder.path.iterdir()) == before

@@ -98,12 +98,13 @@ def test_a_trial_of_two_ranks_spans_both_nodes(hosts: Hosts, folder: Folder) -> 
 
 def test_the_worker_node_is_lost(hosts: Hosts, folder: Folder) -> None:
     folder.sweep()
-    process = folder.start("pace=0.4", capt=on_the_head(hosts, *CAPT))
+    process = folder.start("pace=0.01", folder.hold(1.0), capt=on_the_head(hosts, *CAPT))
     try:
-        wait_for(lambda: running_on(folder) == set(ADDRESSES))
+        wait_for(lambda: nodes_of(folder.held()) == set(ADDRESSES))
         for pid in hosts.pids(1):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        folder.let_go()
         out, err = process.communicate(timeout=200)
     finally:
         process.kill()
@@ -117,11 +118,9 @@ def test_the_worker_node_is_lost(hosts: Hosts, folder: Folder) -> None:
     assert lost[0][1]["resume"][:1] == ["--resume"]
 
 
-def running_on(folder: Folder) -> set[str]:
-    """Nodes with a trial that has saved a checkpoint."""
+def nodes_of(runs: list[Path]) -> set[str]:
     found = set()
-    for path in folder.out.glob("trials/toy/*/trial.json"):
-        if list(path.parent.glob("checkpoints/*/manifest.json")):
-            with suppress(ValueError):
-                found.add(json.loads(path.read_text())["node"])
+    for run in runs:
+        with suppress(ValueError):
+            found.add(json.loads((run / "trial.json").read_text())["node"])
     return found

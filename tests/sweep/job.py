@@ -46,6 +46,8 @@ def main() -> int:
     speed = math.exp(-((math.log10(job.optimizer.lr) + 1) ** 2)) * (1 + 0.01 * job.run.seed)
     with (run / "metrics.jsonl").open("a", buffering=1) as metrics:
         while state["step"] < job.schedule.max_steps:
+            while is_held(job, state["step"]) and not stop:
+                time.sleep(0.02)
             time.sleep(job.pace)
             state["step"] += 1
             state["value"] += 0.1 * speed * (1 - state["value"])
@@ -60,6 +62,13 @@ def main() -> int:
     save(run, state)
     write_status(run, "done", state["step"])
     return 0
+
+
+def is_held(job: SweepToyJob, step: float) -> bool:
+    try:
+        return step == job.checkpoint.every and job.optimizer.lr <= float(Path(job.hold or "nowhere").read_text())
+    except FileNotFoundError:
+        return False
 
 
 def save(run: Path, state: dict[str, float]) -> None:

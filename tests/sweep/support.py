@@ -72,6 +72,24 @@ class Folder:
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text.split("\n")[:-1]]
 
+    def hold(self, rate: float) -> str:
+        """Let runs of at most this learning rate wait at their first checkpoint; the override that tells them so."""
+        (self.path / "hold").write_text(str(rate))
+        return f"hold={self.path / 'hold'}"
+
+    def let_go(self) -> None:
+        """Let them go on."""
+        (self.path / "hold").unlink()
+
+    def held(self) -> list[Path]:
+        """Run folders of runs that wait at their first checkpoint."""
+        running = (path.parent for path in self.out.glob("trials/*/*/status.json") if "running" in path.read_text())
+        return [
+            run
+            for run in running
+            if [path.parent.name for path in run.glob("checkpoints/step-*/manifest.json")] == ["step-00000005"]
+        ]
+
     def starts(self, rank: int = 0) -> dict[str, list[dict[str, Any]]]:
         """What the processes of each trial found when they were started, by run folder."""
         found = sorted(self.out.glob(f"trials/*/*/starts-{rank}"))

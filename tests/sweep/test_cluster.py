@@ -78,9 +78,9 @@ def test_random_search_with_failing_trials(folder: Folder) -> None:
 def test_asha_ends_the_worst_early(folder: Folder) -> None:
     grid = {"optimizer.lr": {"grid": [0.1, 0.09, 1e-4, 1e-5]}}
     folder.sweep(
-        space=grid, sweep={"dir": str(folder.out), "seeds": [1, 2, 3]}, scheduler={"type": "asha", "reduction": 2}
+        space=grid, sweep={"dir": str(folder.out), "seeds": [1, 2]}, scheduler={"type": "asha", "reduction": 2}
     )
-    folder.run("pace=0.05", "schedule.max_steps=40")
+    folder.run("pace=0.01", "schedule.max_steps=40")
     states = {line["params"]["optimizer.lr"]: line["state"] for line in folder.lines() if line["seed"] == 1}
     assert len(states) == 4
     assert "done" in (states[0.1], states[0.09])
@@ -88,11 +88,11 @@ def test_asha_ends_the_worst_early(folder: Folder) -> None:
     assert all(line["score"] is not None for line in folder.lines())
     others = [(line["params"]["optimizer.lr"], line["state"]) for line in folder.lines() if line["seed"] != 1]
     whole = [rate for rate, state in states.items() if state == "done"]
-    assert sorted(others) == sorted([(rate, "done") for rate in whole] * 2), "seeds of a setting share its fate"
+    assert sorted(others) == sorted([(rate, "done") for rate in whole]), "seeds of a setting share its fate"
     before = folder.starts()
     text = (folder.out / "trials.jsonl").read_text().splitlines()
     (folder.out / "trials.jsonl").write_text("\n".join(text[:-1]) + "\n")  # the last one is missing
-    folder.run("pace=0.05", "schedule.max_steps=40", "--resume")
+    folder.run("pace=0.01", "schedule.max_steps=40", "--resume")
     assert len({line["run"] for line in folder.lines()}) == len(text)
     missing = Path(json.loads(text[-1])["run"]).name
     assert {name: len(s) for name, s in folder.starts().items() if name != missing} == {
@@ -101,15 +101,15 @@ def test_asha_ends_the_worst_early(folder: Folder) -> None:
 
 
 def test_optuna_and_resume(folder: Folder) -> None:
-    parts = {"space": {"optimizer.lr": {"loguniform": [1e-3, 1.0]}}, "search": {"type": "optuna", "samples": 3}}
+    parts = {"space": {"optimizer.lr": {"loguniform": [1e-3, 1.0]}}, "search": {"type": "optuna", "samples": 2}}
     folder.sweep(**parts)
     folder.run("pace=0.01")
     lines = folder.lines()
     rates = {line["params"]["optimizer.lr"] for line in lines}
-    assert (len(lines), len(rates)) == (6, 3)
-    folder.sweep(**{**parts, "search": {"type": "optuna", "samples": 4}})
+    assert (len(lines), len(rates)) == (4, 2)
+    folder.sweep(**{**parts, "search": {"type": "optuna", "samples": 3}})
     folder.run("pace=0.01", "--resume")
-    assert len(folder.lines()) == 8
+    assert len(folder.lines()) == 6
     assert rates < {line["params"]["optimizer.lr"] for line in folder.lines()}
     assert all(len(starts) == 1 for starts in folder.starts().values())
 

@@ -58,12 +58,28 @@ def places_of(canary: bytes, folder: Folder, since: float) -> list[str]:
     return found
 
 
-def test_a_driver_that_is_killed_and_one_that_is_asked_to_stop(folder: Folder) -> None:
+def refused(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> str:
+    """What ``capt sweep sweep.yaml ...`` says, which is refused in this process."""
+    monkeypatch.chdir(folder.path)
+    monkeypatch.setitem(TASKS, "sweep_toy", "tests.sweep.toy")
+    with pytest.raises(SystemExit) as end:
+        main(["sweep", "sweep.yaml", *arguments])
+    assert end.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_driver_that_is_killed_and_one_that_is_asked_to_stop(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The two runs of the worse rate are at step 5 when the driver is killed, and when it is asked to stop."""
     canary, began = secrets.token_hex(12), time.time()
     folder.env |= dict.fromkeys(SECRETS, canary)
     folder.sweep(trial={"gpus": 0, "concurrent": 2})
-    driver = folder.start("pace=0.4")
-    wait_for(lambda: len(folder.lines()) >= 2 and in_the_middle(folder), 120)
+    more = ("pace=0.01", folder.hold(0.01))
+    driver = folder.start(*more)
+    wait_for(lambda: len(folder.lines()) == 2 and len(folder.held()) == 2, 120)
     assert places_of(canary.encode(), folder, began) == []
     assert all(start["secrets"] for start in folder.starts()[Path(folder.lines()[0]["run"]).name]), "of this machine"
     driver.kill()
@@ -72,21 +88,22 @@ def test_a_driver_that_is_killed_and_one_that_is_asked_to_stop(folder: Folder) -
     pids = [start["pid"] for starts in folder.starts().values() for start in starts]
     wait_for(lambda: not any(map(alive, pids)), 20)
     killed = saved(folder)
-    assert killed
-    assert "already holds a sweep; continue it with --resume" in folder.run("pace=0.4", code=2)
+    assert len(killed) >= 2
+    said = refused(folder, monkeypatch, capsys, *more)
+    assert "already holds a sweep; continue it with --resume" in said
     # as if the driver had died between the end of a trial and its record, in the middle of a line
     text = (folder.out / "trials.jsonl").read_text()
     (folder.out / "trials.jsonl").write_text(text[:-20])
 
-    driver = folder.start("pace=0.4", "--resume")
-    wait_for(lambda: any(len(starts) == 2 for starts in folder.starts().values()))
-    time.sleep(1)
+    driver = folder.start(*more, "--resume")
+    wait_for(lambda: sum(len(folder.starts()[run.name]) == 2 for run in folder.held()) == 2)
     driver.send_signal(signal.SIGTERM)
     said = driver.communicate(timeout=60)[1]
     assert driver.returncode == 75, said
     assert "continue with: capt sweep" in said
     stopped = saved(folder)
-    assert "4 trials, 0 failed" in folder.run("pace=0.4", "--resume")
+    folder.let_go()
+    assert "4 trials, 0 failed" in folder.run(*more, "--resume")
 
     whole = [line for line in (folder.out / "trials.jsonl").read_text().splitlines() if line.endswith("}")]
     lines = {line["run"]: line for line in map(json.loads, whole)}
@@ -106,21 +123,11 @@ def test_a_driver_that_is_killed_and_one_that_is_asked_to_stop(folder: Folder) -
     assert [lines[run]["score"] for run in kept] == [median], (
         "only the median of the best setting keeps its checkpoints"
     )
-    assert yaml.safe_load((folder.out / "sweep.yaml").read_text())["overrides"] == {"pace": 0.4}
-
-
-def in_the_middle(folder: Folder) -> bool:
-    """A trial has saved a first checkpoint and goes on."""
-    return any(
-        [path.name for path in f.glob("step-*")] == ["step-00000005"] for f in folder.out.glob("*/*/*/checkpoints")
-    )
+    assert yaml.safe_load((folder.out / "sweep.yaml").read_text())["overrides"]["pace"] == 0.01
 
 
 def saved(folder: Folder) -> dict[str, int]:
-    """The trials that have a whole checkpoint, and how often each was started up to now.
-
-    On a busy machine a trial may be killed before its first checkpoint: that one begins anew.
-    """
+    """The trials that have a whole checkpoint, and how often each was started up to now."""
     manifests = folder.out.glob("trials/*/*/checkpoints/step-*/manifest.json")
     starts = folder.starts()
     return {name: len(starts[name]) for name in {path.parents[2].name for path in manifests}}
@@ -175,13 +182,8 @@ def test_refused_within_five_seconds(
     said: str,
 ) -> None:
     folder.sweep(**parts)
-    monkeypatch.chdir(folder.path)
-    monkeypatch.setitem(TASKS, "sweep_toy", "tests.sweep.toy")
     begin = time.process_time()
-    with pytest.raises(SystemExit) as end:
-        main(["sweep", "sweep.yaml", *arguments])
-    assert end.value.code == 2
-    assert said in capsys.readouterr().err
+    assert said in refused(folder, monkeypatch, capsys, *arguments)
     assert time.process_time() - begin < 5
     assert not folder.out.exists()
 

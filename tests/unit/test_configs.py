@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from launcher.sweep.run import run_sweep
 from launcher.sweep.trials import trial_specs
 from pretrain.base.errors import ConfigError, UserError
 from pretrain.config.load import job_from_mapping, load_job, load_mapping, resolve_path
+from pretrain.config.schema import Job
 from pretrain.config.writer import to_yaml
 from pretrain.engine.engines.deepspeed_config import deepspeed_config
 from pretrain.regions.writer import write_store
@@ -89,11 +91,21 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _needs(path: Path, here: Path | str = "nowhere") -> list[str]:
+    return [text.replace("@", str(here)) for text in _unfilled(path)]
+
+
+@functools.cache
+def _unfilled(path: Path) -> list[str]:
     mapping = load_mapping(path)
     if mapping.get("data", {}).get("clusters"):
         return []
-    needs = NEEDS[path.stem if path.stem in NEEDS else mapping["task"]["type"]]
-    return [text.replace("@", str(here)) for text in needs]
+    return NEEDS[path.stem if path.stem in NEEDS else mapping["task"]["type"]]
+
+
+@functools.cache
+def _job(path: Path) -> Job:
+    """A shipped job, which no test changes."""
+    return load_job(path, _needs(path))
 
 
 @jobs
@@ -103,11 +115,11 @@ def test_job_loads_by_name(path: Path) -> None:
     job = load_job(name, _needs(path))
     assert job.run.dir.parts[0] == "runs"
     assert job.run.dir.name.endswith(path.stem)
-    assert job == load_job(path, _needs(path))
+    assert job == _job(path)
 
 
 def test_no_two_shipped_jobs_share_a_run_folder() -> None:
-    folders = [load_job(path, _needs(path)).run.dir for path in JOBS]
+    folders = [_job(path).run.dir for path in JOBS]
     assert len(set(folders)) == len(folders)
 
 
@@ -133,7 +145,7 @@ def test_sweep_loads_and_its_jobs_are_valid(path: Path, tmp_path: Path, here: Pa
 @jobs
 @pytest.mark.parametrize("world", WORLDS)
 def test_batches_fit_the_world_or_are_refused(path: Path, world: int) -> None:
-    job = load_job(path, _needs(path))
+    job = _job(path)
     if job.batch.global_ % (job.micro_batch(world) * world):
         with pytest.raises(ConfigError, match=r"batch\.global .* x accumulation x"):
             deepspeed_config(job, world)

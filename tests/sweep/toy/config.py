@@ -15,6 +15,8 @@ class SweepToyJob(Job):
     flaky_seed: int = 0
     """The seed whose runs fail when they are started the first time."""
     reports: str = "accuracy"
+    hold: str = ""
+    """A file. While it is there, runs of at most the learning rate that it names wait at their first checkpoint."""
 
 
 JOB = SweepToyJob

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace as with_
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,14 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_submission(predictions(), tmp_path_factory.mktemp("glue") / "sub" / "submission.zip")
 
 
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """QQP has 500 rows: its 390,965 take seconds, which is worth it where the official shape is looked at."""
+    output = SUBMISSION_FILES["QQP"]
+    task = with_(output.task, rows={**output.task.rows, "test": 500})
+    monkeypatch.setitem(SUBMISSION_FILES, "QQP", with_(output, task=task))
+
+
 def members(path: Path) -> dict[str, str]:
     with zipfile.ZipFile(path) as archive:
         return {name: archive.read(name).decode() for name in archive.namelist()}
@@ -76,7 +85,6 @@ def test_what_is_written_has_the_official_shape(valid: Path) -> None:
         assert first[f"{name}.tsv"] == {"entailment", "neutral", "contradiction"}
     assert all(len(value) == 5 and 0 <= float(value) <= 5 for value in first["STS-B.tsv"])
     assert {"0.000", "5.000"} < first["STS-B.tsv"]
-    assert check_submission(valid) == []
     assert [path.name for path in valid.parent.iterdir()] == ["submission.zip"]
 
 
@@ -89,12 +97,14 @@ def test_the_values_are_the_predictions(valid: Path) -> None:
     np.testing.assert_allclose(scores, np.clip(given["STS-B"], 0, 5), atol=5.1e-4)
 
 
-def test_the_same_predictions_give_the_same_bytes(valid: Path, tmp_path: Path) -> None:
-    again = write_submission(predictions(), tmp_path / "again.zip")
-    assert again.read_bytes() == valid.read_bytes()
+@pytest.mark.usefixtures("few")
+def test_the_same_predictions_give_the_same_bytes(tmp_path: Path) -> None:
+    one, again = (write_submission(predictions(), tmp_path / name) for name in ("one.zip", "again.zip"))
+    assert again.read_bytes() == one.read_bytes()
 
 
-def test_it_is_not_written_through_a_link(valid: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("few")
+def test_it_is_not_written_through_a_link(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("precious")
     for name in (".sub.zip.tmp", "sub.zip"):
@@ -170,6 +180,7 @@ def test_files_that_are_no_zip(tmp_path: Path, valid: Path) -> None:
     assert any("RTE.tsv: 73,400,320 bytes" in line for line in check_submission(bomb))
 
 
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
@@ -198,6 +209,7 @@ def test_unknown_predictions_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_command(valid: Path, tmp_path: Path) -> None:
+    """It accepts the whole of what is written."""
     app = typer.Typer()
     register(app)
     good = CliRunner().invoke(app, ["glue-validate", str(valid)])

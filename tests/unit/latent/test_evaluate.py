@@ -168,8 +168,18 @@ def test_sentences_from_a_model(finished: Path) -> None:
         reconstruct(model, ["the " * 201])
 
 
-def test_generated_text_is_scored_by_n_grams(finished: Path) -> None:
+def test_unknown_words_of_a_sentence_are_named(finished: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = load_model(finished)
+    reconstruct(model, ["the cat sees"])
+    assert not caplog.messages
+    reconstruct(model, ["the CAT sees!", "the CAT"])
+    (message,) = caplog.messages
+    assert "'CAT sees!'" in message
+
+
+def test_generated_text_is_scored_by_n_grams(finished: Path, caplog: pytest.LogCaptureFixture) -> None:
     figures = generated_perplexities(load_model(finished), number=40)
+    assert caplog.text.count("40 generated sentences: the paper's are of 1280") == 1
     assert set(figures) == {
         f"{name}_ppl{ends}" for name in ("forward", "reverse_train", "reverse_test") for ends in ("", "_with_ends")
     }

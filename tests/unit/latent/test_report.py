@@ -16,6 +16,7 @@ from pretrain.config.load import load_job
 from pretrain.latent.report.plots import plotted, shown_steps
 from pretrain.latent.report.published import GENERATED, PUBLISHED
 from pretrain.latent.report.rows import cluster_label, dataset_of, row_name, text_rows, variant_of
+from pretrain.latent.report.tables import likelihood_table
 from pretrain.report import report
 from pretrain.report.runs import read_run
 from tests.latent import PTB
@@ -58,6 +59,9 @@ def test_a_run_without_an_evaluation_shows_the_validation_that_chose_its_checkpo
     assert row.measured == "validation, 1 draw, step 20, seed 1"
     assert row.published is None, "not a text of PTB's size"
     assert (row.get("ppl_dual"), row.get("ppl_exact")) == (100.0, 400.0)
+    header = likelihood_table([row]).header
+    assert "PPL dual" in header
+    assert "PPL published" not in header, "a column without a figure"
 
 
 @pytest.mark.parametrize(
