@@ -27,6 +27,7 @@ from launcher.commands import (
 )
 from pretrain.base.errors import user_text
 from pretrain.base.safe_path import protect_children
+from pretrain.base.streams import open_closed_streams
 
 app = typer.Typer(
     help="Contrastive pretraining, from raw text to a Hugging Face encoder, on one laptop or a cluster.",
@@ -76,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run ``capt`` and exit: one ``error:`` line and code 2 for what the user can set right."""
     if arguments is None:  # the command itself, and not a test or a program that calls it
         protect_children()
+        open_closed_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     if given in ([], *([group] for group in _GROUPS)):

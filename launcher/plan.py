@@ -164,6 +164,8 @@ class End:
     """What was not seen to end, by host."""
     unreached: bool = False
     """Whether no rank was started, because too few hosts could be reached."""
+    lost_host: bool = False
+    """Whether a host was lost, which says nothing of the program."""
 
 
 def describe(launch: Launch, plan: Plan) -> str:

@@ -55,8 +55,11 @@ def record_end(run: Path, code: int) -> None:
     StatusWatch.begin(run).record_end(known, f"the ranks ended with {_exit_text(code)} and did not say why")
 
 
-def again(run: Path, code: int, limit: int, job: str) -> bool:
+def again(run: Path, code: int, limit: int, job: str, *, lost_host: bool = False) -> bool:
     """Whether the job ``job`` in the folder ``run``, which ended with ``code``, is to be queued again.
+
+    A ``lost_host`` is counted, but is no sign that the job would fail at the same step for ever: the next may be lost
+    while the job starts again without the first.
 
     Raises:
         UserError: ``restarts.json`` or ``status.json`` is damaged.
@@ -85,10 +88,10 @@ def again(run: Path, code: int, limit: int, job: str) -> bool:
     if before.failures >= limit:
         log.error("failed, and not started again: that was done %d times (restarts)", limit)
         return False
-    if step == before.step:  # a lower one is progress: the job had gone back to its last checkpoint
+    if step == before.step and not lost_host:  # a lower one is progress: the job had gone back to its last checkpoint
         log.error("failed, and not started again: no step was made since the last time (step %d)", step)
         return False
-    failed = before.model_copy(update={"failures": before.failures + 1, "step": step})
+    failed = before.model_copy(update={"failures": before.failures + 1, "step": before.step if lost_host else step})
     write_json(run / RECORD, failed.model_dump())
     log.warning("failed at step %d; started again (%d of %d times)", step, before.failures + 1, limit)
     return True

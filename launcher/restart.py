@@ -13,6 +13,7 @@ from pathlib import Path
 from launcher.plan import UNATTENDED, End, Launch
 from launcher.requeue import again
 from launcher.supervisor.crash import write_crash
+from launcher.supervisor.output import patient_log
 from launcher.supervisor.processes import stop_asked, stop_signals
 from pretrain.base.errors import UserError, user_text
 from pretrain.engine.run_folder import CONFIG, FAILED, STOPPED
@@ -25,18 +26,19 @@ def supervise(launch: Launch, attempt: Callable[[Launch], End], name: str = "") 
 
     A job is started again when a process of it died, hung, or ended with an error of the program. It is not when its
     input is bad, when it was asked to stop (however it ended then), when it says itself that it cannot go on (a loss
-    that is no number), when it had not begun, or when it made no step since it was started the last time.
-    Restarts are counted under ``name``; without one, those of this call are.
+    that is no number), when it had not begun, or when it made no step since it was started the last time,
+    unless a host was lost. Restarts are counted under ``name``; without one, those of this call are.
     """
     ahead = _ahead(launch)
     own = name or f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
-    with stop_signals(lambda _: None, lambda: None):  # of an attempt's own, only what comes between two gets here
+    # of an attempt's own signals, only what comes between two gets here
+    with patient_log(), stop_signals(lambda _: None, lambda: None):
         while True:
             end = attempt(launch)
             if end.crash is not None and (launch.run_dir / CONFIG).is_file():
                 report = write_crash(launch.run_dir, end.crash)
                 log.error("%s%s", end.crash.cause, f" ({report})" if report else "")
-            if end.code != FAILED or not _may_go_on(launch, own):
+            if end.code != FAILED or not _may_go_on(launch, own, end):
                 return end
             launch = resumed(launch, end, chosen=bool(ahead & _manifests(launch.run_dir)))
             if stop_asked():  # it came meanwhile
@@ -82,13 +84,13 @@ def _manifests(run: Path) -> set[tuple[str, int, int]]:
     return {(name, facts.st_ino, facts.st_mtime_ns) for name, facts in found}
 
 
-def _may_go_on(launch: Launch, own: str) -> bool:
+def _may_go_on(launch: Launch, own: str, end: End) -> bool:
     """Whether a failed job may be started again; it is counted then."""
     run, limit = launch.run_dir, launch.job.supervise.restarts
     if not limit or not (run / CONFIG).is_file():
         return False
     try:
-        return not stop_asked() and again(run, FAILED, limit, own)
+        return not stop_asked() and again(run, FAILED, limit, own, lost_host=end.lost_host)
     except (UserError, OSError) as error:  # it cannot be counted: a full disk, say
         log.error("not started again: %s", user_text(error) or error)
         return False

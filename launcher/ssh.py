@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shlex
 import sys
 from collections.abc import Mapping
@@ -10,6 +11,20 @@ USERS_OPTIONS = "PDSH_SSH_ARGS_APPEND"
 """The variable with which a user gives pdsh, and so every launch, further options of ssh."""
 # A host that asks a question, does not answer or disappears is an error within seconds instead of a wait for ever.
 _OPTIONS = "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
+
+
+_FILES = 4
+"""Files that this process has open for each host: pipes to ssh and from it, and what waits for them."""
+_OWN_FILES = 256
+
+
+def allow_hosts(hosts: int) -> None:
+    """Raise this process's limit of open files to what so many hosts need, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = _OWN_FILES + _FILES * hosts
+    most = need if hard == resource.RLIM_INFINITY else min(need, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def ssh_options(environment: Mapping[str, str]) -> str:

@@ -97,7 +97,7 @@ def resume(
     config = run / CONFIG
     require_run(run)
     if checkpoint is not None:
-        _check_checkpoint(run, checkpoint)
+        checkpoint = _named_checkpoint(run, checkpoint)
     job = load_job(config, overrides, resolved=True)
     if job.run.dir.resolve() != run.resolve():  # the folder was moved, or is reached by another path
         overrides = [*overrides, as_override("run.dir", str(run))]
@@ -172,11 +172,17 @@ def _attempt(chosen: Backend, launch: Launch, plan: Plan) -> End:
     return end
 
 
-def _check_checkpoint(folder: Path, name: str) -> None:
+def _named_checkpoint(folder: Path, name: str) -> str:
+    """The name of the checkpoint that is called so, also by a link (``best``), which may lead elsewhere at a restart.
+
+    Raises ``ConfigError`` where the run has none of that name.
+    """
     found = sorted(path.parent.name for path in (folder / "checkpoints").glob("*/manifest.json"))
     if name not in found:
         have = f"it has {', '.join(found)}" if found else "it has no complete checkpoint"
         raise ConfigError(f"{folder} has no checkpoint {name!r}; {have}")
+    target = (folder / "checkpoints" / name).resolve().name
+    return target if target in found else name
 
 
 def _check_precision_here(precision: str) -> None:

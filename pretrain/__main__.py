@@ -10,6 +10,9 @@ if __name__ == "__main__":  # before anything else is imported
     from pretrain.base.safe_path import drop_working_folder
 
     drop_working_folder()
+    from pretrain.base.streams import open_closed_streams
+
+    open_closed_streams()
 
 import argparse
 import logging
@@ -22,7 +25,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pretrain.base.errors import ConfigError, RunFailedError, UserError, user_text
+from pretrain.base.errors import ConfigError, RunFailedError, UserError, is_passing, user_text
 from pretrain.config import load_job
 from pretrain.engine import heartbeat, interruption
 from pretrain.engine.run_folder import BAD_INPUT, FAILED, STOPPED
@@ -85,7 +88,7 @@ def _report(error: Exception, rank: int, *, debug: bool) -> int:
         traceback.print_exception(error)
     if rank == 0 or not (isinstance(error, UserError) and error.everywhere):
         _say(f"error: {text}")
-    return BAD_INPUT
+    return FAILED if is_passing(error) else BAD_INPUT
 
 
 def _say(line: str) -> None:

@@ -23,6 +23,8 @@ from pretrain.config.reader import NotYamlError, read_yaml
 from pretrain.registry import VECTORS_TASK, task_module
 
 _GIVEN_BY_CAPT = frozenset({"to", "overwrite", "about", "progress"})
+_DONE = {"evaluate": "evaluated", "export": "converted"}
+"""What a verb's module would have done."""
 
 
 def task_of(path: Path) -> str:
@@ -47,7 +49,7 @@ def verb_module(checkpoint: Path, task: str, name: str) -> ModuleType:
     except ConfigError as error:
         raise CheckpointError(f"{checkpoint}: {error}") from None
     if module is None:
-        raise CheckpointError(f"{checkpoint}: a checkpoint of task {task}, whose package has no module {name!r}")
+        raise CheckpointError(f"{checkpoint}: a checkpoint of task {task}, which cannot be {_DONE[name]}")
     return module
 
 

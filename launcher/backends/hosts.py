@@ -16,6 +16,7 @@ from launcher import environment
 from launcher.backends.watching import Watcher
 from launcher.hostfile import Host
 from launcher.plan import Command, End, Launch, Plan
+from launcher.ssh import allow_hosts
 from launcher.supervisor import processes
 from launcher.supervisor.crash import Crash
 from launcher.supervisor.gathering import Gathering, NotReachedError
@@ -43,6 +44,7 @@ def check_spares(launch: Launch, listed: Sequence[Host], spares: Sequence[Host],
 
 def run(launch: Launch, plan: Plan, connect: Connect, env: Mapping[str, str]) -> End:
     """Run the job on the hosts that can be reached, with ``env`` on top of their environment, to its end."""
+    allow_hosts(len(plan.hosts) + len(plan.spares))
     asked: list[signal.Signals] = []
     output = Output()
     try:

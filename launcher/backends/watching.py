@@ -109,7 +109,8 @@ class Watcher:
         log.error("%s", reason)
         pulse = self._ranks.pulse(lost.rank)
         step, section = (pulse.step, pulse.section) if pulse else (None, None)
-        return End(FAILED, reason, Crash(cause=reason[:2000], host=lost.host, step=step, section=section))
+        crash = Crash(cause=reason[:2000], host=lost.host, step=step, section=section)
+        return End(FAILED, reason, crash, lost_host=True)
 
     def _find_stall(self, stall: float) -> Stall | None:
         """The rank that hangs. Time counts from when this process, or the terminal, went on that was suspended too."""

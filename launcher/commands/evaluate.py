@@ -64,7 +64,7 @@ def evaluate(
     ] = None,
     weighted_sentences: Annotated[
         int | None,
-        typer.Option(min=1, help="Largest number of sentences for these bounds; default all."),
+        typer.Option(min=1, help="About how many sentences for these bounds, in whole batches; default all."),
     ] = None,
     bridge: Annotated[
         int | None,
@@ -103,6 +103,7 @@ def evaluate(
         "word_similarity": word_similarity, "analogies": analogies,
     }  # fmt: skip
     from launcher.progress import progress_bar
+    from pretrain.base.files import require_writable
     from pretrain.models.hub import local_folder
     from pretrain.verbs import accepted_options, verb_module
 
@@ -110,6 +111,8 @@ def evaluate(
     task = _task_of(checkpoint)
     module = verb_module(checkpoint, task, "evaluate")
     chosen = accepted_options(module.command, task, given, option or ())
+    if out is not None:
+        require_writable(out)
     with progress_bar("measuring") as progress:
         if "progress" in inspect.signature(module.command).parameters:
             chosen["progress"] = progress

@@ -99,6 +99,7 @@ def perplexity(
     """Forward and reverse perplexity of generated sentences, by 5-gram models."""
     o.quiet(context)
     from pretrain.base.errors import ConfigError
+    from pretrain.latent.evaluate import meaning
     from pretrain.latent.evaluation.forward_reverse import generated_perplexities
     from pretrain.latent.restore import load_model
 
@@ -110,7 +111,7 @@ def perplexity(
         o.echo_json({"by": by, "number": number, "seed": seed, **perplexities})
         return
     for name, value in perplexities.items():
-        typer.echo(f"{name:<28} {value:10.2f}")
+        typer.echo(f"{name:<28} {value:10.2f}   {meaning(name)}")
 
 
 def _show(rows: list[dict[str, str]], json: bool) -> None:

@@ -25,7 +25,7 @@ _NO_SSH = re.compile(r"^ssh cannot be started")
 
 
 def compare(survey: Survey) -> list[Check]:
-    """All checks of the hosts together, each fault with its remedy."""
+    """All checks of the hosts together, each fault with its remedy; nothing is good that no host has answered."""
     groups: tuple[tuple[str, Callable[[Survey], Iterator[Check]]], ...] = (
         ("reachable", reach),
         ("versions", versions),
@@ -40,8 +40,15 @@ def compare(survey: Survey) -> list[Check]:
     found = []
     for name, judge in groups:
         checks = list(judge(survey))
-        found += checks or [Check(name, "ok", _FINE[name](survey))]
+        if not checks and _judged(name, survey):
+            checks = [Check(name, "ok", _FINE[name](survey))]
+        found += checks or [Check(name, "warn", "not looked at: too few hosts have answered", "first reach them")]
     return found
+
+
+def _judged(name: str, survey: Survey) -> bool:
+    """Whether a check without a fault has seen what it is about: hosts that answer, and a rendezvous that was tried."""
+    return any(one.meeting for one in survey.hosts) if name == "rendezvous" else any(_known(survey))
 
 
 def _known(survey: Survey) -> Iterator[tuple[Findings, Facts]]:

@@ -60,7 +60,7 @@ def interfaces(survey: Survey) -> Iterator[Check]:
             used = one.meeting.interface if one.meeting and not _is_loopback(one.meeting.own) else ""
             finding = f"gloo would use {facts.name_address or 'no address'}, that of the name {facts.name}"
             advice = f"GLOO_SOCKET_IFNAME={used or 'INTERFACE'} in .deepspeed_env"
-            yield Check("interface", "warn", finding, advice, host)
+            yield Check("interface", "fail" if used else "warn", finding, advice, host)  # no other machine reaches it
 
 
 def _nccl_finds(rule: str, names: dict[str, str]) -> bool:

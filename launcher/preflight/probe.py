@@ -164,13 +164,13 @@ def sees(path: str, text: str, patience: float = _PATIENCE) -> Answer:
     """Whether a file is here and holds ``text``, after a wait for slow file servers."""
     until = time.monotonic() + patience
     while True:
-        with contextlib.suppress(FileNotFoundError):
-            os.listdir(os.path.dirname(path))  # makes a file server's client look again
-            with open(path) as f:
-                if f.read() == text:
-                    return {"seen": True}
+        with contextlib.suppress(FileNotFoundError), open(path) as f:
+            if f.read() == text:
+                return {"seen": True}
         if time.monotonic() > until:
             return {"seen": False}
+        with contextlib.suppress(FileNotFoundError):  # last, for the folder may hold a million files
+            os.listdir(os.path.dirname(path))  # makes a file server's client look again
         time.sleep(0.05)
 
 

@@ -40,6 +40,7 @@ class Session:
         argv = ssh_command(host, environment, program)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the session
         self._rest = b""
+        self._until: float | None = None
         try:
             self._ssh = subprocess.Popen(
                 argv, env=dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr
@@ -55,14 +56,20 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """End the probe, which removes its files, and ssh."""
+    def hang_up(self) -> None:
+        """End the probe, which removes its files, and do not wait for it."""
         assert self._ssh.stdin is not None
-        assert self._ssh.stdout is not None
         with suppress(OSError):  # ssh has ended
             self._ssh.stdin.close()
+        self._until = self._until or time.monotonic() + _GRACE
+
+    def close(self) -> None:
+        """End the probe and ssh."""
+        self.hang_up()
+        assert self._ssh.stdout is not None
+        assert self._until is not None
         try:
-            self._ssh.wait(_GRACE)
+            self._ssh.wait(max(0.0, self._until - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._ssh.kill()
             self._ssh.wait()

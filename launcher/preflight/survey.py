@@ -16,6 +16,7 @@ from launcher.hostfile import Host
 from launcher.preflight import probe
 from launcher.preflight.facts import Clock, ClockAnswer, Facts, Findings, Meeting, Seen, Survey, _Answer
 from launcher.preflight.session import LostError, RefusedError, Session
+from launcher.ssh import allow_hosts
 
 _AT_ONCE = 256
 _LOGIN = 40.0
@@ -49,6 +50,7 @@ def survey(
     here = Facts.model_validate(probe.facts())
     found = Survey(here, [Findings(host) for host in hosts], address, port, secrets.token_hex(8), str(folder))
     found.environment = dict(forwarded)
+    allow_hosts(len(hosts))
     path = [entry for entry in forwarded.get("PYTHONPATH", "").split(":") if entry]
     with ExitStack() as stack, ThreadPoolExecutor(min(len(hosts), _AT_ONCE)) as pool:
         sessions: dict[str, Session] = {}
@@ -63,10 +65,17 @@ def survey(
                 sessions[one.host.name] = stack.enter_context(Session(one.host.name, environment))
             except LostError as error:
                 one.lost = error.reason
+        stack.callback(_hang_up, sessions)
         each(lambda session, one: _look(session, one, path))
         _share(found, each)
         _meet(found, sessions, each)
     return found
+
+
+def _hang_up(sessions: Mapping[str, Session]) -> None:
+    """End all before any is waited for."""
+    for session in sessions.values():
+        session.hang_up()
 
 
 def existing(folder: Path) -> Path:

@@ -1,15 +1,17 @@
-"""What the ranks of other hosts print, with the host before each line."""
+"""What is written to a terminal that may take nothing: lines of the ranks of other hosts, and what is logged here."""
 
 from __future__ import annotations
 
+import logging
 import select
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 _KEPT = 20_000
+_LAST_LINES = 2.0
 
 
 def takes_output(descriptors: Sequence[int] = (1, 2)) -> bool:
@@ -22,6 +24,28 @@ def takes_output(descriptors: Sequence[int] = (1, 2)) -> bool:
     except (OSError, ValueError):  # there is none
         return True
     return len(ready) == len(descriptors)
+
+
+@contextmanager
+def patient_log() -> Iterator[None]:
+    """While active, what this process logs to stderr waits for a terminal that takes nothing, and the process does not.
+
+    It looks after a job, which is to be stopped or started again nevertheless.
+    """
+    handlers = [
+        handler
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr
+    ]
+    output = Output()
+    try:
+        for handler in handlers:
+            handler.setStream(output)
+        yield
+    finally:
+        for handler in handlers:
+            handler.setStream(sys.stderr)
+        output.close(_LAST_LINES)
 
 
 class Output:
@@ -40,13 +64,20 @@ class Output:
         self._writer.start()
 
     def put(self, host: str, line: bytes) -> None:
-        """Add a line."""
+        """Add a line of a host, which is put before it."""
+        self.write(f"{host}: {line.decode(errors='replace')}\n")
+
+    def write(self, lines: str) -> None:
+        """Add what ends a line."""
         with self._news:
             if len(self._lines) >= _KEPT:
                 self._lines.popleft()
                 self._left_out += 1
-            self._lines.append(f"{host}: {line.decode(errors='replace')}\n")
+            self._lines.append(lines)
             self._news.notify()
+
+    def flush(self) -> None:
+        """What was added is on its way."""
 
     def close(self, seconds: float) -> None:
         """Write what is left, if it is taken within so many seconds."""

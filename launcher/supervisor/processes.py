@@ -52,8 +52,9 @@ def start(
 def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     """Signal a process, not what it started, and wake it if it is stopped; nothing happens when it has ended."""
     if process.returncode is None:  # not reaped: the pid is still its own
-        os.kill(process.pid, number)
-        os.kill(process.pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # this is called by signal handlers, in the midst of its reaping too
+            os.kill(process.pid, number)
+            os.kill(process.pid, signal.SIGCONT)
 
 
 def signal_name(number: int) -> str:
@@ -69,7 +70,8 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
     if process.returncode is not None:
         return
     below = descendants(process.pid)
-    os.killpg(process.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # as in send
+        os.killpg(process.pid, signal.SIGKILL)
     for pid in below:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -52,8 +52,12 @@ class RemoteRanks:
             self.send(self._asked)
 
     def look(self, seconds: float) -> None:
-        """Take the news of so many seconds. A stop signal that a node was sent is sent to this process as well."""
-        pump(self._links, seconds)
+        """Take the news of so many seconds. A stop signal that a node was sent is sent to this process as well.
+
+        All at once: hundreds of nodes say something all the time, and after each look all ranks are judged.
+        """
+        time.sleep(seconds)
+        pump(self._links, 0.0)
         asked = next((link.asked for link in self._links if link.asked), 0)
         if asked and self._asked is None:
             os.kill(os.getpid(), asked)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
+import socket
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +24,7 @@ class Scratch:
     """A private folder among the temporary files, locked for as long as this process lives.
 
     A killed process cannot remove its folder. The next one on the host does: a folder that is not locked is nobody's.
+    Those of other hosts, whose locks some file systems do not show here, have other names.
     Where none can be made there is none, and the sockets of killed ranks stay where Python puts them.
     """
 
@@ -30,7 +33,7 @@ class Scratch:
         self._path: Path | None = None
         while self._path is None:
             try:
-                path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_place()))
+                path = Path(tempfile.mkdtemp(prefix=_own_prefix(), dir=_place()))
             except OSError:  # a folder that cannot be written to
                 return
             try:
@@ -57,13 +60,17 @@ class Scratch:
             self._path = None
 
 
+def _own_prefix() -> str:
+    return f"{_PREFIX}{hashlib.sha256(socket.gethostname().encode()).hexdigest()[:4]}-"
+
+
 def _place() -> str:
     usual = tempfile.gettempdir()
-    return usual if len(os.fsencode(usual)) + len(_PREFIX) + 9 <= _LONGEST else _SHORT
+    return usual if len(os.fsencode(usual)) + len(_own_prefix()) + 9 <= _LONGEST else _SHORT
 
 
 def _remove_nobodys() -> None:
-    for path in Path(_place()).glob(f"{_PREFIX}*"):
+    for path in Path(_place()).glob(f"{_own_prefix()}*"):
         with suppress(OSError):  # it is locked, or no folder of ours
             found = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

@@ -83,7 +83,7 @@ def _adopt(run_dir: Path, source: Path, step: int) -> None:
 
 
 def _steps(run_dir: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in (run_dir / "checkpoints").glob("step-*") if path.name[5:].isdigit())
+    return sorted(int(path.name[5:]) for path in (run_dir / "checkpoints").glob("step-*") if path.name[5:].isdecimal())
 
 
 def _clear(run_dir: Path) -> None:

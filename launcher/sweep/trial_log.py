@@ -133,7 +133,7 @@ class TrialLog:
         kept = {record.run for record in self.best(study)[: self._keep]}
         if self._keep and not ended and not self._plan.population:
             for records in self._settings(study).values():
-                if len(records) < len(self._plan.seeds) and all(record.state == "done" for record in records):
+                if len(records) < len(self._plan.seeds) and all(record.state != "pruned" for record in records):
                     kept |= {record.run for record in records}
         top = self._plan.folder.resolve()
         for record in self.records.values():

@@ -16,6 +16,8 @@ class UserError(ValueError):
 
     everywhere = False
     """Raised on every rank of a job alike, so that one of them says it for all."""
+    passing = False
+    """As of `is_passing`."""
 
 
 class ConfigError(UserError):
@@ -80,6 +82,23 @@ _USER_ERRNOS = {
     errno.ESTALE: "the network file system has lost the file",
 }
 """Errors of the system that a path, a disk or a limit causes, with a remedy where the system's words give none."""
+_MACHINE_ERRNOS = frozenset((errno.EIO, errno.ESTALE))
+
+
+def is_passing(error: BaseException | None) -> bool:
+    """Whether a machine is at fault (a disk that fails, a file server that loses a file), and not what a user wrote.
+
+    A job that ends for it ends with 1, and may go well when it is started again.
+    """
+    while error is not None:
+        if getattr(error, "passing", False) or (isinstance(error, OSError) and error.errno in _MACHINE_ERRNOS):
+            return True
+        error = error.__cause__
+    return False
+
+
+_NAMELESS = {errno.EMFILE: "this process", errno.ENOSPC: "a file, the output, or shared memory (/dev/shm)"}
+"""What an error is about that names no file."""
 
 
 def user_text(error: BaseException) -> str | None:
@@ -94,7 +113,8 @@ def user_text(error: BaseException) -> str | None:
         return missing_package(error)
     if isinstance(error, OSError) and error.errno in _USER_ERRNOS:
         remedy = _USER_ERRNOS[error.errno]
-        where = _line(error.filename) if error.filename is not None else "file"
+        nameless = _NAMELESS.get(error.errno, "file")
+        where = _line(error.filename) if error.filename is not None else nameless
         return f"{where}: {error.strerror}" + (f"; {remedy}" if remedy else "")
     return None
 

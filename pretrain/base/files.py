@@ -19,7 +19,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
-from pretrain.base.errors import DataError, UserError
+from pretrain.base.errors import ConfigError, DataError, UserError
 
 SMALL = 64 << 20
 """Bytes that a manifest, a status or a configuration may have at most."""
@@ -133,7 +133,11 @@ def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
 def replacing(path: Path, *, private: bool = False) -> Iterator[tuple[IO[bytes], Path]]:
     """Yield an empty file of random name beside ``path`` and that name; the file becomes ``path`` in one rename when
     the block ends well, and is removed otherwise. A link at ``path`` is replaced. ``private`` as in `write_bytes`.
+
+    Raises:
+        ConfigError: ``path`` is a device, or leads to one: a superuser would put a file in the place of ``/dev/null``.
     """
+    _refuse_device(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent)
@@ -210,6 +214,23 @@ def require_own_folder(path: Path, *, error: type[UserError] = DataError) -> Non
     """
     if path.is_symlink():
         raise error(f"{path}: a link stands where a folder of our own belongs; remove it")
+
+
+def _refuse_device(path: Path) -> None:
+    with suppress(OSError):
+        mode = path.stat().st_mode
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or (path.is_symlink() and stat.S_ISFIFO(mode)):
+            raise ConfigError(f"{path} is a device or a pipe, and not a file: name a file to write")
+
+
+def require_writable(path: Path) -> None:
+    """Refuse, before hours of work for it, a file that cannot be written. Raises ``ConfigError``."""
+    _refuse_device(path)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder: name a file to write")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise ConfigError(f"{path} cannot be written: {folder} is no folder in which you may write")
 
 
 def public_mode() -> int:

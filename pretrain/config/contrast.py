@@ -21,6 +21,12 @@ class TemperatureSection(Section):
     start: PositiveFloat = Field(0.5, description="linear: tau at the first step")
     end: PositiveFloat = Field(0.05, description="linear: tau at schedule.max_steps")
 
+    @model_validator(mode="after")
+    def _starts_within_its_bounds(self) -> TemperatureSection:
+        if self.type == "learned" and not 0.01 <= self.value <= 1:
+            raise ValueError(f"a learned temperature stays within .01 and 1: value {self.value:g} lies outside")
+        return self
+
 
 class ContrastSection(Section):
     """The CAPT loss. ``weight`` 0 is MLM alone: one view, no queue."""

@@ -238,7 +238,7 @@ def job_from_mapping(mapping: Mapping[str, Any], source: str) -> Job:
     return job
 
 
-_TYPE = re.compile(r"^(constrained-\w+|literal\[|function-\w+\[)")
+_TYPE = re.compile(r"^(constrained-\w+|literal\[|function-\w+\[|(bool|int|float|str)$)")
 """What pydantic adds to the place of a value that may be of several types: the type that it has tried."""
 
 

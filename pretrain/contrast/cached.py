@@ -15,14 +15,19 @@ the first, so that dropout is the same in both, and the result is that of one la
 
 In a training loop of one's own::
 
-    loss = cached_backward(encode, micro_batches, lambda s, s_hat: capt_loss(s, s_hat, queue, temperature=0.05))
+    def contrast(s, s_hat):
+        loss = capt_loss(s, s_hat, queue, temperature=0.05)
+        queue.enqueue(s, s_hat)
+        return loss
+
+    loss = cached_backward(encode, micro_batches, contrast)  # in place of loss.backward()
     optimizer.step()
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import torch
@@ -71,21 +76,23 @@ class RepresentationCache:
         return total
 
 
-def cached_backward(encode: Encode[BatchT], micro_batches: Sequence[BatchT], contrast: Callable[..., Tensor]) -> Tensor:
+def cached_backward(encode: Encode[BatchT], micro_batches: Iterable[BatchT], contrast: Callable[..., Tensor]) -> Tensor:
     """Add the gradient of one contrast over all ``micro_batches`` to the parameters, in the memory of one of them.
 
     Args:
         encode: a micro-batch -> its representations, one tensor a view.
-        micro_batches: what one optimizer step sees on this rank.
-        contrast: the views, each ``(n, d)`` over all micro-batches -> the loss. Called once. Under several ranks it is
-            the sharded loss, and ``encode`` may be a module of DDP within ``no_sync`` but for the last micro-batch.
+        micro_batches: what one optimizer step sees on this rank; of an iterator, such as ``zip(a, b)``, all are held.
+        contrast: the views, each ``(n, d)`` over all micro-batches -> the loss. Called once, and may push the views
+            into the queue after the loss. Under several ranks it is the sharded loss, and ``encode`` may be a module of
+            DDP, called within ``no_sync`` but for the last micro-batch.
 
     Returns:
-        The loss, without a graph.
+        The loss, without a graph. Under several ranks it is this rank's part: their mean is the loss of all.
 
     Raises:
         ConfigError: there is no micro-batch.
     """
+    micro_batches = list(micro_batches)  # they are gone through twice
     if not micro_batches:
         raise ConfigError("cached_backward needs one micro-batch or more")
     cache = RepresentationCache()

@@ -50,10 +50,14 @@ def check_options(temperature: float | Tensor, in_batch: str, reduction: str, gr
 def check_rows(
     anchors: Tensor, positives: Tensor, negatives: Tensor | None, ids: Tensor | None, wait_for_values: bool
 ) -> None:
-    """Raise for shapes that do not fit each other, and for rows without unit norm.
+    """Raise for types and shapes that do not fit each other, and for rows without unit norm.
 
     Norms that cannot be read at once are checked only with ``wait_for_values``.
     """
+    named = {"anchors": anchors, "positives": positives, "negatives": negatives}
+    for name, rows in named.items():
+        if rows is not None and not (rows.ndim == 2 and rows.is_floating_point()):
+            raise ConfigError(f"{name} must be rows of real numbers, got {tuple(rows.shape)} of {rows.dtype}")
     if positives.shape != anchors.shape or (negatives is not None and negatives.shape[1:] != anchors.shape[1:]):
         shapes = [tuple(rows.shape) for rows in (anchors, positives, negatives) if rows is not None]
         raise ConfigError(f"anchors and positives must have one shape, negatives the same width, got {shapes}")
@@ -61,7 +65,6 @@ def check_rows(
         raise ConfigError(f"ids must be {len(anchors)} int64 numbers, got {tuple(ids.shape)} of {ids.dtype}")
     if not (wait_for_values or norms.is_readable(anchors)):
         return
-    named = {"anchors": anchors, "positives": positives, "negatives": negatives}
     found = {name: norms.norms_of(rows.detach()) for name, rows in named.items() if rows is not None}
     if norms.is_not_one(torch.cat(list(found.values()))):
         name = next(name for name, values in found.items() if norms.is_not_one(values))
@@ -77,8 +80,8 @@ def check_queue(
     share: float | None,
     hardness: float,
 ) -> None:
-    """Raise where the queue has another width or group than the loss, or rows without unit norm, or where there would
-    be no negatives.
+    """Raise where the queue has another width, device or group than the loss, or rows without unit norm, or where there
+    would be no negatives.
 
     So it does for a ``share`` that is negative or no number, or that has no live keys to be a share of, and for a
     ``hardness`` that is negative or no number.
@@ -97,6 +100,10 @@ def check_queue(
         raise ConfigError(
             "the queue was given rows without unit norm: apply torch.nn.functional.normalize(rows, dim=-1) before "
             "queue.enqueue"
+        )
+    if queue.device != anchors.device:
+        raise ConfigError(
+            f"the queue lies on {queue.device}, the anchors on {anchors.device}: give ShardedQueue(device=...) theirs"
         )
     if queue.dim != anchors.shape[1]:
         raise ConfigError(f"the queue holds rows of {queue.dim} features, the anchors have {anchors.shape[1]}")

@@ -106,6 +106,11 @@ class ShardedQueue:
         return self._rows.nbytes + self._ids.nbytes
 
     @property
+    def device(self) -> torch.device:
+        """Where this rank's rows lie."""
+        return self._rows.device
+
+    @property
     def rows(self) -> Float[Tensor, "k d"]:
         """What this rank holds now, in no particular order: rows, or with ``drift`` their residuals (NaN for a row that
         was not finite).
@@ -152,15 +157,16 @@ class ShardedQueue:
                 rank pushes as many rows and the shards stay those of one queue; nobody sees them.
 
         Raises:
-            ConfigError: rows of another width than the queue's.
+            ConfigError: rows of another width than the queue's, or ids that are not one int64 number a sample.
         """
+        check_ids(views, ids)
         if only is not None:
             known = torch.full((len(views[0]),), NO_ID, device=views[0].device) if ids is None else ids
             ids = torch.full_like(known, _LEFT_OUT).index_copy(0, only, known[only])
             self._leaves_out = True
         for view in views:
-            if view.shape[1] != self.dim:
-                raise ConfigError(f"the queue holds rows of {self.dim} features, got rows of {view.shape[1]}")
+            if view.shape[1:] != (self.dim,):
+                raise ConfigError(f"the queue holds rows of {self.dim} features, got {tuple(view.shape)}")
             self.has_unit_rows &= may_be_unit(view)
         if self.drift != "none":
             own = statistics(views if only is None else [view[only] for view in views], self.drift, self._group)
@@ -246,3 +252,13 @@ class ShardedQueue:
         """
         self._check_drift(shards.read_drift(folder, self.dim), str(folder))
         self._fill(*shards.read_shards(folder, self.capacity, self.dim, self.rank, self.world))
+
+
+def check_ids(views: Sequence[Tensor], ids: Tensor | None) -> None:
+    """Raise ``ConfigError`` for ids that are not one int64 number for each row of each view."""
+    if ids is not None and (ids.dtype != torch.int64 or any(ids.shape != view.shape[:1] for view in views)):
+        rows = ", ".join(str(len(view)) for view in views)
+        raise ConfigError(
+            f"ids must be one int64 number a sample, the same for each view, got {tuple(ids.shape)} of {ids.dtype} for "
+            f"views of {rows} rows"
+        )

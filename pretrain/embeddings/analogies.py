@@ -41,7 +41,7 @@ def read_sections(path: Path, vectors: WordVectors) -> list[Section]:
     """
     sections: list[Section] = []
     for number, line in enumerate(read_lines([path]), start=1):
-        words = line.removeprefix("\ufeff").split()
+        words = line.split()
         if not words:
             continue
         if words[0].startswith(":"):

@@ -58,7 +58,6 @@ def read_set(path: Path) -> WordPairs:
     """
     pairs: list[tuple[str, str, float]] = []
     for number, line in enumerate(read_lines([path]), start=1):
-        line = line.removeprefix("\ufeff") if number == 1 else line
         if not line.strip():
             continue
         if len(pairs) == MOST_PAIRS:

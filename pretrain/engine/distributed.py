@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import logging
 import os
+import resource
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,13 +20,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pretrain.base.errors import UserError, user_text
+from pretrain.base.errors import UserError, is_passing, user_text
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Group = dist.ProcessGroup | None
 
+_OPEN_FILES = 1 << 16
 _control_group: Group = None
 """Over which ranks agree on verdicts: a CPU group, so that no GPU waits (None: the default group)."""
 
@@ -171,20 +173,20 @@ def synchronize_errors(*, patient: bool = False) -> Iterator[None]:
     failed = [(number, verdict) for number, verdict in enumerate(verdicts) if verdict is not None]
     if not failed:
         return
-    number, (kind, text) = failed[0]
+    number, (kind, text, passing) = failed[0]
     where = f"rank {number}: " if world_size() > 1 else ""
     if not issubclass(kind, UserError):
         raise RuntimeError(f"{where}{kind.__name__}: {text}") from error
     agreement = kind(f"{where}{text}")
-    agreement.everywhere = True
+    agreement.everywhere, agreement.passing = True, passing
     raise agreement from error
 
 
-def _verdict(error: Exception) -> tuple[type[Exception], str]:
+def _verdict(error: Exception) -> tuple[type[Exception], str, bool]:
     text = user_text(error)
     if text is None:
-        return type(error), str(error)
-    return type(error) if isinstance(error, UserError) else UserError, text
+        return type(error), str(error), False
+    return type(error) if isinstance(error, UserError) else UserError, text, is_passing(error)
 
 
 _waited = 0
@@ -240,6 +242,14 @@ def shutdown() -> None:
         dist.destroy_process_group()
 
 
+def allow_open_files() -> None:
+    """Raise this process's limit of open files (usually 1,024): rank 0, where all meet, has a connection of each."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < enough:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
+
+
 def initialize(timeout_minutes: float) -> None:
     """Join the process group that the launcher describes (NCCL on GPUs, gloo on CPUs); alone, make a group of one.
 
@@ -249,6 +259,7 @@ def initialize(timeout_minutes: float) -> None:
         return
     if "RANK" not in os.environ:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    allow_open_files()
     timeout = datetime.timedelta(minutes=timeout_minutes)
     if torch.cuda.is_available():
         global _control_group

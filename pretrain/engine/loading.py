@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pretrain.base.errors import DataError, RunFailedError, UserError, user_text
+from pretrain.base.errors import DataError, RunFailedError, UserError, is_passing, user_text
 from pretrain.base.parent import die_with_parent
 from pretrain.config.loader import LoaderSection
 from pretrain.engine import interruption
@@ -72,20 +72,27 @@ class LoaderFailedError(RunFailedError):
     passing = True
 
 
+class _Fault(NamedTuple):
+    """Why a step cannot be assembled, and whether a machine is at fault."""
+
+    text: str
+    passing: bool
+
+
 class _Steps(Dataset[Any]):
-    """The micro-batches of this rank by the first sample number of a step; an error message where assembling fails."""
+    """The micro-batches of this rank by the first sample number of a step; what is wrong where assembling fails."""
 
     def __init__(self, assemble: AssembleStep[Any]) -> None:
         self._assemble = assemble
 
-    def __getitem__(self, start: int) -> _Step[Any] | str:
+    def __getitem__(self, start: int) -> _Step[Any] | _Fault:
         try:
             return _Step.of(self._assemble(start))
         except (UserError, OSError) as error:  # torch would send the stack trace of this process as the message
             text = user_text(error)
             if text is None:
                 raise
-            return text
+            return _Fault(text, is_passing(error))
 
 
 def training_batches(
@@ -115,8 +122,10 @@ def training_batches(
     arriving = iter(steps)
     for number in range(len(starts)):
         step = _next(arriving, number, loader) if loader.workers else next(arriving)
-        if isinstance(step, str):
-            raise DataError(step)
+        if isinstance(step, _Fault):
+            error = DataError(step.text)
+            error.passing = step.passing
+            raise error
         yield step.parts()
 
 

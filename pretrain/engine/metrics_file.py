@@ -7,6 +7,7 @@ such row is left out and noted, and a file or line without bounds is not read.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pretrain.base.errors import DataError
-from pretrain.base.files import open_regular, write_bytes
+from pretrain.base.files import open_lock, open_regular
 
 METRICS = "metrics.jsonl"
 TRAINING, VALIDATION = "train", "validation"
@@ -101,19 +102,62 @@ def parse_row(line: bytes) -> Row | None:
     return Row(step, split, figures)
 
 
+def last_step_in(path: Path) -> int:
+    """The step of the last row, 0 without one. Only the end of the file is read. Raises as `drop_rows_after`."""
+    with open_regular(path) as file:
+        return next((row.step for _, row, _ in _rows_from_end(file, path)), 0)
+
+
 def drop_rows_after(path: Path, step: int) -> None:
-    """Rewrite the file without the rows of later steps, which will be done again, and without what is no row.
+    """Cut off the rows of later steps, which will be done again, and what is no row behind the last that is kept.
+
+    Steps grow from row to row, for every resume does this, so that only the end is read of a file of any size.
 
     Raises:
-        DataError: as ``read_metrics``. ``OSError`` passes, but for a file that is not there.
+        DataError: it is not a regular file, or has no row in a GiB. ``OSError`` passes, but for a file that is not
+            there.
     """
     try:
         with open_regular(path) as file:
-            lines = list(bounded_lines(file, path))
+            kept = next((each for each in _rows_from_end(file, path) if each[1].step <= step), None)
     except FileNotFoundError:
         return
-    kept = [line for line in lines if (row := parse_row(line)) is not None and row.step <= step]
-    write_bytes(path, b"".join(line if line.endswith(b"\n") else line + b"\n" for line in kept))
+    end, whole = (0, True) if kept is None else (kept[0], kept[2])
+    with open_lock(path, error=DataError) as changed:
+        changed.truncate(end)
+        if not whole:
+            changed.seek(end)
+            changed.write("\n")
+        changed.flush()
+        os.fsync(changed.fileno())
+
+
+def _rows_from_end(file: BinaryIO, path: Path) -> Iterator[tuple[int, Row, bool]]:
+    """The rows of a file, the last first: where its line ends, the row, and whether the line is whole."""
+    below = file.seek(0, os.SEEK_END)
+    for begin, line in _lines_from_end(file):
+        row = parse_row(line)
+        if row is not None:
+            below = begin
+            yield begin + len(line), row, line.endswith(b"\n")
+        elif below - begin > _FILE:
+            raise DataError(f"{path}: no row in {_FILE:,} bytes; move it away")
+
+
+def _lines_from_end(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Where each line begins, and the line with its end, the last first. One over ``LINE`` bytes comes in pieces."""
+    begin, held = file.seek(0, os.SEEK_END), b""
+    while begin:
+        size = min(LINE, begin)
+        begin = file.seek(begin - size)
+        held = file.read(size) + held
+        first = held.find(b"\n") + 1 or len(held)  # of a line that begins before
+        first = first if begin and first <= LINE else 0
+        held, lines = held[:first], held[first:]
+        place = begin + first + len(lines)
+        for line in reversed(io.BytesIO(lines).readlines()):
+            place -= len(line)
+            yield place, line
 
 
 def bounded_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from pretrain.base.errors import CheckpointError, ConfigError
@@ -13,6 +15,10 @@ from pretrain.engine.checkpoint.folders import point, set_aside
 from pretrain.engine.ephemeral.find import newest_ephemeral
 
 logger = logging.getLogger(__name__)
+
+_PATIENCE = 90.0
+"""Seconds after which ranks must see the same checkpoints: NFS keeps the entries of a folder for up to a minute."""
+_PAUSE = 1.0
 
 
 def choose_checkpoint(job: Job, name: str | None = None, *, skip_damaged: bool = False) -> Path | None:
@@ -42,28 +48,36 @@ def choose_checkpoint(job: Job, name: str | None = None, *, skip_damaged: bool =
             verify_together(source)
             return source
         except CheckpointError as error:
-            if not skip_damaged or name is not None or not _pass_over(source, error):
+            if not skip_damaged or name is not None or error.passing or not _pass_over(source, error):
                 raise
 
 
 def _newest_permanent(run_dir: Path) -> Path | None:
-    with distributed.synchronize_errors():
-        newest = [None, *checkpoints_of(run_dir)][-1]
-    return _seen_alike(run_dir, newest)
+    return _seen_alike(run_dir, lambda: [None, *checkpoints_of(run_dir)][-1])
 
 
 def _named(run_dir: Path, name: str) -> Path | None:
-    with distributed.synchronize_errors():
-        source = find_checkpoint(run_dir / "checkpoints" / name)
-    return _seen_alike(run_dir, source)
+    return _seen_alike(run_dir, lambda: find_checkpoint(run_dir / "checkpoints" / name))
 
 
-def _seen_alike(run_dir: Path, source: Path | None) -> Path | None:
-    chosen = distributed.broadcast_object(str(source))
-    with distributed.synchronize_errors():
-        if chosen != str(source):
-            raise ConfigError(f"run.dir {run_dir}: ranks see different checkpoints ({source} and {chosen})")
-    return source
+def _seen_alike(run_dir: Path, look: Callable[[], Path | None]) -> Path | None:
+    """What ``look`` finds, once all ranks find the same: a host may see late what another has just done. Collective."""
+    until, told = time.monotonic() + _PATIENCE, False
+    while True:
+        with distributed.synchronize_errors():
+            found = look()
+        views = distributed.gather_objects((found, time.monotonic() > until))
+        others = [view for view, _ in views if view != views[0][0]]
+        if not others:
+            return found
+        differ = f"run.dir {run_dir}: ranks see different checkpoints ({views[0][0]} and {others[0]})"
+        with distributed.synchronize_errors():
+            if any(late for _, late in views):
+                raise ConfigError(differ)
+        if distributed.rank() == 0 and not told:
+            logger.warning("%s; waiting up to %.0f s for the file system", differ, _PATIENCE)
+        told = True
+        time.sleep(_PAUSE)
 
 
 def _pass_over(source: Path, error: CheckpointError) -> bool:

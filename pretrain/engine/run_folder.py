@@ -13,7 +13,7 @@ from pretrain.base.errors import ConfigError, UserError
 from pretrain.base.files import open_lock, require_own_folder, write_json
 from pretrain.base.locks import is_locked
 from pretrain.base.records import Count, Record, read_record
-from pretrain.engine.metrics_file import METRICS, read_metrics
+from pretrain.engine.metrics_file import METRICS, last_step_in
 
 DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
 
@@ -161,6 +161,5 @@ def last_step(folder: Path) -> int:
     with suppress(UserError, OSError):
         steps += [status.step] if (status := read_status(folder)) else []
     with suppress(UserError, OSError):
-        metrics = read_metrics(folder / METRICS)
-        steps += [row.step for row in (*metrics.training[-1:], *metrics.validation[-1:])]
+        steps.append(last_step_in(folder / METRICS))
     return max(steps)

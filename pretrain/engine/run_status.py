@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from pretrain.base.errors import ConfigError, RunFailedError, shown, user_text
+from pretrain.base.errors import ConfigError, RunFailedError, is_passing, shown, user_text
 from pretrain.base.files import open_for_append, write_text
 from pretrain.base.locks import file_lock, is_replaced
 from pretrain.config import flatten
@@ -105,7 +105,7 @@ class RunStatus:
             self._write(
                 "failed",
                 step,
-                FAILED if text is None else BAD_INPUT,
+                FAILED if text is None or is_passing(error) else BAD_INPUT,
                 f"{type(error).__name__}: {text or error}",
                 final=isinstance(error, RunFailedError) and not error.passing,
             )
@@ -210,7 +210,7 @@ def _log_of_this_rank(folder: Path) -> Iterator[None]:
     with distributed.synchronize_errors():
         path = folder / "log" / f"rank-{distributed.rank()}.log"
         file = open_for_append(path, error=ConfigError)
-    handler = _RankLog(file)
+    handler = _RankLog(file, path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
     try:
@@ -224,9 +224,13 @@ def _log_of_this_rank(folder: Path) -> Iterator[None]:
 class _RankLog(logging.StreamHandler[IO[str]]):
     """Stops logging to a full disk with one warning; the default handler prints a stack trace for every line."""
 
+    def __init__(self, stream: IO[str], path: Path) -> None:
+        super().__init__(stream)
+        self._path = path
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         logging.getLogger().removeHandler(self)
-        logger.warning("%s: cannot be written any more: %s", self.stream.name, sys.exc_info()[1])
+        logger.warning("%s: cannot be written any more: %s", self._path, sys.exc_info()[1])
 
 
 def changed_keys(old: Job, new: Job) -> dict[str, tuple[object, object]]:

@@ -27,7 +27,7 @@ class ModelSection(Section):
     dropout: NonNegativeFloat = Field(
         0.5, lt=1, description="dropout of the decoder's word vectors and before its softmax"
     )
-    init_range: PositiveFloat = Field(0.1, description="every weight starts uniform in plus or minus this")
+    init_range: PositiveFloat = Field(0.1, le=1000, description="every weight starts uniform in plus or minus this")
     posterior: Literal["gaussian", "linear", "mlp", "point", "none"] = Field(
         "gaussian",
         description="gaussian: mean and variance of each x; linear: one layer on [h(x); noise], as released (a"
@@ -52,7 +52,9 @@ class CriticSection(Section):
     hidden: PositiveInt = Field(512, le=65_536, description="width of the hidden layers")
     updates: PositiveInt = Field(5, description="updates of the critics per step")
     lr: PositiveFloat = Field(1e-5, description="learning rate of the critics")
-    clamp: PositiveFloat = Field(20.0, description="values of f and g above this are cut before exp, and counted")
+    clamp: PositiveFloat = Field(
+        20.0, le=1e38, description="values of f and g above this are cut before exp, and counted"
+    )
 
 
 class ObjectiveSection(Section):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.base.errors import ConfigError, DataError
-from pretrain.base.files import finite, write_text
+from pretrain.base.files import finite, require_writable, write_text
 from pretrain.base.progress import ProgressCallback
 from pretrain.engine import distributed
 from pretrain.engine.artifacts import save_artifact, write_result
@@ -28,15 +28,18 @@ from pretrain.latent.restore import LoadedModel, load_model
 AGGREGATE_SENTENCES = 10_000
 """The sentences over which the aggregate posterior is taken."""
 
+MOST_DRAWS = 65_536
+"""The draws at once of each posterior and proposal, which are held in memory for a whole batch, at most."""
+
 MEANINGS = {
     "ppl_known": "PPL of the known words alone, by the bound of ppl_best and its draws: an upper bound",
     "unknown_share": "share of unknown words among the scored tokens",
     "nelbo_dual": "-ELBO from the dual: the paper's column, a bound on no side",
     "ppl_dual": "PPL from the dual: the paper's column, a bound on no side",
     "nelbo_exact": "-ELBO with the exact KL: an upper bound on -log p(x)",
-    "ppl_best": "PPL, the tightest of the bounds below",
+    "ppl_best": "PPL, the tightest of these bounds: compare models by it",
     "ppl_exact": "PPL with the exact KL: an upper bound; its distance from ppl_best is the encoder's",
-    "ppl_exact_there": "the same of the weighted sentences",
+    "ppl_exact_there": "PPL with the exact KL, of the weighted sentences alone",
     "ppl_iw_q": "PPL by importance weighting, the encoder proposes: an upper bound on average",
     "ppl_iw_prior": "the same, the prior proposes",
     "ppl_iw_mixture": "the same, encoder and prior propose",
@@ -116,15 +119,19 @@ def evaluate(
 
     Raises:
         DataError: there is no such text, or it holds no known word.
-        ConfigError: a number of draws, steps or sentences is out of range, or KenLM's programs are missing.
+        ConfigError: a number of draws, steps or sentences is out of range, KenLM's programs are missing, or a file
+            cannot be written where ``out`` or ``sentences_out`` is.
     """
-    if samples < 1 or weighted < 0 or refit_steps < 0 or bridged < 0:
+    if not 1 <= samples <= MOST_DRAWS or not 0 <= weighted <= MOST_DRAWS or refit_steps < 0 or bridged < 0:
         raise ConfigError(
-            f"samples must be 1 or more, weighted, refit_steps and bridge 0 or more, got {samples}, {weighted}, "
-            f"{refit_steps} and {bridged}"
+            f"--draws must be 1 to {MOST_DRAWS}, --weighted 0 to {MOST_DRAWS}, refit_steps and --bridge 0 or more, got "
+            f"{samples}, {weighted}, {refit_steps} and {bridged}"
         )
     if bridged and not weighted:
         raise ConfigError("--bridge checks the importance-weighted bounds: --weighted must be 1 or more")
+    for path in (out, sentences_out):
+        if path is not None:
+            require_writable(path)
     device = distributed.device()
     for module in model.modules.values():
         module.to(device)
@@ -140,8 +147,6 @@ def evaluate(
         bounds = LikelihoodBounds(weighted, model.vocabulary.unknown_id, refit_steps=refit_steps)
         result |= {"split": split, "samples": samples}
         result |= _split_metrics(model, split, data, counts, bounds, limit, weighted_limit, progress)
-        if sentences_out is not None:
-            write_text(sentences_out, bounds.sentences())
         if bridged:
             result["bridge"] = bridge_check(model.text[0], bounds, bridged)
         if generated is not None:
@@ -150,6 +155,8 @@ def evaluate(
     result = finite(result)
     if model.vocabulary is not None and data is None and limit is None:
         save_artifact(model.checkpoint, EVALUATION.format(split=split), result)
+    if model.vocabulary is not None and sentences_out is not None:
+        write_text(sentences_out, bounds.sentences())
     if out is not None:
         write_result(out, result)
     return result
@@ -193,14 +200,16 @@ def as_text(result: dict[str, Any]) -> str:
     """Write one line per metric, with what it bounds; a perplexity with its standard error, draws and sentences."""
     lines = [f"{result['checkpoint']}"]
     for name, value in result.items():
-        meaning = MEANINGS.get(name, "")
-        if name.endswith("_with_ends"):
-            meaning = "the same with the ends of sentences scored"
         if isinstance(value, dict):
-            lines.append(f"  {name:<27} {_estimate_text(value)}   {meaning}".rstrip())
+            lines.append(f"  {name:<27} {_estimate_text(value)}   {meaning(name)}".rstrip())
         elif isinstance(value, float):
-            lines.append(f"  {name:<27} {value:>12.4f}   {meaning}".rstrip())
+            lines.append(f"  {name:<27} {value:>12.4f}   {meaning(name)}".rstrip())
     return "\n".join(lines)
+
+
+def meaning(name: str) -> str:
+    """What a metric means, and what it bounds; empty where its name says it."""
+    return "the same with the ends of sentences scored" if name.endswith("_with_ends") else MEANINGS.get(name, "")
 
 
 def _estimate_text(estimate: Mapping[str, Any]) -> str:

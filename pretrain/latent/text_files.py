@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pretrain.base.errors import DataError
 from pretrain.config.base import PathField, PositiveInt, Section
@@ -43,6 +43,13 @@ class DataSection(Section):
         None, ge=2, le=65_536, description="K, for one-hot vectors of K classes instead of text (section 4.4)"
     )
     repeats: PositiveInt = Field(64, le=65_536, description="clusters: rows of each of the K drawn classes in a batch")
+
+    @field_validator("unknown")
+    @classmethod
+    def _is_a_word(cls, unknown: str) -> str:
+        if unknown.split() != [unknown] or unknown in ("<pad>", "<s>", "</s>"):
+            raise ValueError(f"{unknown!r} is no ordinary word, such as <unk>, _UNK")
+        return unknown
 
     @model_validator(mode="after")
     def _has_a_source(self) -> DataSection:

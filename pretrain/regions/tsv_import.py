@@ -218,7 +218,7 @@ def _journal(work: Path) -> set[int]:
         lines = read_text(work / "journal").split("\n")[:-1]
     except (FileNotFoundError, DataError):
         return set()
-    return {int(line) for line in lines if line.isdigit() and len(line) < 15}
+    return {int(line) for line in lines if line.isdecimal() and len(line) < 15}
 
 
 def _record(work: Path, shape: Shape, written: Sequence[int]) -> None:

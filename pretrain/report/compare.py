@@ -20,6 +20,8 @@ _NOT_COMPARED = (
 
 Runs that differ only in these, because one was stopped, resumed or run elsewhere, are seeds of one configuration."""
 _LOWER_IS_BETTER = ("loss", "alignment", "uniformity", "direction", "drift", "perplexity")
+_BOUNDS = ("nelbo_iw", "nelbo_exact", "ppl_iw", "ppl_exact", "ppl_known")
+"""Upper bounds of latent-variable models; what is named after the dual bounds nothing, and may be anything."""
 _HIGHER_IS_BETTER = ("accuracy", "retrieval", "top1", "gap", "spearman", "pearson", "f1", "matthews")
 
 
@@ -114,7 +116,7 @@ def compare(runs: Sequence[RunRecord]) -> Comparison:
 def direction(metric: str) -> int:
     """1 where higher is better, -1 where lower is, 0 where the name does not say."""
     parts = metric.lower().replace("_", "/").split("/")
-    if any(word in parts for word in _LOWER_IS_BETTER):
+    if metric in _BOUNDS or any(word in parts for word in _LOWER_IS_BETTER):
         return -1
     return 1 if any(word in parts for word in _HIGHER_IS_BETTER) else 0
 

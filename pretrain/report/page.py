@@ -10,8 +10,9 @@ from pretrain.report.compare import Comparison, MetricSummary, RunGroup, directi
 from pretrain.report.document import ReportFigure, ReportSection, Table
 from pretrain.report.runs import RunRecord
 
-_BEST = "Best is the best validation point of each run, per metric; "
-_STD = "± is the standard deviation over the seeds (n - 1)."
+_BEST = "Best is the best validation point of each run, per metric"
+_STD = "; ± is the standard deviation over the seeds (n - 1)"
+_FLOOR = "The floor of loss/capt, and so of loss, follows the temperature: compare runs by the validation metrics."
 _ARROWS = {1: "↑", -1: "↓", 0: ""}
 
 
@@ -20,12 +21,15 @@ def run_sections(
 ) -> list[ReportSection]:
     """The sections of a report on runs: the runs, their results, the tasks' own sections, curves, configurations."""
     configurations = [_differences_table(comparison), *(_config_table(run) for run in comparison.runs)]
-    validation = ReportSection("Validation", tables=[_results_table(comparison)], remarks=[_BEST + _STD])
+    spread = _STD if any(len(group.runs) > 1 for group in comparison.groups) else ""
+    validation = ReportSection("Validation", tables=[_results_table(comparison)], remarks=[f"{_BEST}{spread}."])
+    curves = [ReportFigure(name, image, dark[name]) for name, image in light.items()]
+    remarks = [_FLOOR] if "loss/capt" in comparison.keys(validation=False) else []
     return [
         ReportSection("", notes=_notes(comparison), tables=[_runs_table(comparison)]),
         *([validation] if comparison.keys(validation=True) else []),
         *added,
-        ReportSection("Curves", figures=[ReportFigure(name, image, dark[name]) for name, image in light.items()]),
+        ReportSection("Curves", remarks=remarks, figures=curves),
         ReportSection("Configuration", tables=configurations),
     ]
 

@@ -4,7 +4,7 @@
 of the same size, and evaluates the checkpoint that validation chose on the test text: exact KL, four proposals, the
 tightest with its standard error, and annealed importance sampling of some sentences. It writes ``trials.csv``,
 ``tables.md``, ``sentences.csv`` and a report. Finished runs and evaluations stay as they are, so the same command goes
-on after an interruption.
+on after an interruption; one of other epochs, draws or sentences is refused and needs an ``--out`` of its own.
 
 ``--data ptb`` is the whole PTB (``lm/ptb`` of CAPT_DATA). ``yahoo`` and ``yelp`` are stand-ins, since their training
 texts are not public in one place: Yahoo is trained on nine tenths of its validation text, validated on the rest and
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from tests.benchmarks.studies import capt, finish, together, write_trials
+from tests.benchmarks.studies import capt, finish, same_settings, together, write_trials
 from tests.benchmarks.study_latent_tables import Trial, trial_of, write_sentences, write_tables
 
 ROWS = {
@@ -135,7 +135,8 @@ def main() -> int:
         measure += ["--weighted-sentences", options.sentences]
     out, data = options.out.resolve(), Path(os.environ["CAPT_DATA"]).resolve()
     study = Study(out, data, options.epochs, [str(word) for word in measure], options.extra)
-    out.mkdir(parents=True, exist_ok=True)
+    same = ("epochs", "draws", "weighted", "sentences", "extra")  # the bridge's sentences stand beside each trial
+    same_settings(out, {name: getattr(options, name) for name in same})
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of an evaluation, which has no run.threads
     for name in options.data:
         study.text(name)

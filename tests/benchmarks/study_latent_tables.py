@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.benchmarks.seeds import mean_and_sd
+from tests.benchmarks.seeds import clustered_error, mean_and_sd
 
 BOUNDS = ("ppl_best", "ppl_exact", "ppl_iw_q", "ppl_iw_prior", "ppl_iw_mixture", "ppl_iw_refitted")
 BASELINES = ("LM", "VAE")
@@ -79,7 +79,8 @@ def write_tables(trials: Sequence[Trial], sentences: SentencesOf, out: Path) -> 
     parts = []
     for data in dict.fromkeys(trial.data for trial in trials):
         own = [trial for trial in trials if trial.data == data]
-        parts += [f"## {data}", bounds_table(own), differences_table(own, sentences), bridge_table(own)]
+        parts += [f"## {data}", bounds_table(own), differences_table(own, sentences)]
+        parts += [seeds_table(own, sentences), bridge_table(own)]
     out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
@@ -107,24 +108,47 @@ def bounds_table(trials: Sequence[Trial]) -> str:
 
 
 def differences_table(trials: Sequence[Trial], sentences: SentencesOf) -> str:
-    """Paired differences of the tightest bounds in nats a sentence, with errors over sentences and over seeds."""
+    """Paired differences of the tightest bounds in nats a sentence, with errors over sentences, lengths and seeds."""
     lines = [
-        "| row | against | nats a sentence | ± over sentences | sd over seeds | PPL ratio |",
+        "| row | against | nats a sentence | ± over sentences | ± over lengths | sd over seeds | PPL ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row, against, pairs in _pairs(trials):
+        found = paired_difference([_both(pair, sentences) for pair in pairs])
+        lines.append(
+            f"| {row} | {against} | {found.nats:+.2f} | {found.error:.2f} | {_format(found.by_length, 2)} | "
+            f"{_format(found.deviation, 2)} | {found.ratio:.3f} |"
+        )
+    return "\n".join(lines)
+
+
+def seeds_table(trials: Sequence[Trial], sentences: SentencesOf) -> str:
+    """The same differences seed by seed."""
+    lines = [
+        "| row | against | seed | nats a sentence | ± over sentences | ± over lengths |",
         "|---|---|---|---|---|---|",
     ]
+    for row, against, pairs in _pairs(trials):
+        for pair in pairs:
+            found = paired_difference([_both(pair, sentences)])
+            lines.append(
+                f"| {row} | {against} | {pair[0].seed} | {found.nats:+.2f} | {found.error:.2f} | "
+                f"{_format(found.by_length, 2)} |"
+            )
+    return "\n".join(lines)
+
+
+def _pairs(trials: Sequence[Trial]) -> Iterator[tuple[str, str, list[tuple[Trial, Trial]]]]:
+    """Each row and what it is compared with, and their runs of the same seed."""
     rows = _by_row(trials)
     for against in BASELINES:
         for row, own in rows.items():
-            if row == against or against not in rows:
-                continue
-            pairs = [(a, b) for a in own for b in rows[against] if a.seed == b.seed]
-            tables = [tuple(best_of(t, sentences(t.data, t.row, t.seed)) for t in pair) for pair in pairs]
-            found = paired_difference(tables)
-            lines.append(
-                f"| {row} | {against} | {found.nats:+.2f} | {found.error:.2f} | {_format(found.deviation, 2)} | "
-                f"{found.ratio:.3f} |"
-            )
-    return "\n".join(lines)
+            if row != against and against in rows:
+                yield row, against, [(a, b) for a in own for b in rows[against] if a.seed == b.seed]
+
+
+def _both(pair: tuple[Trial, Trial], sentences: SentencesOf) -> tuple[Sentences, ...]:
+    return tuple(best_of(trial, sentences(trial.data, trial.row, trial.seed)) for trial in pair)
 
 
 def bridge_table(trials: Sequence[Trial]) -> str:
@@ -172,13 +196,16 @@ class Difference(NamedTuple):
 
     Attributes:
         nats: mean over sentences and seeds.
-        error: standard error over sentences of the mean over seeds.
+        error: standard error over sentences of the mean over seeds, as if each were one of its own.
+        by_length: the same with the sentences of one length counted together, since long ones differ by more; None
+            where all have one length.
         deviation: standard deviation over seeds; None for one seed.
         ratio: exp of the difference a scored token: how many times the second's perplexity the first's is.
     """
 
     nats: float
     error: float
+    by_length: float | None
     deviation: float | None
     ratio: float
 
@@ -195,8 +222,10 @@ def paired_difference(pairs: Sequence[tuple[Sentences, ...]]) -> Difference:
     differences = np.array([first.nats - second.nats for first, second in pairs])
     mean = differences.mean(0)
     error = float(mean.std(ddof=1) / len(mean) ** 0.5)
+    groups = {str(length): mean[words == length].tolist() for length in np.unique(words)}
+    by_length = clustered_error(groups) if len(groups) > 1 else None
     deviation = mean_and_sd(differences.mean(1).tolist())[1]
-    return Difference(float(mean.mean()), error, deviation, float(np.exp(mean.sum() / words.sum())))
+    return Difference(float(mean.mean()), error, by_length, deviation, float(np.exp(mean.sum() / words.sum())))
 
 
 def _by_row(trials: Sequence[Trial]) -> dict[str, list[Trial]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -73,8 +73,9 @@ def trial_of(run: Path, key: Key, in_batch: int) -> Trial:
 
 
 def write_tables(trials: Sequence[Trial], out: Path) -> None:
-    """Write the tables as Markdown."""
-    out.write_text(f"{cells_table(trials)}\n\n{differences_table(trials)}\n", encoding="utf-8")
+    """Write the tables as Markdown; one without rows is left out."""
+    tables = (cells_table(trials), differences_table(trials), lengths_table(trials))
+    out.write_text("\n\n".join(table for table in tables if table) + "\n", encoding="utf-8")
 
 
 def cells_table(trials: Sequence[Trial]) -> str:
@@ -92,23 +93,48 @@ def cells_table(trials: Sequence[Trial]) -> str:
 
 def differences_table(trials: Sequence[Trial]) -> str:
     """Each cell less the run without queue of the same seed."""
-    lines = [
-        "| text | temperature | queue | guard | metric | with - without | 95% bootstrap over seeds | above 0 | p |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for cell in sorted({trial.cell for trial in trials if trial.queue}):
         text, temperature, queue, arm = cell
-        for field in COMPARED:
-            scores = [
-                {trial.seed: getattr(trial, field) for trial in trials if trial.cell == which}
-                for which in (cell, (text, temperature, 0, "none"))
-            ]
-            result = paired(*scores)
-            if result is not None:
-                digits = SHOWN[field]
-                lines.append(
-                    f"| {text} | {temperature} | {queue:,} | {arm} | {field.replace('_', ' ')} | "
-                    f"{result.mean:+.{digits}f} | {result.low:+.{digits}f} to {result.high:+.{digits}f} | "
-                    f"{result.wins} of {result.seeds} | {result.p:.3f} |"
-                )
-    return "\n".join(lines)
+        for values in _compared(trials, cell, (text, temperature, 0, "none")):
+            rows.append(f"| {text} | {temperature} | {queue:,} | {arm} | {values} |")
+    return _table(["text", "temperature", "queue", "guard", "metric", "with - without", *STATISTICS], rows)
+
+
+def lengths_table(trials: Sequence[Trial]) -> str:
+    """Each queue less the shortest and less the next shorter one of the same guard and seed."""
+    rows = []
+    cells = sorted({trial.cell for trial in trials if trial.queue})
+    for cell in cells:
+        text, temperature, queue, arm = cell
+        shorter = [other for other in cells if (other[0], other[1], other[3]) == (text, temperature, arm)]
+        shorter = [other for other in shorter if other[2] < queue]
+        for other in dict.fromkeys([*shorter[:1], *shorter[-1:]]):
+            for values in _compared(trials, cell, other):
+                rows.append(f"| {text} | {temperature} | {arm} | {queue:,} | {other[2]:,} | {values} |")
+    return _table(["text", "temperature", "guard", "queue", "against", "metric", "longer - shorter", *STATISTICS], rows)
+
+
+STATISTICS = ("95% bootstrap over seeds", "above 0", "p")
+
+
+def _table(heads: Sequence[str], rows: Sequence[str]) -> str:
+    """A table; nothing where there are no rows."""
+    return "\n".join(["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", *rows]) if rows else ""
+
+
+def _compared(
+    trials: Sequence[Trial], first: tuple[str, str, int, str], second: tuple[str, str, int, str]
+) -> Iterator[str]:
+    """The paired differences of two cells, a line for each metric, where they have seeds in common."""
+    for field in COMPARED:
+        scores = [
+            {trial.seed: getattr(trial, field) for trial in trials if trial.cell == which} for which in (first, second)
+        ]
+        result = paired(*scores)
+        if result is not None:
+            digits = SHOWN[field]
+            yield (
+                f"{field.replace('_', ' ')} | {result.mean:+.{digits}f} | {result.low:+.{digits}f} to "
+                f"{result.high:+.{digits}f} | {result.wins} of {result.seeds} | {result.p:.3f}"
+            )

@@ -17,6 +17,7 @@ import pytest
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.callbacks import checkpointer
 from pretrain.engine.callbacks.ledger import SampleLedger
+from pretrain.engine.durable import GrowingFile
 from pretrain.engine.ledger.check import check
 from pretrain.engine.ledger.files import LedgerWriter, launches_of, read_launch
 from pretrain.engine.quiet import quiet_libraries
@@ -178,9 +179,9 @@ def test_vision_language_on_two_ranks_then_one(tmp_path: Path) -> None:
 
 
 def _on_a_full_disk(mapping: dict[str, Any], full: range) -> tuple[int, list[tuple[str, int]]]:
-    """While the disk is full the ledger cannot be written; when it was made durable, and which saves were begun."""
+    """While the disk is full no row can be written; when the ledger was made durable, and which saves were begun."""
     events: list[tuple[str, int]] = []
-    step, flush, sync, after = 0, LedgerWriter.flush, LedgerWriter.sync, SampleLedger.after_step
+    step, flush, sync, after = 0, GrowingFile.flush, LedgerWriter.sync, SampleLedger.after_step
     begin_save: Any = checkpointer.begin_save
 
     def after_step(self: SampleLedger, run: Any, report: Any) -> None:
@@ -188,7 +189,7 @@ def _on_a_full_disk(mapping: dict[str, Any], full: range) -> tuple[int, list[tup
         step = run.progress.step
         after(self, run, report)
 
-    def no_space(self: LedgerWriter) -> None:
+    def no_space(self: GrowingFile) -> None:
         if step in full:
             raise OSError(errno.ENOSPC, "No space left on device", str(self.path))
         flush(self)
@@ -202,7 +203,7 @@ def _on_a_full_disk(mapping: dict[str, Any], full: range) -> tuple[int, list[tup
         return begin_save(*args, **options)
 
     SampleLedger.after_step = after_step  # type: ignore[method-assign]
-    LedgerWriter.flush, LedgerWriter.sync = no_space, noted_sync  # type: ignore[method-assign]
+    GrowingFile.flush, LedgerWriter.sync = no_space, noted_sync  # type: ignore[method-assign]
     checkpointer.begin_save = noted_save
     return _train(mapping), events
 
@@ -210,6 +211,7 @@ def _on_a_full_disk(mapping: dict[str, Any], full: range) -> tuple[int, list[tup
 def test_a_full_disk_costs_checkpoints_and_no_row(tmp_path: Path) -> None:
     """The ledger is durable before a checkpoint is begun, and none is begun without it."""
     mapping = _toy(tmp_path / "run", 12)
+    mapping["run"]["log_every"] = 1
     for code, events in run_ranks(_on_a_full_disk, 2, mapping, range(5, 8)):
         assert code == 0
         assert [step for what, step in events if what == "checkpoint"] == [3, 9, 12]
@@ -218,7 +220,9 @@ def test_a_full_disk_costs_checkpoints_and_no_row(tmp_path: Path) -> None:
     report = check(tmp_path / "run")
     assert report.faults == []
     assert report.recorded_to == 12
-    assert "failed_saves" in json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "split" not in row] == list(range(1, 13))
+    assert "failed_saves" in rows[-1]
 
 
 @pytest.mark.parametrize("changes", [{"run": {"ledger": False}}, {"task": {"type": "toy_chunks"}}])

@@ -136,6 +136,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/registry.py": ("importlib.import_module", REGISTRY),
     "tokenizer/export.py": (".read_bytes .write_bytes", "files that were just written; " + OUT),
     "tokenizer/formats.py": (".read_text", TYPED),
+    "pretrain/base/streams.py": ("open os.open", "/dev/null"),
     "pretrain/base/parent.py": ("ctypes.CDLL", "libc's prctl"),
     "pretrain/base/atomic.py": ("os.open", "what was just written, for fsync"),
     "pretrain/base/hashing.py": (".open", "what was just written"),

@@ -1,4 +1,4 @@
-"""What the studies share: the steps of equal compute, and the refusal to go on with something else."""
+"""What the studies share: the steps of equal compute, and the refusal to go on with something else; queues compared."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.studies import same_settings, steps_of_equal_compute
+from tests.benchmarks.study_queue_tables import Trial, write_tables
 
 
 def run(folder: Path, seconds: list[float]) -> Path:
@@ -31,3 +32,25 @@ def test_a_study_of_other_settings_is_refused(tmp_path: Path) -> None:
     same_settings(tmp_path / "out", {"steps": 100, "extra": []})
     with pytest.raises(SystemExit, match=r"begun with steps 100, this command has 200.*another --out"):
         same_settings(tmp_path / "out", {"steps": 200, "extra": []})
+
+
+def trial(arm: str, queue: int, seed: int, loss: float) -> Trial:
+    return Trial("books", arm, "triangle", queue, queue / 16, seed, 1.0, loss, *([0.5] * 10))
+
+
+def test_a_longer_queue_is_compared_with_shorter_ones_of_its_guard(tmp_path: Path) -> None:
+    """Against no queue alone a loss that rises with the length goes unseen."""
+    losses = {0: 6.5, 64: 6.0, 256: 6.1, 1024: 6.3}
+    trials = [
+        trial("share" if queue else "none", queue, seed, loss + 0.1 * seed)
+        for seed in (1, 2)
+        for queue, loss in losses.items()
+    ]
+    write_tables(trials, tmp_path / "tables.md")
+    text = (tmp_path / "tables.md").read_text()
+    assert "| books | triangle | 1,024 | share | loss | -0.200 | -0.200 to -0.200 | 0 of 2 | 0.500 |" in text
+    for against, difference in (("64", 0.3), ("256", 0.2)):
+        assert f"| share | 1,024 | {against} | loss | +{difference:.3f} |" in text
+    assert text.count("| share | 256 | 64 | loss |") == 1
+    write_tables([one for one in trials if one.queue == 64], tmp_path / "tables.md")
+    assert "\n\n" not in (tmp_path / "tables.md").read_text(), "no table without rows"

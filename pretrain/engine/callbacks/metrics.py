@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from contextlib import suppress
+from typing import Any
 
 import torch
 
-from pretrain.base.files import finite, open_for_append
+from pretrain.base.files import finite
 from pretrain.engine import distributed
+from pretrain.engine.durable import GrowingFile, is_full
 from pretrain.engine.loop import Callback, Run, next_multiple
 from pretrain.engine.metrics_file import METRICS, drop_rows_after
 from pretrain.engine.task import Metric, StepMetrics, is_logged, to_float
+
+logger = logging.getLogger(__name__)
 
 
 def global_means(report: Mapping[str, Metric]) -> dict[str, float]:
@@ -27,13 +32,15 @@ def global_means(report: Mapping[str, Metric]) -> dict[str, float]:
 class Metrics(Callback):
     """Logs every ``run.log_every`` steps. A resumed run first drops rows of steps that will be done again.
 
+    A full disk does not stop the training: the rows wait until there is space, TensorBoard is given up.
     ``listeners`` are told of every row, on every rank.
     """
 
     def __init__(self, listeners: Sequence[Callback] = ()) -> None:
         self._listeners = listeners
-        self._file: IO[str] | None = None
+        self._file: GrowingFile | None = None
         self._board: Any = None
+        self._warned = False
         self.latest: dict[str, float] = {}
         """The last logged training values, averaged over the ranks."""
 
@@ -42,7 +49,7 @@ class Metrics(Callback):
             return
         path = run.dir / METRICS
         drop_rows_after(path, run.progress.step)
-        self._file = open_for_append(path)
+        self._file = GrowingFile(path)
         if run.job.run.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -63,19 +70,34 @@ class Metrics(Callback):
             lost = {"failed_saves": run.failed_saves} if run.failed_saves else {}
             row = head | run.progress.to_json() | values | lost
             try:
-                self._file.write(json.dumps(finite(row), allow_nan=False) + "\n")
-                self._file.flush()
-            except OSError as error:  # which does not know its file
-                raise OSError(error.errno, error.strerror, str(run.dir / METRICS)) from error
+                self._file.append(json.dumps(finite(row), allow_nan=False).encode() + b"\n")
+            except OSError as error:
+                self._tolerate(error, "training goes on, and what is not written waits")
         if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(f"{split}/{name}" if split else name, value, run.progress.step)
+            self._draw({f"{split}/{name}" if split else name: value for name, value in values.items()}, run)
         for listener in self._listeners:
             listener.on_metrics(run, values, split)
         return values
+
+    def _draw(self, values: Mapping[str, float], run: Run) -> None:
+        try:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, run.progress.step)
+        except OSError as error:  # of its thread, which is over
+            self._board, self._warned = None, False
+            self._tolerate(error, "training goes on without TensorBoard")
+
+    def _tolerate(self, error: OSError, what: str) -> None:
+        """Say once that the disk is full. Another error is raised."""
+        if not is_full(error):
+            raise error
+        if not self._warned:
+            logger.warning("%s; %s", error, what)
+        self._warned = True
 
     def close(self, run: Run) -> None:
         if self._file is not None:
             self._file.close()
         if self._board is not None:
-            self._board.close()
+            with suppress(OSError):  # a full disk
+                self._board.close()

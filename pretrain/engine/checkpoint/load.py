@@ -37,6 +37,12 @@ from pretrain.engine.row_shard import is_row_sharded
 M = TypeVar("M", bound=nn.Module)
 
 
+_OTHER_PARAMETERS = (
+    "; set model.*, contrast.weight and contrast.temperature.type as in its config.yaml, or start a new run from it "
+    "(model.init)"
+)
+
+
 def read_weights(checkpoint: Path, module: str = "model") -> dict[str, Tensor]:
     """Read all weights of a module of a verified checkpoint as whole fp32 tensors, tied names included.
 
@@ -127,7 +133,9 @@ def check_architecture(checkpoint: Path, name: str, module: nn.Module) -> None:
     stored = {**described.shapes, **{alias: described.shapes[first] for alias, first in described.ties.items()}}
     for parameter_name, parameter in module.named_parameters():
         if parameter_name not in stored:
-            raise CheckpointError(f"{checkpoint}: another architecture: it has no parameter {parameter_name!r}")
+            raise CheckpointError(
+                f"{checkpoint}: another architecture: it has no parameter {parameter_name!r}{_OTHER_PARAMETERS}"
+            )
         if tuple(stored[parameter_name]) != (shape := global_shape(parameter)):
             raise CheckpointError(
                 f"{checkpoint}: another architecture: {parameter_name} has shape "
@@ -136,7 +144,9 @@ def check_architecture(checkpoint: Path, name: str, module: nn.Module) -> None:
             )
     surplus = stored.keys() - dict(module.named_parameters(remove_duplicate=False)).keys()
     if surplus:
-        raise CheckpointError(f"{checkpoint}: another architecture: the configured model has no {min(surplus)!r}")
+        raise CheckpointError(
+            f"{checkpoint}: another architecture: the configured model has no {min(surplus)!r}{_OTHER_PARAMETERS}"
+        )
 
 
 def restore_engine(checkpoint: Path, engine: Engine, state: EngineState) -> None:

@@ -233,7 +233,7 @@ def _stale(folder: Path) -> str:
 
 def _steps(folder: Path) -> list[int]:
     names = [path.parent.name for path in (folder / "checkpoints").glob("step-*/manifest.json")]
-    return [int(name[5:]) for name in names if name[5:].isdigit()]
+    return [int(name[5:]) for name in names if name[5:].isdecimal()]
 
 
 def newest_change(folder: Path) -> float:

@@ -2,8 +2,8 @@
 
 Each epoch's order is a permutation of its ids (`pretrain.data.sampler`). So if the kept steps follow one another
 without a gap, each begins at the sample behind the last one, and each used just the ids whose turn it was
-(`pretrain.engine.ledger.order`), then every id was used exactly once an epoch. Ranks are looked at one after another,
-so that it takes a few bytes of memory a step.
+(`pretrain.engine.ledger.order`), then every id was used exactly once an epoch. The file of one rank after the other is
+read, once, so that it takes the memory of one file and a few bytes a step.
 """
 
 from __future__ import annotations
@@ -131,11 +131,10 @@ def _check_joints(report: Report, since: int) -> list[Fault]:
 def _check_repetitions(report: Report, since: int) -> list[Fault]:
     """Whether steps that several launches have done had the same contents."""
     faults: list[Fault] = []
-    done: list[tuple[Launch, np.ndarray]] = []
+    done: list[Launch] = []
     for launch in report.launches:
-        sums = _contents(launch)
-        for earlier, theirs in done:
-            ours = launch.head
+        for earlier in done:
+            ours, sums, theirs = launch.head, launch.contents, earlier.contents
             if earlier.head.order != ours.order or earlier.head.batch != ours.batch:
                 continue  # then other contents are meant
             first = max(earlier.head.step, ours.step, since - 1)
@@ -154,18 +153,8 @@ def _check_repetitions(report: Report, since: int) -> list[Fault]:
             file = launch.folder / f"rank-{rank or 0:05d}.ledger"
             faults.append(Fault("contents", text, remedy, step, None, rank, file))
             break
-        done.append((launch, sums))
+        done.append(launch)
     return faults
-
-
-def _contents(launch: Launch) -> np.ndarray:
-    """The digest of the contents of each step that all ranks have recorded."""
-    total: np.ndarray | None = None
-    for file in read_launch(launch.folder):
-        own = file.rows["contents"].astype(np.uint32)
-        total = own if total is None else total[: len(own)] + own[: len(total)]
-    assert total is not None
-    return total
 
 
 def _differing_rank(a: Launch, b: Launch, step: int) -> int | None:

@@ -11,18 +11,19 @@ import json
 import os
 import re
 import struct
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import numpy as np
 from pydantic import Field
 
 from pretrain.base.atomic import sync
 from pretrain.base.errors import CheckpointError, DataError
-from pretrain.base.files import open_for_append, open_regular
+from pretrain.base.files import open_regular
 from pretrain.base.records import Count, Record, parse_record
-from pretrain.engine.durable import describe_write_error
+from pretrain.engine.durable import GrowingFile, describe_write_error
 
 LEDGER = "ledger"
 ROW = np.dtype([("step", "<u4"), ("rows", "<u4"), ("ids", "<u8"), ("contents", "<u4")])
@@ -34,6 +35,7 @@ _LAUNCH = re.compile(r"launch-(\d{4,9})", re.ASCII)
 _RANK = re.compile(r"rank-(\d{5,9})\.ledger", re.ASCII)
 _LONGEST_HEADER = 1 << 16
 _LARGEST = 1 << 33
+_AT_ONCE = ROW.itemsize << 12
 
 
 class Order(Record):
@@ -64,13 +66,22 @@ class Header(Record):
 
 
 @dataclass(frozen=True)
-class LedgerFile:
-    """What one rank has written in a launch; without a header it was killed before its first step."""
+class LedgerHead:
+    """The beginning of one rank's file in a launch; without a header it was killed before its first step."""
 
     path: Path
     header: Header | None
+    has_rows: bool
+
+
+@dataclass(frozen=True)
+class LedgerFile:
+    """What one rank has written in a launch."""
+
+    path: Path
+    header: Header
     rows: np.ndarray
-    unlearnt: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=bool))
+    unlearnt: np.ndarray
     """Whether the update of each row's step was left out (``guard.spike=skip``)."""
 
 
@@ -99,10 +110,8 @@ class LedgerWriter:
     """Appends a row for every step. What cannot be written (a full disk) is kept and tried again with the next row."""
 
     def __init__(self, folder: Path, header: Header) -> None:
-        self.path = folder / f"rank-{header.rank:05d}.ledger"
-        self._file = open_for_append(self.path)
-        self._waiting = header.model_dump_json().encode() + b"\n"
-        self.flush()
+        self._file = GrowingFile(folder / f"rank-{header.rank:05d}.ledger")
+        self._file.append(header.model_dump_json().encode() + b"\n")
         sync(folder)
 
     def append(self, step: int, rows: int, ids: int, contents: int, *, learnt: bool = True) -> None:
@@ -110,46 +119,72 @@ class LedgerWriter:
 
         It is not lost then.
         """
-        self._waiting += _PACKED.pack(step, rows if learnt else rows | _UNLEARNT, ids, contents)
-        self.flush()
-
-    def flush(self) -> None:
-        """Give the operating system what is waiting. Raises ``OSError``."""
-        try:
-            while self._waiting:
-                self._waiting = self._waiting[os.write(self._file.fileno(), self._waiting) :]
-        except OSError as error:
-            error.filename = str(self.path)  # a write does not say of which file
-            raise
+        self._file.append(_PACKED.pack(step, rows if learnt else rows | _UNLEARNT, ids, contents))
 
     def sync(self) -> None:
         """Make all steps durable, before a checkpoint that contains them is. Raises ``CheckpointError``."""
         try:
-            self.flush()
-            os.fsync(self._file.fileno())
+            self._file.sync()
         except OSError as error:
-            raise CheckpointError(describe_write_error(self.path, error)) from error
+            raise CheckpointError(describe_write_error(self._file.path, error)) from error
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-def read_launch(folder: Path) -> list[LedgerFile]:
-    """The files of a launch, by rank. Raises ``DataError``: a file is damaged, or is none of a ledger."""
-    named = [(int(match[1]), path) for path in folder.iterdir() if (match := _RANK.fullmatch(path.name))]
-    return [_read_file(path, rank) for rank, path in sorted(named)]
+def read_heads(folder: Path) -> list[LedgerHead]:
+    """The beginnings of the files of a launch, by rank. Raises ``DataError``: a file is damaged, or is no ledger's."""
+    return [_read_head(path, rank) for rank, path in _files(folder)]
 
 
-def _read_file(path: Path, rank: int) -> LedgerFile:
+def read_launch(folder: Path) -> Iterator[LedgerFile]:
+    """The files of a launch that have a header, by rank, one at a time: of a thousand ranks all are gigabytes.
+
+    Raises:
+        DataError: a file is damaged, or is no ledger's.
+    """
+    return (file for rank, path in _files(folder) if (file := _read_file(path, rank)) is not None)
+
+
+def _files(folder: Path) -> list[tuple[int, Path]]:
+    return sorted((int(match[1]), path) for path in folder.iterdir() if (match := _RANK.fullmatch(path.name)))
+
+
+def _read_head(path: Path, rank: int) -> LedgerHead:
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > _LARGEST:
-            raise DataError(f"{path}: over {_LARGEST:,} bytes: not a ledger")
-        line, content = file.readline(_LONGEST_HEADER), file.read()
+        header = _header(file, path, rank)
+        while header is not None and (some := _rows(file.read(_AT_ONCE))).size:
+            if some["step"].any():
+                return LedgerHead(path, header, has_rows=True)
+    return LedgerHead(path, header, has_rows=False)
+
+
+def _read_file(path: Path, rank: int) -> LedgerFile | None:
+    with open_regular(path) as file:
+        if (header := _header(file, path, rank)) is None:
+            return None
+        rows = _rows(file.read())
+    written = np.flatnonzero(rows["step"])
+    rows = (rows[: written[-1] + 1] if len(written) else rows[:0]).copy()
+    unlearnt = rows["rows"] >= _UNLEARNT
+    rows["rows"] &= np.uint32(_UNLEARNT - 1)
+    return LedgerFile(path, header, rows, unlearnt)
+
+
+def _rows(content: bytes) -> np.ndarray:
+    return np.frombuffer(content[: len(content) // ROW.itemsize * ROW.itemsize], dtype=ROW)
+
+
+def _header(file: BinaryIO, path: Path, rank: int) -> Header | None:
+    """The header, at the beginning of an open file; None where there is only a part of one."""
+    if os.fstat(file.fileno()).st_size > _LARGEST:
+        raise DataError(f"{path}: over {_LARGEST:,} bytes: not a ledger")
+    line = file.readline(_LONGEST_HEADER)
     if not line.endswith(b"\n"):
         if len(line) == _LONGEST_HEADER:
             raise DataError(f"{path}: the first line is no header of a ledger")
-        return LedgerFile(path, None, np.empty(0, dtype=ROW))
+        return None
     try:
         content_of_line = json.loads(line)
     except (ValueError, RecursionError):
@@ -157,9 +192,4 @@ def _read_file(path: Path, rank: int) -> LedgerFile:
     header = parse_record(Header, content_of_line, path, error=DataError)
     if header.rank != rank:
         raise DataError(f"{path}: its header is of rank {header.rank}")
-    rows = np.frombuffer(content[: len(content) // ROW.itemsize * ROW.itemsize], dtype=ROW)
-    written = np.flatnonzero(rows["step"])
-    rows = (rows[: written[-1] + 1] if len(written) else rows[:0]).copy()
-    unlearnt = rows["rows"] >= _UNLEARNT
-    rows["rows"] &= np.uint32(_UNLEARNT - 1)
-    return LedgerFile(path, header, rows, unlearnt)
+    return header

@@ -10,14 +10,16 @@ newest checkpoint.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from pretrain.base.errors import UserError
 from pretrain.engine.checkpoint import checkpoints_of, read_manifest
-from pretrain.engine.ledger.files import Header, LedgerFile, launch_folder, launches_of, read_launch
+from pretrain.engine.ledger.files import Header, LedgerHead, launch_folder, launches_of, read_heads
 
 Kind = Literal["hole", "damaged", "steps", "position", "ids", "order", "contents"]
 """What is wrong: steps that the run went on from are not recorded; a file is no ledger, or contradicts others; step
@@ -51,6 +53,8 @@ class Launch:
     """The last step that must be recorded: a checkpoint or a later launch contains it."""
     recorded_to: int = 0
     """The last step that all ranks have recorded."""
+    contents: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.uint32))
+    """The digest of the contents of each step that all ranks have recorded."""
     right_to: int = 1 << 62
     """The last step before anything wrong was found in this launch."""
     unlearnt: Sequence[int] = ()
@@ -103,7 +107,7 @@ def read_history(run: Path, newest: Newest, since: int = 1) -> tuple[list[Launch
             faults[before + 1] = Fault("hole", text, remedy_for_files(run), file=launch_folder(run, before + 1))
     for number, folder in known:
         try:
-            head, problem = _head(read_launch(folder))
+            head, problem = _head(read_heads(folder))
         except (UserError, OSError) as error:
             faults[number] = Fault("damaged", str(error), remedy_for_files(run), file=folder)
             continue
@@ -131,14 +135,15 @@ def remedy_for_files(run: Path) -> str:
     return f"put back the files of {run / 'ledger'}; where they are lost, or run.ledger was false, {rest}"
 
 
-def _head(files: Sequence[LedgerFile]) -> tuple[Header | None, tuple[str, int | None, Path | None] | None]:
+def _head(files: Sequence[LedgerHead]) -> tuple[Header | None, tuple[str, int | None, Path | None] | None]:
     """The header that all ranks share; None for a launch that ended before its first step. Or what is wrong."""
-    if not any(len(file.rows) for file in files):
+    if not any(file.has_rows for file in files):
         return None, None
     heads = [file.header for file in files]
     first = next(head for head in heads if head is not None)
+    by_name = {file.path.name: file for file in files}
     for rank in range(first.world):
-        file = next((file for file in files if file.path.name == f"rank-{rank:05d}.ledger"), None)
+        file = by_name.get(f"rank-{rank:05d}.ledger")
         if file is None or file.header is None:
             return None, (f"rank {rank} of {first.world} has no ledger", rank, file.path if file else None)
         same = file.header.model_copy(update={"rank": first.rank, "checkpoint": first.checkpoint})

@@ -24,11 +24,14 @@ _AT_ONCE = 1 << 16
 def check_launch(run: Path, launch: Launch, since: int) -> tuple[list[Fault], list[str]]:
     """What is wrong with the rows of each rank from step ``since`` on. Of steps done again there are only notes.
 
-    ``recorded_to`` and ``right_to`` of the launch are set.
+    ``recorded_to``, ``contents`` and ``right_to`` of the launch are set.
     """
     head, faults = launch.head, []
     recorded = []
+    total: np.ndarray | None = None
     for file in read_launch(launch.folder):
+        own = file.rows["contents"].astype(np.uint32)
+        total = own if total is None else total[: len(own)] + own[: len(total)]
         launch.unlearnt = file.rows["step"][file.unlearnt].tolist()  # alike on all ranks
         rows, begin = file.rows, max(head.step, since - 1)
         if begin > head.step:
@@ -42,6 +45,7 @@ def check_launch(run: Path, launch: Launch, since: int) -> tuple[list[Fault], li
             found = Fault("hole", text, remedy_for_files(run), step, None, rank, file.path)
         if found is not None:
             faults.append(found)
+    launch.contents = launch.contents if total is None else total
     launch.recorded_to = max(head.step, min(recorded))
     launch.right_to = min((fault.step - 1 for fault in faults if fault.step), default=launch.right_to)
     kept = [fault for fault in faults if fault.step is not None and fault.step <= launch.kept_to]
@@ -49,8 +53,7 @@ def check_launch(run: Path, launch: Launch, since: int) -> tuple[list[Fault], li
 
 
 def rank_of(file: LedgerFile) -> int:
-    """The rank that wrote a file with a header."""
-    assert file.header is not None
+    """The rank that wrote a file."""
     return file.header.rank
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from pretrain.base.errors import DataError
+from pretrain.base.text_lines import read_lines
 from pretrain.latent.data.vocabulary import END, PAD, SPECIAL, START, Vocabulary
 from pretrain.latent.text_files import DataSection, file_of
 
@@ -66,19 +66,17 @@ def read(path: Path, format: str) -> Iterator[list[str]]:
     """Yield the words of each line that is not blank.
 
     Raises:
-        DataError: the file is not UTF-8 or not gzip, or a line has no label.
+        DataError: the file is empty, binary, not UTF-8 or not gzip, or a line has no label.
     """
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if format == "labelled":
-                    _, tab, line = line.partition("\t")
-                    if not tab:
-                        raise DataError(f"{path}, line {number}: no tab; data.format labelled reads `label TAB text`")
-                if words := line.split():
-                    yield words
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as text: {error}") from None
+    for number, line in enumerate(read_lines([path]), 1):
+        if "\0" in line:
+            raise DataError(f"{path}, line {number}: binary, not text (NUL); convert it with iconv first")
+        if format == "labelled":
+            _, tab, line = line.partition("\t")
+            if not tab:
+                raise DataError(f"{path}, line {number}: no tab; data.format labelled reads `label TAB text`")
+        if words := line.split():
+            yield words
 
 
 def build_vocabulary(data: DataSection) -> Vocabulary:

@@ -99,7 +99,7 @@ def forward_perplexity(samples: Text, train: Text, estimate: Callable[[Text], La
     Raises:
         DataError: a text holds no word, or no model can be estimated from it.
     """
-    _check_number(samples)
+    _require_some(samples)
     return _perplexity(estimate(train), as_scored(samples))
 
 
@@ -120,7 +120,7 @@ def reverse_perplexity(
     Raises:
         DataError: a text holds no word, or no model can be estimated from it.
     """
-    _check_number(samples)
+    _require_some(samples)
     model = estimate([[word] for word in vocabulary] + as_scored(samples))
     return {name: _perplexity(model, text) for name, text in real.items()}
 
@@ -135,16 +135,9 @@ def _perplexity(model: LanguageModel, text: Text) -> TextPerplexity:
     )
 
 
-def _check_number(samples: Text) -> None:
+def _require_some(samples: Text) -> None:
     if not samples:
         raise DataError("forward and reverse perplexity: no generated sentence")
-    if len(samples) != SAMPLES:
-        logger.warning(
-            "forward and reverse perplexity of %d generated sentences: the paper's are of %d, and the reverse one "
-            "falls with their number",
-            len(samples),
-            SAMPLES,
-        )
 
 
 def generated_perplexities(
@@ -170,6 +163,13 @@ def generated_perplexities(
     """
     if by == "kenlm":
         kenlm.find_programs(programs)  # fail before a minute of writing
+    if number != SAMPLES:
+        logger.warning(
+            "forward and reverse perplexity of %d generated sentences: the paper's are of %d, and the reverse one "
+            "falls with their number",
+            number,
+            SAMPLES,
+        )
     _, vocabulary = model.text
     section = model.job.data.read_from(data)
     texts = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,12 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pretrain.base.errors import ConfigError, DataError
+from pretrain.base.errors import ConfigError, DataError, shown
 from pretrain.latent.data.batches import Batch
 from pretrain.latent.data.corpus import Sentences
 from pretrain.latent.data.noise import StepNoise
 from pretrain.latent.evaluation.model import sample_posterior
 from pretrain.latent.restore import LoadedModel
+
+logger = logging.getLogger(__name__)
 
 MAX_WORDS = 78
 """The words of a generated sentence, at most: as released, decoding stops at 80 tokens with ``<s>`` and a last one."""
@@ -43,9 +46,12 @@ def mean_codes(model: LoadedModel, sentences: Sequence[str], samples: int = 128,
     text_model, vocabulary = model.text
     if text_model.encoder is None:
         raise ConfigError(f"{model.checkpoint}: a language model has no encoder")
-    means = []
+    means: list[Tensor] = []
+    unknown: list[str] = []
     for sentence in sentences:
         words = vocabulary.encode(sentence.split())
+        found = zip(sentence.split(), words, strict=True)
+        unknown += [word for word, i in found if i == vocabulary.unknown_id and word != vocabulary.unknown]
         if len(words) == 0 or (words == vocabulary.unknown_id).all():
             raise DataError(f"{sentence!r}: no word of it is among the {len(vocabulary)} known ones")
         if len(words) > model.job.data.max_words:
@@ -54,6 +60,12 @@ def mean_codes(model: LoadedModel, sentences: Sequence[str], samples: int = 128,
         batch = Batch(tokens, torch.zeros(1, dtype=torch.int64), 1, 1)
         noise = StepNoise(seed, ("codes",), None, 1, tokens.device)
         means.append(sample_posterior(model.job, text_model, batch, noise, samples).z.mean((0, 1)))
+    if unknown:
+        logger.warning(
+            "unknown words, read as %s: %s; write words as the training text does (case, blanks before punctuation)",
+            vocabulary.unknown,
+            shown(" ".join(dict.fromkeys(unknown))),
+        )
     return torch.stack(means)
 
 

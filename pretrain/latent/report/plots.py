@@ -76,7 +76,8 @@ def _paint_bounds(rows: Sequence[ModelRow], all_rows: Sequence[ModelRow], theme:
     axis.set_xscale("log")
     axis.margins(x=0.1, y=0.1)
     low, high = axis.get_xlim()
-    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12) if high > 10 * low else MaxNLocator(6))
+    steps = (1, 2, 5) if high < 1_000 * low else (1,)  # labels that do not run into each other
+    axis.xaxis.set_major_locator(LogLocator(subs=steps, numticks=12) if high > 10 * low else MaxNLocator(6))
     axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_yticks(places, [row.label for row in rows])

@@ -7,13 +7,38 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pretrain.base.errors import DataError
 from pretrain.base.files import read_json
+from pretrain.base.records import Count, Record, parse_record
 from pretrain.latent.artifacts import EVALUATION, GENERATED_TEXT
 from pretrain.latent.report.published import PUBLISHED, SENTENCES
 from pretrain.report.runs import RunRecord
+
+
+class _Estimate(Record):
+    """What the tables read of a perplexity with its errors."""
+
+    value: float
+    draws: Count
+    sentences: Count
+    nats: float | None = None
+    standard_error: float | None = None
+    proposal: Literal["exact", "q", "prior", "mixture", "refitted"] | None = None
+    ppl_best_there: float | None = None
+    tightest_minus_bridge: float | None = None
+    tightest_minus_bridge_standard_error: float | None = None
+
+
+class _Generated(Record):
+    """What the tables read of the perplexities of generated text."""
+
+    number: Count = 0
+    by: str = ""
+    forward_ppl: float | None = None
+    reverse_train_ppl: float | None = None
+    reverse_test_ppl: float | None = None
 
 
 @dataclass(frozen=True)
@@ -137,7 +162,8 @@ def text_rows(runs: Sequence[RunRecord]) -> list[ModelRow]:
 
 
 def _model_row(run: RunRecord) -> ModelRow:
-    evaluation = _read_object(run.folder / EVALUATION.format(split="test"))
+    path = run.folder / EVALUATION.format(split="test")
+    evaluation = _read_object(path)
     estimates: dict[str, Mapping[str, Any]] = {}
     if evaluation is None:
         metrics, measured = _best_validation(run)
@@ -145,16 +171,23 @@ def _model_row(run: RunRecord) -> ModelRow:
         metrics = {key: float(value) for key, value in evaluation.items() if _is_metric(value)}
         for key, value in evaluation.items():
             if isinstance(value, dict) and _is_metric(value.get("value")):
+                _check(_Estimate, value, f"{path}: {key}", run)
                 estimates[key] = value
                 metrics[key] = float(value["value"])
         draws = f", {evaluation.get('samples')} draws" if "kl_exact" in metrics or "kl_dual" in metrics else ""
         measured = f"test{draws}, {_step_of(str(evaluation.get('checkpoint')))}"
     generated = _read_object(run.folder / GENERATED_TEXT) or {}
+    _check(_Generated, generated, str(run.folder / GENERATED_TEXT), run)
     config = run.config
     measured = f"{measured}, seed {config.get('run.seed', '?')}"
     return ModelRow(
         row_name(config), variant_of(config), dataset_of(config), run, metrics, measured, generated, estimates
     )
+
+
+def _check(kind: type[Record], content: Mapping[str, Any], source: str, run: RunRecord) -> None:
+    """Raise ``DataError`` for a result that lacks a part or has another in its place."""
+    parse_record(kind, content, source, f"; capt evaluate {run.folder} measures it again", error=DataError)
 
 
 def _is_metric(value: Any) -> bool:
@@ -163,7 +196,7 @@ def _is_metric(value: Any) -> bool:
 
 def _step_of(checkpoint: str) -> str:
     digits = Path(checkpoint).name.removeprefix("step-")
-    return f"step {int(digits):,}" if digits.isdigit() else checkpoint
+    return f"step {int(digits):,}" if digits.isdecimal() else checkpoint
 
 
 def _best_validation(run: RunRecord) -> tuple[dict[str, float], str]:

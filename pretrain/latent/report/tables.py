@@ -38,7 +38,7 @@ def likelihood_table(rows: Sequence[ModelRow]) -> Table:
              _format(row.get("nelbo_dual"), 1), _format(row.get("ppl_dual"), 1), _format(row.get("rec"), 1),
              _format(best.get("nats"), 1), _estimate(row, "ppl_best"), _proposal(best)]
         )  # fmt: skip
-    return Table(header, cells)
+    return _filled(header, cells)
 
 
 def bounds_table(rows: Sequence[ModelRow]) -> Table:
@@ -59,7 +59,7 @@ def bounds_table(rows: Sequence[ModelRow]) -> Table:
              "; ".join(dict.fromkeys(f"{found['sentences']:,}" for found in weighted)),
              bridged, _format(bridge.get("ppl_best_there"), 1), _format(gap, 2) + (f" ± {error:.2f}" if error else "")]
         )  # fmt: skip
-    return Table(header, cells)
+    return _filled(header, cells)
 
 
 _WEIGHTED = {"ppl_iw_q": "q", "ppl_iw_prior": "prior", "ppl_iw_mixture": "q and prior", "ppl_iw_refitted": "refitted"}
@@ -94,7 +94,7 @@ def code_table(rows: Sequence[ModelRow]) -> Table:
              _format(row.get("kl_exact"), 2), _format(row.get("mi_dual"), 2), _format(row.get("mi_batch"), 2),
              _format(row.get("mi_aggregate"), 2), _format(row.get("au"), 0), _format(row.get("au_sampled"), 0)]
         )  # fmt: skip
-    return Table(header, cells)
+    return _filled(header, cells)
 
 
 def generated_table(rows: Sequence[ModelRow]) -> Table:
@@ -110,7 +110,13 @@ def generated_table(rows: Sequence[ModelRow]) -> Table:
         cells.append([row.label, _format(forward, 0), _format(reverse, 0),
                       *(_format(row.generated.get(name), 0) for name in names),
                       f"{row.generated.get('number', 0):,}, {row.generated.get('by', '')}"])  # fmt: skip
-    return Table(header, cells)
+    return _filled(header, cells)
+
+
+def _filled(header: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
+    """The table without the columns in which no row has anything, as the published ones of other text."""
+    kept = [i for i in range(len(header)) if i == 0 or any(row[i] for row in cells)]
+    return Table([header[i] for i in kept], [[row[i] for i in kept] for row in cells])
 
 
 def _epochs(row: ModelRow) -> str:

@@ -63,7 +63,7 @@ def test_a_failed_file_keeps_the_old_one(tmp_path: Path) -> None:
 def test_lines_of_plain_and_packed_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("één\r\n\n  zwei\u2028drei".encode())
     with gzip.open(tmp_path / "b.gz", "wb") as file:
-        file.write(b"four\n" * 3000)
+        file.write("\ufeff".encode() + b"four\n" * 3000)
     read: list[int] = []
     lines = list(read_lines([tmp_path / "a.txt", tmp_path / "b.gz"], read.append))
     assert lines == ["één", "", "  zwei\u2028drei", *["four"] * 3000]

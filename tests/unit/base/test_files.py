@@ -12,7 +12,7 @@ import pytest
 from launcher.commands.options import echo_json
 from pretrain.base import files as safe_files
 from pretrain.base.atomic import new_file
-from pretrain.base.errors import CheckpointError, DataError, user_text
+from pretrain.base.errors import CheckpointError, ConfigError, DataError, user_text
 
 
 def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
@@ -56,6 +56,25 @@ def test_a_planted_link_is_replaced_not_followed(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="a link"):
             opened(tmp_path / "log")
     assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_a_device_is_not_replaced(tmp_path: Path) -> None:
+    """``capt evaluate --out /dev/null``, typed by a superuser, made a file of it. A link stands for it here."""
+    out = tmp_path / "null"
+    out.symlink_to(os.devnull)
+    for write in (safe_files.require_writable, lambda path: safe_files.write_text(path, "x")):
+        with pytest.raises(ConfigError, match="null is a device or a pipe, and not a file"):
+            write(out)
+    assert out.readlink() == Path(os.devnull)
+
+
+def test_a_file_that_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    safe_files.require_writable(tmp_path / "file")
+    safe_files.require_writable(tmp_path / "new" / "folder" / "file")
+    for path, message in ((tmp_path, "is a folder"), (tmp_path / "file" / "x", "file is no folder in which you may")):
+        with pytest.raises(ConfigError, match=message):
+            safe_files.require_writable(path)
 
 
 def test_permissions_follow_the_umask_unless_private(tmp_path: Path) -> None:
@@ -116,6 +135,10 @@ def test_printed_json_has_null_for_what_is_not_finite(capsys: pytest.CaptureFixt
 def test_errors_of_the_system_have_one_text() -> None:
     assert user_text(PermissionError(13, "Permission denied", "/a/b")) == "/a/b: Permission denied"
     assert user_text(OSError(28, "x", "/a")) == "/a: x; free some space, or use another disk"
+    assert user_text(OSError(28, "x")) == (
+        "a file, the output, or shared memory (/dev/shm): x; free some space, or use another disk"
+    )
+    assert user_text(OSError(24, "x")) == "this process: x; raise the limit: ulimit -n 65536"
     assert user_text(DataError("two\nlines")) == "two lines"
     assert user_text(ValueError("ours")) is None
     assert user_text(OSError(9, "bad descriptor")) is None

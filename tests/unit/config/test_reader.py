@@ -99,6 +99,7 @@ def test_bases_that_multiply_are_bounded(tmp_path: Path) -> None:
             "warmup_steps 40 is longer than max_steps 20; lower both",
         ),
         (["run.seed=1_"], "run.seed: '1_': input should be a valid integer"),
+        (["contrast.cached=maybe"], "contrast.cached: 'maybe': input should be a valid boolean"),
         (["run.seed=9223372036854775808"], "run.seed: 9223372036854775808: a whole number is at most"),
         (["batch.global=1e12"], "batch.global: 1000000000000.0: input should be less than or equal to 2147483647"),
         (["batch.global=100000007", "batch.micro=2"], "batch.micro may be one of [1, 100000007]"),

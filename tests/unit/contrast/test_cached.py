@@ -64,6 +64,17 @@ def test_gradient_is_that_of_one_large_batch(count: int) -> None:
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-13)
 
 
+def test_an_iterator_of_micro_batches_is_gone_through_twice() -> None:
+    """Its second pass, which gives the gradients, would find nothing left."""
+    whole, cached, batches = Encoder(), Encoder(), _batches(3)
+    _reference(whole, batches, 0.1)
+    torch.manual_seed(0)
+    once = (batch for batch in batches)
+    cached_backward(cached, once, lambda s, s_hat: capt_loss(s, s_hat, _queue(), temperature=0.1))
+    for a, b in zip(cached.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-13)
+
+
 def test_it_is_not_the_mean_over_micro_batches() -> None:
     """What the cache is for: a contrast of each micro-batch alone has another gradient altogether."""
     whole, apart, batches = Encoder(), Encoder(), _batches(4)

@@ -125,12 +125,22 @@ def test_numerical_gradient() -> None:
         (unit(N - 1, D, seed=1), None, "must have one shape"),
         (unit(N, D, seed=1), unit(2, D + 1, seed=1), "negatives the same width"),
         (unit(N, D, seed=1), 2 * unit(2, D, seed=1), "negatives must have unit norm"),
+        (unit(N, D, seed=1).to(torch.complex128), None, r"positives must be rows of real numbers, got .*complex128"),
+        (torch.eye(N, D, dtype=torch.int64), None, r"positives must be rows of real numbers, got .*int64"),
+        (unit(N, D, seed=1)[0], None, r"positives must be rows of real numbers, got \(\d+,\)"),
     ],
 )
 def test_rows_that_do_not_fit(positives: Tensor, negatives: Tensor | None, message: str) -> None:
     """Asked of the check itself: in tests the annotations of the public function refuse wrong shapes even earlier."""
     with pytest.raises(ConfigError, match=message):
         check_rows(unit(N, D, seed=0), positives, negatives, None, wait_for_values=True)
+
+
+def test_a_queue_on_another_device_is_refused() -> None:
+    """A queue on the meta device was no queue at all, silently."""
+    a, p, _ = _rows()
+    with pytest.raises(ConfigError, match="the queue lies on meta, the anchors on cpu"):
+        info_nce(a, p, temperature=TAU, queue=ShardedQueue(8, D, device="meta"))
 
 
 def test_queue_alone_and_live_negatives_contradict_each_other() -> None:

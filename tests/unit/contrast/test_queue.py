@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.contrast import ShardedQueue, shards
-from pretrain.contrast.queue import NO_ID
+from pretrain.contrast.queue import NO_ID, check_ids
 from pretrain.engine import distributed
 from tests.unit.contrast.support import unit
 
@@ -265,8 +265,22 @@ def test_bad_construction(arguments: dict[str, object], message: str) -> None:
 
 
 def test_rows_of_another_width_are_refused() -> None:
-    with pytest.raises(ConfigError, match="4 features, got rows of 5"):
+    with pytest.raises(ConfigError, match=r"4 features, got \(2, 5\)"):
         ShardedQueue(8, 4).enqueue(unit(2, 5, seed=0))
+
+
+@pytest.mark.parametrize(
+    "ids", [torch.zeros(1, dtype=torch.int64), torch.arange(4), torch.tensor([0.5, 1.5]), torch.zeros(2, 2).long()]
+)
+def test_ids_are_one_number_a_sample(ids: torch.Tensor) -> None:
+    """One id was given to all rows, and of ids for both views the last ones counted."""
+    views = unit(2, 4, seed=0), unit(2, 4, seed=1)
+    with pytest.raises(ConfigError, match="ids must be one int64 number a sample, the same for each view"):
+        check_ids(views, ids)
+    queue = ShardedQueue(8, 4)
+    with pytest.raises((ConfigError, TypeError)):  # in tests the annotation refuses some even earlier
+        queue.enqueue(*views, ids=ids)
+    assert len(queue) == 0
 
 
 def test_bad_checkpoints_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 
 import pytest
 
 from pretrain import __main__ as entry
-from pretrain.base.errors import DataError, UserError
+from pretrain.base.errors import CheckpointError, DataError, UserError
 from pretrain.engine import distributed, interruption
 from pretrain.engine.callbacks.agreement import TrainingDivergedError
 from tests.support import ClosedTerminal
@@ -31,6 +32,19 @@ def test_what_one_rank_raises_is_said_by_that_rank(capsys: pytest.CaptureFixture
     assert entry._report(OSError(28, "No space left on device", "/run/metrics.jsonl"), 3, debug=False) == 2
     text = "error: /run/metrics.jsonl: No space left on device; free some space, or use another disk\n"
     assert capsys.readouterr().err == text
+
+
+def test_a_disk_or_file_server_that_fails_is_no_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    """The job is started again: with 2 it would be over, for a fault that one host has had once."""
+    error = OSError(errno.ESTALE, "Stale file handle", "/data/shard")
+    assert [entry._report(_agreed_error(error), rank, debug=False) for rank in (1, 0)] == [1, 1]
+    assert (
+        capsys.readouterr().err == "error: /data/shard: Stale file handle; the network file system has lost the file\n"
+    )
+    wrapped = CheckpointError("/run/checkpoints: could not be written")
+    wrapped.__cause__ = OSError(errno.EIO, "Input/output error")
+    assert entry._report(_agreed_error(wrapped), 0, debug=False) == entry._report(wrapped, 0, debug=False) == 1
+    assert entry._report(CheckpointError("damaged"), 0, debug=False) == 2
 
 
 def test_agreement_within_agreement_is_reached_once() -> None:

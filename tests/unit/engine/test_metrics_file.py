@@ -7,13 +7,14 @@ import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from pretrain.base.errors import DataError
 from pretrain.engine import metrics_file
-from pretrain.engine.metrics_file import Row, drop_rows_after, parse_row, read_metrics
+from pretrain.engine.metrics_file import Row, drop_rows_after, last_step_in, parse_row, read_metrics
 
 
 def test_rows_are_typed_and_null_is_not_finite(tmp_path: Path) -> None:
@@ -66,9 +67,10 @@ def test_what_is_no_file_of_rows_is_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.touch()
     os.truncate(path, 8 << 30)  # sparse
-    for read in (read_metrics, lambda path: drop_rows_after(path, 1)):
-        with pytest.raises(DataError, match=r"metrics\.jsonl: over 1,073,741,824 bytes"):
-            read(path)
+    with pytest.raises(DataError, match=r"metrics\.jsonl: over 1,073,741,824 bytes"):
+        read_metrics(path)
+    with pytest.raises(DataError, match=r"metrics\.jsonl: no row in 1,073,741,824 bytes"):
+        drop_rows_after(path, 1)
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(DataError, match="not a regular file"):
@@ -78,16 +80,55 @@ def test_what_is_no_file_of_rows_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_rows_that_will_be_done_again_are_dropped(tmp_path: Path) -> None:
-    path, target = tmp_path / "metrics.jsonl", tmp_path / "elsewhere"
+    path = tmp_path / "metrics.jsonl"
     drop_rows_after(path, 1)
     assert not path.exists()
-    path.write_text('{"step": 1, "loss": 0.1}\nnoise\n{"step": 3}\n{"step": 2, "loss": NaN}')
+    path.write_text('{"step": 1, "loss": 0.1}\nnoise\n{"step": 2, "loss": NaN}\nnoise\n{"step": 3}\n{"step": 4, "lo')
     drop_rows_after(path, 2)
-    assert path.read_text() == '{"step": 1, "loss": 0.1}\n{"step": 2, "loss": NaN}\n'
-    target.write_text("mine")
-    (tmp_path / "metrics.tmp").symlink_to(target)
+    assert path.read_text() == '{"step": 1, "loss": 0.1}\nnoise\n{"step": 2, "loss": NaN}\n'
+    path.write_text('{"step": 1, "loss": 0.1}')
     drop_rows_after(path, 1)
-    assert (path.read_text(), target.read_text()) == ('{"step": 1, "loss": 0.1}\n', "mine")
+    assert path.read_text() == '{"step": 1, "loss": 0.1}\n', "killed between a row and its end"
+    drop_rows_after(path, 0)
+    assert path.read_text() == ""
+
+
+def test_nothing_is_cut_off_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text('{"step": 3}\n')
+    (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="a link"):
+        drop_rows_after(tmp_path / "metrics.jsonl", 1)
+    assert (tmp_path / "elsewhere").read_text() == '{"step": 3}\n'
+
+
+@pytest.mark.parametrize("block", [14, 40, 64, 1 << 20])
+def test_rows_are_found_from_the_end_whatever_is_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(metrics_file, "LINE", block)
+    path = tmp_path / "metrics.jsonl"
+    lines = [f'{{"step": {step}}}\n' for step in range(1, 30)]
+    for last in (29, 17, 1):
+        drop_rows_after(path, last)
+        path.write_text("".join(lines[:last]) + "x" * 100 + "\n")
+        assert last_step_in(path) == last
+        drop_rows_after(path, last)
+        assert path.read_text() == "".join(lines[:last])
+
+
+def test_of_a_file_that_has_grown_for_a_week_only_the_end_is_read(tmp_path: Path) -> None:
+    """A resume reads it, and so does each restart, twice."""
+    path = tmp_path / "metrics.jsonl"
+    path.touch()
+    os.truncate(path, 10 << 30)  # sparse
+    with path.open("a") as file:
+        file.write('\n{"step": 8}\n{"step": 9}\n{"step": 10}\n')
+    begun = time.monotonic()
+    assert last_step_in(path) == 10
+    drop_rows_after(path, 8)
+    assert last_step_in(path) == 8
+    assert time.monotonic() - begun < 2
+    assert path.stat().st_size == (10 << 30) + 13
 
 
 def test_reading_needs_no_torch() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.base.errors import DataError
+from pretrain.base.errors import DataError, is_passing
 from pretrain.config.load import job_from_mapping
 from pretrain.config.loader import LoaderSection
 from pretrain.data.corruption import IGNORE
@@ -169,8 +169,9 @@ def test_data_that_does_not_come_is_an_error_that_names_the_cause(
     prepared: Prepared, what: str, kind: type[Exception], words: str
 ) -> None:
     """A fault of the machine (exit code 1, started again) is not one of the input (exit code 2)."""
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=words) as caught:
         _all(prepared, what, timeout_minutes=0.02)
+    assert is_passing(caught.value)
 
 
 def test_a_stop_signal_ends_the_wait_for_data(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:

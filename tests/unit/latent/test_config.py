@@ -10,6 +10,7 @@ from pretrain.base.errors import ConfigError
 from pretrain.config.load import load_job
 from pretrain.latent.config import LatentJob, ObjectiveSection
 from pretrain.latent.task import LatentTask
+from pretrain.latent.text_files import DataSection
 from pretrain.latent.training.schedule import beta_at
 from tests.latent import PAPER, PRESETS, PTB
 
@@ -103,11 +104,21 @@ def test_rows_of_the_table_differ_in_what_they_are_named_for() -> None:
         ("ae", "objective.aggressive_updates=3", r"aggressive_updates needs model\.posterior=gaussian"),
         ("ivae", "model.noise=31", r"model\.noise 31 is less than model\.latent 32"),
         ("vae", "data.path=null", r"data\.path is missing"),
+        ("vae", "data.unknown=</s>", r"data\.unknown: .*is no ordinary word"),
+        ("vae", "model.init_range=1e300", r"model\.init_range: .*less than or equal to 1000"),
+        ("ivae", "critic.clamp=1e300", r"critic\.clamp: .*less than or equal to"),
     ],
 )
 def test_what_does_not_fit_is_refused(name: str, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         _load(name, *override.split())
+
+
+@pytest.mark.parametrize("unknown", ["", "a b", "x\ny"])
+def test_the_unknown_word_is_one_word(unknown: str) -> None:
+    """With a line break in it the vocabulary of a run could not be read again, and the run was lost."""
+    with pytest.raises(ValueError, match="no ordinary word"):
+        DataSection(path=Path("x"), unknown=unknown)
 
 
 def _clusters(name: str) -> LatentJob:

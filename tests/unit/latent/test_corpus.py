@@ -20,6 +20,10 @@ def _data(folder: Path, **more: object) -> DataSection:
     return DataSection(path=folder, **more)  # type: ignore[arg-type]
 
 
+def _damaged(packed: bytes) -> bytes:
+    return packed[:12] + b"\xff" * 8 + packed[20:]
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "x.train.txt").write_text(" b a b <unk>\n\na c b\n")
@@ -112,10 +116,30 @@ def test_text_that_does_not_fit(folder: Path, content: str, more: dict[str, str]
         load_sentences(_data(folder, **more), "validation", vocabulary)
 
 
-def test_binary_text_is_refused(folder: Path) -> None:
-    (folder / "x.valid.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="cannot be read as text"):
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.valid.txt", b"\xff\xfe\x00", r"x\.valid\.txt, line 1: not UTF-8 text \(byte 0xff\); convert it with iconv"),
+        ("x.valid.txt", "a\nb c".encode("utf-16-le"), r"x\.valid\.txt, line 1: binary, not text \(NUL\)"),
+        ("y.valid.txt.gz", _damaged(gzip.compress(b"a b\n" * 99)), r"y\.valid\.txt\.gz, after line 0: damaged"),
+    ],
+)
+def test_binary_text_is_refused(folder: Path, name: str, content: bytes, message: str) -> None:
+    (folder / "x.valid.txt").unlink()
+    (folder / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
         load_sentences(_data(folder), "validation", Vocabulary(["a"]))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_word(folder: Path) -> None:
+    vocabulary = build_vocabulary(_data(folder))
+    without = load_sentences(_data(folder), "validation", vocabulary)
+    path = folder / "x.valid.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    found = load_sentences(_data(folder), "validation", vocabulary)
+    assert without is not None
+    assert found is not None
+    assert found.tokens.tolist() == without.tokens.tolist()
 
 
 def test_which_file_is_which_split(folder: Path) -> None:

@@ -167,8 +167,18 @@ def test_sentences_from_a_model(finished: Path) -> None:
         reconstruct(model, ["the " * 201])
 
 
-def test_generated_text_is_scored_by_n_grams(finished: Path) -> None:
+def test_unknown_words_of_a_sentence_are_named(finished: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = load_model(finished)
+    reconstruct(model, ["the cat sees"])
+    assert not caplog.messages
+    reconstruct(model, ["the CAT sees!", "the CAT"])
+    (message,) = caplog.messages
+    assert "'CAT sees!'" in message
+
+
+def test_generated_text_is_scored_by_n_grams(finished: Path, caplog: pytest.LogCaptureFixture) -> None:
     figures = generated_perplexities(load_model(finished), number=40)
+    assert caplog.text.count("40 generated sentences: the paper's are of 1280") == 1
     assert set(figures) == {
         f"{name}_ppl{ends}" for name in ("forward", "reverse_train", "reverse_test") for ends in ("", "_with_ends")
     }
@@ -220,9 +230,12 @@ def test_missing_kenlm_is_said_before_anything_is_measured(finished: Path, monke
 def test_what_is_no_latent_model_is_refused(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         load_model(tmp_path)
-    for wrong in ({"samples": 0}, {"refit_steps": -1}, {"weighted": -1}):
-        with pytest.raises(ConfigError, match="samples must be 1 or more"):
+    for wrong in ({"samples": 0}, {"refit_steps": -1}, {"weighted": -1}, {"samples": 10**9}, {"weighted": 10**9}):
+        with pytest.raises(ConfigError, match="--draws must be 1 to 65536"):
             evaluate(load_model(finished), **wrong)
+    for name in ("out", "sentences_out"):
+        with pytest.raises(ConfigError, match="is a folder: name a file to write"):  # before all is measured
+            evaluate(load_model(finished), **{name: tmp_path})
     with pytest.raises(ConfigError, match="--weighted must be 1 or more"):
         evaluate(load_model(finished), bridged=1, weighted=0)
 

@@ -10,11 +10,13 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
+from pretrain.base.errors import DataError
 from pretrain.config import flatten
 from pretrain.config.load import load_job
 from pretrain.latent.report.plots import plotted, shown_steps
 from pretrain.latent.report.published import GENERATED, PUBLISHED
 from pretrain.latent.report.rows import cluster_label, dataset_of, row_name, text_rows, variant_of
+from pretrain.latent.report.tables import likelihood_table
 from pretrain.report import report
 from pretrain.report.runs import read_run
 from tests.latent import PTB
@@ -57,6 +59,36 @@ def test_a_run_without_an_evaluation_shows_the_validation_that_chose_its_checkpo
     assert row.measured == "validation, 1 draw, step 20, seed 1"
     assert row.published is None, "not a text of PTB's size"
     assert (row.get("ppl_dual"), row.get("ppl_exact")) == (100.0, 400.0)
+    header = likelihood_table([row]).header
+    assert "PPL dual" in header
+    assert "PPL published" not in header, "a column without a figure"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "evaluation-test.json",
+            {"ppl_best": {"value": 99.0}},
+            r"evaluation-test\.json: ppl_best: .*draws: Field required",
+        ),
+        (
+            "evaluation-test.json",
+            {"ppl_best": {"value": 9.0, "draws": 1, "sentences": 1, "proposal": "x"}},
+            "proposal: ",
+        ),
+        ("generated.json", {"number": "many"}, r"generated\.json: .*number: Input should be a valid integer"),
+    ],
+)
+def test_a_damaged_result_is_named_with_the_remedy(
+    tmp_path: Path, name: str, content: dict[str, object], message: str
+) -> None:
+    job = load_job(PTB / "ivae.yaml")
+    (tmp_path / "config.yaml").write_text(json.dumps(job.model_dump(mode="json", by_alias=True)))
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "split": "validation", "nelbo_iw": 9.0}) + "\n")
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(DataError, match=f"{message}.*; capt evaluate {tmp_path} measures it again"):
+        text_rows([read_run(tmp_path)])
 
 
 def test_a_figure_that_is_not_finite_is_null_in_the_reports_json(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.benchmarks import study_latent
 from tests.benchmarks.study_latent_tables import (
     Sentences,
     Trial,
@@ -33,7 +34,19 @@ def test_pairs_see_what_the_difficulty_of_sentences_hides() -> None:
     assert found.error < 0.1 < HARD.std() / 500**0.5, "unpaired, the error would hide the difference"
     assert found.ratio == pytest.approx(np.exp(0.05), rel=0.01)
     assert found.deviation is not None
-    assert paired_difference([(_model(0, 0), _model(0, 0))]) == (0, 0, None, 1)
+    assert paired_difference([(_model(0, 0), _model(0, 0))]) == (0, 0, 0, None, 1)
+
+
+def test_sentences_of_one_length_count_together() -> None:
+    """Long sentences differ by more, so that the error as if each were one of its own is too small."""
+    words = np.repeat([4.0, 10.0, 40.0], 20)
+    first, second = Sentences(words * 1.1, words), Sentences(words * 1.0, words)
+    found = paired_difference([(first, second)])
+    residuals = 20 * (0.1 * np.array([4.0, 10.0, 40.0]) - found.nats)
+    assert found.by_length == pytest.approx((3 / 2 * (residuals**2).sum()) ** 0.5 / 60)
+    assert found.by_length > 4 * found.error
+    one = Sentences(np.array([1.0, 2.0]), np.array([7.0, 7.0]))
+    assert paired_difference([(one, one)]).by_length is None
 
 
 def test_other_sentences_are_refused() -> None:
@@ -75,8 +88,9 @@ def test_tables_take_each_rows_own_tightest_bound(tmp_path: Path) -> None:
     write_tables(trials, path, tmp_path / "tables.md")
     text = (tmp_path / "tables.md").read_text()
     assert "| iVAE | 100.5 | 2.0 | 0.7 | refitted |  |" in text
-    assert f"| iVAE | LM | +1.50 | 0.50 | 0.00 | {np.exp(3 / 6):.3f} |" in text
-    assert "| AE | LM | +15.00 | 5.00 |  |" in text
+    assert f"| iVAE | LM | +1.50 | 0.50 | 0.50 | 0.00 | {np.exp(3 / 6):.3f} |" in text
+    assert "| AE | LM | +15.00 | 5.00 | 5.00 |  |" in text
+    assert "| iVAE | LM | 2 | +1.50 | 0.50 | 0.50 |" in text
     assert "| AE | 1 | 2 | +0.25 ± 0.05 |" in text
 
     write_sentences(trials[:3], path, tmp_path / "sentences.csv")
@@ -85,3 +99,20 @@ def test_tables_take_each_rows_own_tightest_bound(tmp_path: Path) -> None:
         "ptb,LM,1,2,10.0,0,,,", "ptb,LM,1,4,20.0,0,,,", "ptb,LM,2,2,10.0,0,,,", "ptb,LM,2,4,20.0,0,,,",
         "ptb,iVAE,1,2,,0,,,11.0", "ptb,iVAE,1,4,,0,,,22.0",
     ]  # fmt: skip
+
+
+def test_a_study_of_other_draws_or_sentences_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finished evaluations would stand beside others of fewer sentences, and their tables be written over."""
+    monkeypatch.setenv("CAPT_DATA", str(tmp_path))
+    monkeypatch.setattr(study_latent, "together", lambda jobs, parallel: None)
+    for name in ("trials_of", "write_trials", "write_tables", "write_sentences", "capt"):
+        monkeypatch.setattr(study_latent, name, lambda *words: [])
+
+    def study(*words: str) -> int:
+        monkeypatch.setattr("sys.argv", ["study", "--out", str(tmp_path / "out"), "--rows", "LM", *words])
+        return study_latent.main()
+
+    assert study("--sentences", "400", "--bridge", "10") == 0
+    assert study("--sentences", "400", "--bridge", "2") == 0
+    with pytest.raises(SystemExit, match="begun with sentences 400"):
+        study("--sentences", "200")

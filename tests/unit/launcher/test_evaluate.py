@@ -103,10 +103,10 @@ def test_a_task_without_a_verb_gets_one_sentence(capt: Run, checkpoint: Path, pa
     code, out, err = capt("evaluate", str(checkpoint), "--text", "text.txt")
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
-    assert "a checkpoint of task toy, whose package has no module 'evaluate'" in err
+    assert "a checkpoint of task toy, which cannot be evaluated" in err
     code, out, err = capt("convert", str(checkpoint), str(checkpoint / "out"), "--to", "hf")
     assert (code, out) == (2, "")
-    assert "a checkpoint of task toy, whose package has no module 'export'" in err
+    assert "a checkpoint of task toy, which cannot be converted" in err
 
 
 def test_a_task_that_is_not_installed_gets_one_sentence(

@@ -13,6 +13,7 @@ import pytest
 
 from launcher.backends.local import End, _free_port, _kept, run_ranks
 from launcher.plan import Command
+from launcher.supervisor import processes
 from launcher.supervisor.processes import stop_signals
 
 PRELUDE = "import os, pathlib, signal, subprocess, sys, time; rank = int(os.environ['RANK']);"
@@ -106,6 +107,15 @@ def test_a_signal_that_came_before_the_ranks_were_started_reaches_them() -> None
         end = run_ranks(ranks("time.sleep(60)"))
     assert (end.code, end.reason) == (75, "SIGUSR1 received before the first step")
     assert time.monotonic() - begin < 30
+
+
+def test_a_signal_that_comes_while_a_rank_is_being_reaped_is_no_error() -> None:
+    """Handlers run between the calls of ``Popen.wait``: the process is gone, and its exit code not noted yet."""
+    rank = processes.start(["true"], {}, on_parent_death=signal.SIGKILL)
+    os.waitpid(rank.pid, 0)
+    processes.send(rank, signal.SIGTERM)
+    processes.kill_tree(rank)
+    rank.wait()
 
 
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace() -> None:

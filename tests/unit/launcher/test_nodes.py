@@ -120,9 +120,26 @@ def test_a_killed_supervisor_takes_its_ranks_with_it_and_is_a_lost_host(
     ended, ranks, pids = run(connected(environment, output, "a", "b"), [SLEEPS, SLEEPS], fault="node")
     assert ended.code == 1
     assert ended.reason.startswith("b is lost: ")
+    assert ended.lost_host
     assert [processes.born(pid) for pid in pids] == [None, None]
     assert [pid for pid, _ in ranks.left()["b"].processes][1:] == [pids[1]]  # for the next start to see to
     assert "a" not in ranks.left()
+
+
+def test_talkative_nodes_do_not_have_the_head_look_at_all_ranks_at_every_word(
+    environment: dict[str, str], output: Output
+) -> None:
+    """Of 128 nodes one says something every four milliseconds."""
+    links = connected(environment, output, "a")
+    ranks = RemoteRanks(links, [1])
+    talks = "import time\nfor _ in range(10000): print('word', flush=True); time.sleep(0.001)"
+    ranks.start([sys.executable, "-c", talks], {}, [{}], {})
+    wait_for_ranks(ranks, links)
+    begun = time.monotonic()
+    for _ in range(5):
+        ranks.look(0.1)
+    assert time.monotonic() - begun >= 0.5
+    ranks.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

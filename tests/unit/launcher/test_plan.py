@@ -193,6 +193,16 @@ def test_resume_from_an_older_checkpoint(folder: Path) -> None:
     assert "--resume --checkpoint step-00000002" in resumed(run, checkpoint="step-00000002")
 
 
+def test_resume_from_the_best_checkpoint_names_it(folder: Path) -> None:
+    """A restart compares the names of later checkpoints with it, and went back to the best one again and again."""
+    run = run_folder(folder, launcher="local", nproc=1)
+    checkpoints = run / "checkpoints"
+    (checkpoints / "step-00000002").mkdir(parents=True)
+    (checkpoints / "step-00000002" / "manifest.json").touch()
+    (checkpoints / "best").symlink_to("step-00000002")
+    assert "--resume --checkpoint step-00000002" in resumed(run, checkpoint="best")
+
+
 def test_resume_needs_a_run(folder: Path) -> None:
     with pytest.raises(ConfigError, match="not a run folder"):
         resumed(Path("nowhere"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,7 +48,7 @@ def _arguments(run: Path, first: tuple[str, ...], goes_back: list[bool]) -> list
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("launcher.restart.again", lambda *args: True)
+    monkeypatch.setattr("launcher.restart.again", lambda *args, **_: True)
     for step in (2, 4):
         _checkpoint(tmp_path / "run", step)
     return tmp_path / "run"
@@ -60,12 +62,55 @@ def test_a_job_that_starts_again_waits_for_the_lock_of_a_lost_host(run: Path) ->
     assert _arguments(run, given, [False, False])[1:] == [(*given, *UNATTENDED)] * 2
 
 
+def test_a_host_that_is_lost_while_the_job_starts_again_does_not_end_it(tmp_path: Path) -> None:
+    """Two faults at once: the spare that has taken the place of a lost host dies as well."""
+    (tmp_path / "config.yaml").write_text("")
+    ends = [End(FAILED, lost_host=True), End(FAILED, lost_host=True), End(FAILED), End(FAILED)]
+    job = load_job("capt_tiny", [f"run.dir={tmp_path}", "supervise.restarts=5"])
+    assert supervise(Launch("pretrain", (), job, Options()), lambda _: ends.pop(0)).code == FAILED
+    assert ends == [], "the last two failed at one step, which ends the job"
+
+
+_UNREAD = """
+import logging, os, sys
+from pathlib import Path
+from launcher.plan import End, Launch, Options
+from launcher.restart import supervise
+from launcher.supervisor.crash import Crash
+from pretrain.config.load import load_job
+
+logging.basicConfig(stream=sys.stderr)
+run, ends = Path(sys.argv[1]), [End(1, crash=Crash.here("it fell over")), End(0)]
+(run / "config.yaml").touch()
+job = load_job("capt_tiny", [f"run.dir={run}"])
+os.set_blocking(2, False)
+try:
+    while True:
+        os.write(2, b"x" * 4096)
+except BlockingIOError:
+    os.set_blocking(2, True)
+os._exit(supervise(Launch("pretrain", (), job, Options()), lambda _: ends.pop(0)).code)
+"""
+
+
+def test_a_job_starts_again_although_nobody_reads_what_is_logged(tmp_path: Path) -> None:
+    """A pager, Ctrl-S, a pipe to a program that hangs: the lines wait, the job does not."""
+    root = Path(__file__).parents[3]
+    with subprocess.Popen([sys.executable, "-c", _UNREAD, str(tmp_path)], cwd=root, stderr=subprocess.PIPE) as head:
+        try:
+            assert head.wait(30) == 0
+        finally:
+            head.kill()
+    assert (tmp_path / "crashes" / "0001.json").is_file()
+    assert (tmp_path / "restarts.json").is_file()
+
+
 def test_a_job_that_is_asked_to_stop_while_it_is_about_to_start_again_does_not(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run / "config.yaml").write_text("")
     attempts = []
-    monkeypatch.setattr("launcher.restart.again", lambda *args: not signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr("launcher.restart.again", lambda *args, **_: not signal.raise_signal(signal.SIGTERM))
 
     def attempt(launch: Launch) -> End:
         attempts.append(launch)
@@ -81,7 +126,7 @@ def test_a_job_whose_restart_cannot_be_counted_has_failed_and_says_why(
 ) -> None:
     """Exit code 1 as the job had: 2 would say that its input was bad."""
 
-    def again(*_: object) -> bool:
+    def again(*_: object, **__: object) -> bool:
         raise OSError(28, "No space left on device", str(run / "restarts.json"))
 
     (run / "config.yaml").write_text("")

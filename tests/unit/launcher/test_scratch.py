@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from launcher.supervisor.ranks import LocalRanks
-from launcher.supervisor.scratch import Scratch
+from launcher.supervisor.scratch import Scratch, _own_prefix
 
 ROOT = Path(__file__).parents[3]
 RANK = (
@@ -58,14 +59,27 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_and_that_of_a_liv
     killed, living = (start_holder() for _ in range(2))
     killed.kill()
     killed.wait()
-    (temporary / "capt-r-link").symlink_to(ROOT)
-    (temporary / "capt-r-file").touch()
+    (temporary / f"{_own_prefix()}link").symlink_to(ROOT)
+    (temporary / f"{_own_prefix()}file").touch()
     scratch = Scratch()
     assert len(list(temporary.iterdir())) == 4  # of three processes two, the link and the file
     assert (ROOT / "pyproject.toml").exists()
     living.kill()
     living.wait()
     scratch.close()
+
+
+def test_the_folder_of_another_host_is_left_alone(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``TMPDIR`` may be shared, and its file system not show here who has locked what there."""
+    with monkeypatch.context() as there:
+        there.setattr(socket, "gethostname", lambda: "node-2")
+        others = Scratch()
+    fcntl.flock(others._lock, fcntl.LOCK_UN)
+    Scratch().close()
+    (kept,) = others.env.values()
+    assert Path(kept).is_dir()
+    others.close()
+    assert list(temporary.iterdir()) == []
 
 
 def start_holder() -> subprocess.Popen[bytes]:

@@ -237,6 +237,16 @@ def test_a_failed_job_is_queued_again_while_it_makes_steps_and_not_too_often(tmp
     assert not again(tmp_path, 1, 0, "9")
 
 
+def test_a_second_host_that_is_lost_before_a_new_step_is_no_program_that_fails_there_for_ever(tmp_path: Path) -> None:
+    """As a spare host that dies while the job starts on it. What is lost is counted all the same."""
+    progress(tmp_path, row=10)
+    assert again(tmp_path, 1, 3, "7", lost_host=True)
+    assert again(tmp_path, 1, 3, "7", lost_host=True)
+    assert again(tmp_path, 1, 3, "7"), "a rank fails there for the first time"
+    progress(tmp_path, row=11)
+    assert not again(tmp_path, 1, 3, "7", lost_host=True), "three times"
+
+
 @pytest.mark.parametrize("code", [0, 2])
 def test_other_ends_are_not_failures(tmp_path: Path, code: int) -> None:
     assert not again(tmp_path, code, 3, "7")

@@ -66,6 +66,7 @@ def test_a_run_begins_anew_continues_or_adopts(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     run, other = (plan.run_dir(make_run(plan, seed, 0.1, 0.2, 0.3)) for seed in (1, 2))
     (restart.checkpoint(run, 3) / "manifest.json").unlink()
+    (run / "checkpoints" / "step-\u00b2").mkdir()  # a digit that is no number
     assert restart.prepare_restart(run, None) == (("--resume", "--checkpoint", "step-00000002"), 2)
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2]
 
@@ -151,6 +152,19 @@ def test_the_median_seed_of_the_best_setting_keeps_its_checkpoint(tmp_path: Path
     best = [(record.params["optimizer.lr"], record.seed) for record in trial_log.best("s")]
     assert best == [(0.2, 1), (0.2, 2), (0.2, 3), (0.1, 3), (0.1, 1), (0.1, 2)]
     assert kept() == set(best[:keep])
+
+
+def test_a_seed_that_failed_costs_no_other_its_checkpoint(tmp_path: Path) -> None:
+    """The median of those that are left was removed before it could be known: the study ended without a checkpoint."""
+    plan = make_plan(tmp_path, seeds=(1, 2, 3, 4, 5))
+    trial_log = TrialLog(plan, 1)
+    trial_log.add(make_run(plan, 1, 0.9), "done")
+    trial_log.add(make_run(plan, 2, 0.1), "failed")
+    for seed, value in ((3, 0.7), (4, 0.8), (5, 0.6)):
+        trial_log.add(make_run(plan, seed, value), "done")
+    (best, *_) = trial_log.best("s")
+    assert (best.seed, best.score) == (3, 0.7)
+    assert restart.checkpoint(tmp_path / best.run, 1).exists()
 
 
 def test_a_setting_that_lost_seeds_is_never_before_a_whole_one(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from launcher.cli import main
 from pretrain.base.errors import UserError
+from pretrain.engine.ledger import files
 from pretrain.engine.ledger.check import check
 from pretrain.engine.ledger.files import ROW, Header, LedgerWriter, read_launch
 from tests.unit.ledger.histories import BATCH, ORDER, checkpoint, edit, file_of, launch
@@ -374,6 +376,28 @@ def test_a_ledger_that_is_a_fifo_or_a_folder_is_refused(tmp_path: Path) -> None:
     assert _first(tmp_path).kind == "damaged"
     with pytest.raises(UserError):
         check(tmp_path / "nowhere")
+
+
+def test_the_file_of_one_rank_after_the_other_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,024 ranks a million steps are 20 GB."""
+    launch(tmp_path, 4, 0, [9, 9, 9, 9])
+    launch(tmp_path, 4, 6, [12, 12, 12, 12])
+    checkpoint(tmp_path, 12)
+    real, read, most = files._read_file, [], 0
+
+    def counted(path: Path, rank: int) -> files.LedgerFile | None:
+        nonlocal most
+        most = max(most, sum(ref() is not None for ref in read))
+        file = real(path, rank)
+        assert file is not None
+        read.append(weakref.ref(file.rows))
+        return file
+
+    monkeypatch.setattr(files, "_read_file", counted)
+    report = check(tmp_path)
+    assert (report.faults, report.recorded_to) == ([], 12)
+    assert len(read) == 8
+    assert most <= 1
 
 
 def test_a_row_that_cannot_be_written_waits_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

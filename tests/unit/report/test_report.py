@@ -171,6 +171,8 @@ def test_best_follows_the_direction_of_the_metric(tmp_path: Path) -> None:
         ("sts/dev/spearman", 1),
         ("temperature", 0),
         ("glossary", 0),
+        ("nelbo_iw", -1),
+        ("ppl_dual", 0),
     ],
 )
 def test_direction(name: str, way: int) -> None:

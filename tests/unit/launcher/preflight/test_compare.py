@@ -93,6 +93,15 @@ def test_a_healthy_cluster_has_a_good_line_for_each_check() -> None:
         assert part in said
 
 
+def test_nothing_is_good_where_no_host_has_answered() -> None:
+    """A free port, and clocks that agree, were told of hosts that nobody had reached."""
+    one = survey()
+    one.hosts = [Findings(Host(name, 2), lost="Connection refused", exit_code=255) for name in ("node-1", "node-2")]
+    levels = {check.name: check.level for check in compare(one)}
+    assert (levels.pop("reachable"), set(levels.values())) == ("fail", {"warn"})
+    assert {"rendezvous", "clocks", "run folder"} <= levels.keys()
+
+
 OLD_TORCH = {"torch": "2.12.0", "deepspeed": "0.19.8", "capt-pretraining": "0.1.0"}
 NO_TORCH = {"torch": "", "deepspeed": "0.19.8", "capt-pretraining": "0.1.0"}
 FAULTS = {
@@ -192,13 +201,22 @@ def test_what_some_jobs_suffer_from_is_a_warning(name: str) -> None:
     assert all(advice in each.advice for each in found)
 
 
-def test_a_host_name_on_the_loopback_is_a_warning_that_names_the_interface_in_use() -> None:
+def test_gloo_on_the_loopback_is_refused_where_another_machine_has_to_reach_it() -> None:
     one = survey()
     one.environment = {}
     assert faults(one) == []
     one.hosts[1].facts = facts(name_address="127.0.1.1")
     (found,) = faults(one)
-    assert (found.level, found.advice) == ("warn", "GLOO_SOCKET_IFNAME=eth0 in .deepspeed_env")
+    assert (found.level, found.advice) == ("fail", "GLOO_SOCKET_IFNAME=eth0 in .deepspeed_env")
+    met(peer="127.0.0.1", own="127.0.0.1", interface="lo")(one)  # the same machine by two names, as far as is seen
+    assert {check.level for check in faults(one)} == {"warn"}
+
+
+def test_nothing_is_called_right_that_no_host_has_shown() -> None:
+    one = survey()
+    one.hosts[0] = Findings(Host("node-1", 2), lost="no route to host", exit_code=255)
+    one.hosts[1].meeting = None
+    assert {check.name: check.level for check in compare(one)}["rendezvous"] == "warn"
 
 
 def test_a_slow_answer_is_no_wrong_clock() -> None:

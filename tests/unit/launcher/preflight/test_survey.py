@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import time
 from pathlib import Path
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from launcher.hostfile import Host
+from launcher.preflight import probe
 from launcher.preflight import survey as room
 from launcher.preflight.compare import compare
 from launcher.preflight.facts import Survey
 from launcher.preflight.session import LostError, Session
 from launcher.preflight.survey import survey
+from launcher.ssh import allow_hosts
 from tests.support import free_port
 
 ROOT = Path(__file__).parents[4]
@@ -27,7 +30,7 @@ printf 'hello\nwelcome to %s' "$host"
 case "$host" in
     unknown) echo "No ED25519 host key is known for unknown" >&2; echo "Host key verification failed." >&2; exit 255;;
     cut) echo "ssh: connect to host cut port 22: Connection timed out" >&2; exit 255;;
-    silent) exec sleep 60;;
+    silent*) exec sleep 60;;
     rude) exec yes "capt-preflight []";;
     barren) exec sh -c "/no/python -c pass";;
 esac
@@ -42,6 +45,19 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "bin" / "ssh").chmod(0o755)
     (tmp_path / "shared").mkdir()
     return tmp_path
+
+
+def test_more_hosts_may_have_more_files_open() -> None:
+    """Some hundreds of hosts were too many open files under the usual soft limit of 1,024."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (300, before[1]))
+        allow_hosts(5)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 300
+        allow_hosts(20)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 256 + 4 * 20
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -66,6 +82,28 @@ def ask(folder: Path, *names: str, port: int | None = None) -> Survey:
 
 def faults(found: Survey) -> dict[str, str]:
     return {check.host: check.name for check in compare(found) if check.level == "fail"}
+
+
+def test_a_folder_is_listed_only_where_a_file_is_not_seen_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """128 hosts at once would list the million files that lie beside a run folder."""
+    (tmp_path / "file").write_text("token")
+    listed: list[str] = []
+    monkeypatch.setattr(os, "listdir", listed.append)
+    assert probe.sees(str(tmp_path / "file"), "token") == {"seen": True}
+    assert listed == []
+    assert probe.sees(str(tmp_path / "none"), "token", patience=0.1) == {"seen": False}
+    assert listed
+
+
+def test_hosts_that_do_not_answer_are_left_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one after the other: of 128 behind a switch that fails each is given two seconds to end."""
+    monkeypatch.setattr(room, "_LOGIN", 0.5)
+    begun = time.monotonic()
+    found = ask(folder, *(f"silent-{number}" for number in range(6)))
+    assert all("no answer" in one.lost for one in found.hosts)
+    assert time.monotonic() - begun < 8
 
 
 def test_hosts_answer_and_nothing_is_left(folder: Path) -> None:

@@ -1,0 +1,26 @@
+"""How many files a rank may have open."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from pretrain.engine import distributed
+
+
+def test_a_rank_may_have_a_connection_of_each_of_a_thousand_others() -> None:
+    """Rank 0 has, where all meet. With the usual limit of 1,024 open files the last of 1,024 ranks waited in vain."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    files = []
+    try:
+        distributed.allow_open_files()
+        files = [os.open(os.devnull, os.O_RDONLY) for _ in range(300)]
+        now = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert now == (65536 if hard == resource.RLIM_INFINITY else min(hard, 65536), hard)
+        distributed.allow_open_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == now
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
