@@ -82,24 +82,7 @@ class _Forked:
 def _run(
     words: list[str], env: Mapping[str, str], cwd: Path | None, kept: Sequence[int], output: IO[Any] | None
 ) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    if output is not None:
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in kept:
-            try:
-                os.close(int(name))
-            except OSError:
-                continue
-    tracker: Any = multiprocessing.resource_tracker._resource_tracker  # type: ignore[attr-defined]
-    tracker._fd = tracker._pid = None  # its pipe is closed now; a new one is made where it is needed
-    multiprocessing.set_start_method("fork", force=True)  # as in a new interpreter; the server set another
-    os.environ.clear()
-    os.environ.update(env)
-    if cwd is not None:
-        os.chdir(cwd)
+    take_over(env, cwd, kept, {} if output is None else {1: output.fileno(), 2: output.fileno()})
     sys.argv = words
     code = 0
     try:
@@ -109,3 +92,26 @@ def _run(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def take_over(env: Mapping[str, str], cwd: Path | None, kept: Sequence[int], streams: Mapping[int, int]) -> None:
+    """Make this process, just forked, one that was started anew: with these standard streams, and ``kept`` open."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    for number, descriptor in streams.items():
+        os.dup2(descriptor, number)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in kept:
+            try:
+                os.close(int(name))
+            except OSError:
+                continue
+    if 0 in streams:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    tracker: Any = multiprocessing.resource_tracker._resource_tracker  # type: ignore[attr-defined]
+    tracker._fd = tracker._pid = None  # its pipe is closed now; a new one is made where it is needed
+    multiprocessing.set_start_method("fork", force=True)  # as in a new interpreter; the server set another
+    os.environ.clear()
+    os.environ.update(env)
+    if cwd is not None:
+        os.chdir(cwd)

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,6 @@ _GONE = 10.0
 _PATIENCE = 90.0
 _LINE = "the cat sat on a mat while the old dog ran over green hills and far away birds sang"
 _SAVED = re.compile(r"checkpoint \S*step-(\d{8})$", re.MULTILINE)
-_COMPILERS = re.compile(r"cc\w{6}\.\w{1,3}")
-"""Files of a C compiler, which DeepSpeed asks what it can do, that died with its rank."""
 _ROOT = Path(__file__).parents[1]
 
 
@@ -125,7 +124,7 @@ class Job:
                 break
             if kind == "save" and any(_names(place, ".partial") for place in (checkpoints, *memory.glob("*/check*"))):
                 break
-            time.sleep(0.002)
+            time.sleep(0.004)
         time.sleep(pause)
         self.history.append(f"{kind} {pause:.4f}")
         return process.is_alive()
@@ -161,7 +160,7 @@ class Job:
         name = self.run.name
         owners = [json.loads(path.read_text())["run"] for path in (self.folder / "memory").glob("*/owner.json")]
         assert not [owner for owner in owners if owner.endswith(name)], self._told("an ephemeral checkpoint is left")
-        left = [name for name in os.listdir(self.temporary) if not _COMPILERS.fullmatch(name)]
+        left = os.listdir(self.temporary)
         assert left == [], self._told(f"files are left: {left}")
 
     def _told(self, what: str) -> str:
@@ -231,7 +230,8 @@ def kill_at_random(
 ) -> Counter[str]:
     """Kill processes of jobs so often, some jobs at a time. Raises ``AssertionError`` at the first thing lost."""
     write_job(folder)
-    losses = {world: undisturbed(folder, world) for world in (1, 2)}
+    with ThreadPoolExecutor(parallel) as pool:
+        losses = dict(zip((1, 2), pool.map(partial(undisturbed, folder), (1, 2)), strict=True))
     done: Counter[str] = Counter()
 
     def count(kind: str) -> None:

@@ -3,17 +3,19 @@
 
 import gc
 
-import deepspeed.runtime.zero.muon.original_muon
+import deepspeed.module_inject.auto_ep_layer
 import numpy.ctypeslib
 import pyarrow.parquet
 import pytest
 import sentencepiece.sentencepiece_model_pb2
+import torch._dynamo
 import transformers.models.auto.modeling_auto
 import transformers.models.roberta.modeling_roberta
 import typer.testing
 
 import finetune.glue.task
 import launcher.cli
+import pretrain.engine.engines.deepspeed
 import pretrain.engine.run
 import pretrain.language.task
 import pretrain.latent.task

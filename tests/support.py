@@ -160,6 +160,13 @@ def _capt_of_forks(arguments: tuple[str, ...], cwd: str, env: dict[str, str], lo
     _capt_main(arguments, cwd, env, [file, os.dup(file)])
 
 
+def start_forked(fn: Callable[..., Any], *arguments: Any) -> Any:
+    """Start ``fn(*arguments)``, a module-level function, in a forked process."""
+    process = _CONTEXT.Process(target=fn, args=arguments)
+    process.start()
+    return process
+
+
 def run_head(fn: Callable[..., Any], *arguments: Any) -> Any:
     """What ``fn(*arguments)`` returns in a forked process, whose ranks are forked from it. It prints as this one does.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -101,3 +103,17 @@ def test_each_element_counts_once_in_the_norm_however_shards_are_laid_out(settin
         extra = f"engine.deepspeed_extra.zero_optimization={{{setting}}}"
         for norms in run_ranks(_norms, world, stage, extra):
             np.testing.assert_allclose(norms, reference, rtol=1e-6)
+
+
+def _compilers() -> tuple[list[str], dict[str, bool]]:
+    """Modules of torch's compiler that an update has loaded, and the operators that DeepSpeed has looked into."""
+    import deepspeed
+
+    _trained(1, 4, 0.0, "")
+    found = [name for name in ("torch._inductor.compile_fx", "torch._inductor.lowering") if name in sys.modules]
+    return found, vars(deepspeed.ops)["__compatible_ops__"]
+
+
+def test_a_rank_starts_without_a_compiler() -> None:
+    """DeepSpeed would ask a C compiler what it can do, and load torch's: a second of a core in every start."""
+    assert run_ranks(_compilers, 2) == [([], {"deepspeed_shm_comm": False})] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ def _run_all(folder: Path) -> dict[str, int | str]:
             **changes,
             "run": {"dir": str(folder / name), "log_every": 1, "tensorboard": False, **changes.get("run", {})},
         }
+        gc.freeze()  # a run thaws what the server had frozen, and collects all of it in its first step
         try:
             outcomes[name] = run_job(job_from_mapping(mapping, "test"))
         except RuntimeError as error:

@@ -19,6 +19,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.multihost.warm import command, warm_server
+
 INTERFACE = "eth0"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 """Of the two hosts of most tests; a third one is ``SPARE``."""
@@ -86,6 +88,18 @@ class Hosts:
         listed = _run("ip", "netns", "pids", self.names[host]).split()
         return [int(pid) for pid in listed if not _command(int(pid)).startswith("sshd") and _command(int(pid))]
 
+    def node(self, host: int) -> int:
+        """The supervisor of a warm host: the process whose parent is neither on it nor this process."""
+        others = {os.getpid(), *map(int, _run("ip", "netns", "pids", self.names[host]).split())}
+        (node,) = [pid for pid in self.pids(host) if _parent(pid) not in others]
+        return node
+
+    def rank(self, host: int) -> int:
+        """The process of a warm host's only rank: the child of the supervisor there."""
+        node = self.node(host)
+        (rank,) = [pid for pid in self.pids(host) if _parent(pid) == node]
+        return rank
+
     def link(self, host: int, state: str) -> None:
         """Plug a host's cable in (``up``) or out (``down``)."""
         _run("ip", "-n", self.names[host], "link", "set", INTERFACE, state)
@@ -110,12 +124,16 @@ def two_hosts(folder: Path) -> Iterator[Hosts]:
 
 
 @contextmanager
-def several_hosts(folder: Path, addresses: tuple[str, ...]) -> Iterator[Hosts]:
-    """Make hosts of these addresses, and take all of it away again, whatever runs in them."""
+def several_hosts(folder: Path, addresses: tuple[str, ...], *, warm: bool = False) -> Iterator[Hosts]:
+    """Make hosts of these addresses, and take all of it away again, whatever runs in them.
+
+    Of ``warm`` ones each Python that ssh would start is forked (:mod:`tests.multihost.warm`).
+    """
     tag = uuid.uuid4().hex[:6]
     names = tuple(f"capt-{tag}-{letter}" for letter, _ in zip("abc", addresses, strict=False))
     bridge = f"br-{tag}"
     with ExitStack() as undo:
+        server = undo.enter_context(warm_server(folder / "warm")) if warm else None
         _run("ip", "link", "add", bridge, "type", "bridge")
         undo.callback(_run, "ip", "link", "del", bridge)
         _run("ip", "link", "set", bridge, "up")
@@ -128,11 +146,11 @@ def several_hosts(folder: Path, addresses: tuple[str, ...]) -> Iterator[Hosts]:
             _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", INTERFACE)
             for device in ("lo", INTERFACE):
                 _run("ip", "-n", name, "link", "set", device, "up")
-        _start_sshds(names, addresses, folder)
+        _start_sshds(names, addresses, folder, f"ForceCommand {command(server)}\n" if server else "")
         yield Hosts(names, addresses, folder)
 
 
-def _start_sshds(names: tuple[str, ...], addresses: tuple[str, ...], folder: Path) -> None:
+def _start_sshds(names: tuple[str, ...], addresses: tuple[str, ...], folder: Path, settings: str) -> None:
     keys = folder / "ssh"
     keys.mkdir(mode=0o700)
     for key in ("host", "user"):
@@ -154,7 +172,7 @@ def _start_sshds(names: tuple[str, ...], addresses: tuple[str, ...], folder: Pat
         config.write_text(
             f"ListenAddress {address}\nHostKey {keys}/host\nAuthorizedKeysFile {keys}/user.pub\nPidFile none\n"
             "StrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin prohibit-password\nMaxStartups 100\n"
-            f"SetEnv TMPDIR={_temporary(folder, address)} TORCHINDUCTOR_CACHE_DIR={folder}/compiled\n"
+            f"SetEnv TMPDIR={_temporary(folder, address)} TORCHINDUCTOR_CACHE_DIR={folder}/compiled\n{settings}"
         )
         daemon = f"{_which('sshd')} -f {config} -E {keys}/log-{address}"
         own = f"mount -t tmpfs -o size=1g own /dev/shm && exec {daemon}"  # ip gives it mounts of its own
@@ -187,6 +205,13 @@ def _remove_namespace(name: str) -> None:
                 os.kill(int(pid), signal.SIGKILL)
         time.sleep(0.1)
     _run("ip", "netns", "del", name)
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def _command(pid: int) -> str:

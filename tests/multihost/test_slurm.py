@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,13 +14,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.multihost.job import ROOT, step, write_job
 from tests.multihost.slurm import NODES, Cluster, missing, slurm_cluster
+from tests.support import run_capt
 
 pytestmark = [pytest.mark.multihost, pytest.mark.timeout(240)]
 
-ROOT = Path(__file__).parents[2]
-LINE = "the cat sat on a mat while the old dog ran over green hills and far away birds sang"
-STEPS = 60
+STEPS, EVERY = 40, 6
 
 
 @pytest.fixture(scope="module")
@@ -35,25 +34,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def work(cluster: Cluster) -> Path:
     """The folder that both nodes share: a text, a job and a cluster file."""
-    folder = cluster.folder / "work"
-    folder.mkdir()
-    words = LINE.split()
-    lines = [" ".join(words[(i * j) % len(words)] for j in range(1, 8 + i % 9)) for i in range(1, 400)]
-    (folder / "text.txt").write_text("\n\n".join(lines))
-    job = {
-        "base": "capt_tiny",
-        "run": {"log_every": 1, "threads": 1, "tensorboard": False},
-        "data": {"files": ["text.txt"], "sequence_length": 32, "cache": str(folder / "cache"), "workers": 1},
-        "tokenizer": {"vocab_size": 370},
-        "model": {"layers": 1, "hidden": 32, "heads": 2, "ffn": 64},
-        "batch": {"global": 8, "micro": 2},
-        "schedule": {"max_steps": STEPS, "warmup_steps": 2},
-        "contrast": {"queue": 37},
-        "validate": {"every": 0, "samples": 8},
-        "checkpoint": {"every": 10, "keep": 2},
-        "supervise": {"stall": 3.0},
-    }
-    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    folder = write_job(
+        cluster.folder / "work",
+        schedule={"max_steps": STEPS, "warmup_steps": 2},
+        checkpoint={"every": EVERY, "keep": 2},
+        supervise={"stall": 3.0},
+    )
     setup = [f"export PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={ROOT}"]
     (folder / "cluster.yaml").write_text(yaml.safe_dump({"nodes": 2, "ranks_per_node": 1, "setup": setup}))
     return folder
@@ -62,9 +48,8 @@ def work(cluster: Cluster) -> Path:
 def submit(cluster: Cluster, work: Path, run: str, *more: str) -> int:
     """Queue a job; returns its number."""
     words = ["pretrain", "job.yaml", f"run.dir={run}", "--launcher", "slurm", "--cluster", "cluster.yaml"]
-    argv = [sys.executable, "-m", "launcher.cli", *words, "--master-addr", "127.0.0.1", *more]
     env = {**os.environ, **cluster.env, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(argv, cwd=work, env=env, capture_output=True, text=True, check=False)
+    done = run_capt(*words, "--master-addr", "127.0.0.1", *more, cwd=work, env=env)
     assert done.returncode == 0, done.stderr
     return int(done.stdout.split()[-1])
 
@@ -75,13 +60,7 @@ def wait_until(true: Callable[[], object], seconds: float, log: Path) -> None:
         if time.monotonic() - begun > seconds:
             said = "".join(path.read_text(errors="replace")[-6000:] for path in log.glob("slurm-*.log"))
             raise AssertionError(f"not within {seconds:g} s; the job said:\n{said}")
-        time.sleep(0.1)
-
-
-def step(run: Path) -> int:
-    path = run / "metrics.jsonl"
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return max((row["step"] for row in map(json.loads, lines) if "loss" in row), default=0)
+        time.sleep(0.25)  # each look starts a command of Slurm
 
 
 def ranks(run: Path) -> dict[str, int]:
@@ -89,9 +68,10 @@ def ranks(run: Path) -> dict[str, int]:
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            words, env = (path / "cmdline").read_text().split("\0"), (path / "environ").read_text()
+            command, env = ((path / name).read_bytes().decode(errors="replace") for name in ("cmdline", "environ"))
         except OSError:
             continue
+        words = command.split("\0")
         name = re.search(r"SLURMD_NODENAME=(\w+)", env)
         started_by_node = f"SLURM_JOB_NAME=capt-{run.name}\0" in env and "-m" in words and "pretrain" in words
         if name and started_by_node and "launcher.batch" not in words:
@@ -100,24 +80,22 @@ def ranks(run: Path) -> dict[str, int]:
 
 
 def check_ledger(run: Path) -> None:
-    argv = [sys.executable, "-m", "launcher.cli", "ledger", "check", str(run)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    checked = run_capt("ledger", "check", str(run), cwd=run.parent, env=os.environ)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_a_rank_is_killed_and_the_time_limit_comes(cluster: Cluster, work: Path) -> None:
     """The job starts again in its allocation; stopped by Slurm's signal it saves, is queued again, and is completed."""
     run, log = work / "first", work / "first" / "log"
     job = submit(cluster, work, "first")
-    wait_until(lambda: step(run) > 12, 60, log)
+    wait_until(lambda: step(run) > EVERY, 100, log)
     assert set(ranks(run)) == set(NODES)
     os.kill(ranks(run)["n2"], signal.SIGKILL)
     wait_until(lambda: list((run / "crashes").glob("*.json")), 20, log)
     crash = json.loads(next((run / "crashes").glob("*.json")).read_text())
     assert (crash["host"], crash["rank"], crash["signal"]) == ("n2", 1, "SIGKILL")
     killed_at = step(run)
-    wait_until(lambda: step(run) > killed_at, 60, log)
+    wait_until(lambda: step(run) > killed_at, 100, log)
     cluster.run("scancel", "--signal=USR1", str(job))  # what --signal=USR1@120 does, two minutes before the limit
     wait_until(lambda: cluster.requeued(job) == 1, 40, log)
     assert json.loads((run / "status.json").read_text())["exit_code"] == 75
@@ -132,7 +110,7 @@ def test_a_rank_is_killed_and_the_time_limit_comes(cluster: Cluster, work: Path)
 def test_a_cancelled_job_saves_and_stays_away(cluster: Cluster, work: Path) -> None:
     run, log = work / "third", work / "third" / "log"
     job = submit(cluster, work, "third", "schedule.max_steps=100000")
-    wait_until(lambda: step(run) > 2, 60, log)
+    wait_until(lambda: step(run) > 2, 100, log)
     cluster.run("scancel", str(job))
     wait_until(lambda: cluster.state(job) == "CANCELLED", 60, log)
     assert cluster.requeued(job) == 0
@@ -145,7 +123,7 @@ def test_a_node_is_lost(cluster: Cluster, work: Path) -> None:
     """With shrink the allocation survives, and the job goes on with the node that is left."""
     run, log = work / "second", work / "second" / "log"
     job = submit(cluster, work, "second", "supervise.on_lost_node=shrink")
-    wait_until(lambda: step(run) > 12, 60, log)
+    wait_until(lambda: step(run) > EVERY, 100, log)
     cluster.lose("n2", ranks(run)["n2"])
     wait_until(lambda: list((run / "crashes").glob("*.json")), 30, log)
     wait_until(lambda: set(ranks(run)) == {"n1"}, 90, log)

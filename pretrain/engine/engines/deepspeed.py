@@ -17,14 +17,13 @@ from pretrain.engine import distributed
 from pretrain.engine.engines.deepspeed_config import clips_here, deepspeed_config
 from pretrain.engine.engines.gradients import clip_gradients, measure_gradients
 from pretrain.engine.engines.guarded import Judge, UpdateGuard, without_update
+from pretrain.engine.engines.lean import keep_deepspeed_lean
 from pretrain.engine.optim.average import keep_average
 from pretrain.engine.optim.build import build_optimizer
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.own_time import own_section
 
-# DeepSpeed would compile this operator with g++ in the first run on CPUs (minutes) and load it in every other one. It
-# serves `inference_all_reduce` alone, which training never calls.
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+keep_deepspeed_lean()
 
 _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 """What a state of DeepSpeed's loss scaler consists of."""

@@ -185,7 +185,7 @@ def test_a_node_that_hears_nothing_kills_its_ranks(monkeypatch: pytest.MonkeyPat
     os.write(told[1], json.dumps({"do": "start", "job": job}).encode() + b"\n")
     begun = time.monotonic()
     assert node.Supervisor(told[0], says[1]).run() == 1
-    assert 1.0 <= time.monotonic() - begun < 3.0
+    assert 1.0 <= time.monotonic() - begun < 6.0  # less than the usual lease, on a busy machine too
     lines = os.read(says[0], 1 << 20).decode().splitlines()
     words = [json.loads(line.removeprefix(MARK)) for line in lines if line]
     for end_of_a_pipe in (*told, *says):

@@ -1,0 +1,50 @@
+"""The text and the job of the tests on several hosts, and what they read of its runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+_WORDS = "the cat sat on a mat while the old dog ran over green hills and far away birds sang in the morning light"
+
+
+def write_job(folder: Path, **changes: Any) -> Path:
+    """Make the folder that all hosts share: a text, and a job of a very small model with these sections changed."""
+    folder.mkdir()
+    words = _WORDS.split()
+    lines = [" ".join(words[(i * j) % len(words)] for j in range(1, 8 + i % 9)) for i in range(1, 400)]
+    (folder / "text.txt").write_text("\n\n".join(lines))
+    job = {
+        "base": "capt_tiny",
+        "run": {"log_every": 1, "threads": 1, "tensorboard": False},
+        "data": {"files": ["text.txt"], "sequence_length": 32, "cache": str(folder / "cache"), "workers": 1},
+        "tokenizer": {"vocab_size": 370},
+        "model": {"layers": 1, "hidden": 32, "heads": 2, "ffn": 64},
+        "batch": {"global": 8, "micro": 2},
+        "contrast": {"queue": 37},  # odd, so that the shards differ in size
+        "validate": {"every": 0, "samples": 8},
+        **changes,
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    return folder
+
+
+def losses(run: Path) -> dict[int, float]:
+    """The loss of each step of a run; the last line of its metrics may be half written."""
+    path = run / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return {row["step"]: row["loss"] for row in map(json.loads, lines) if "loss" in row and "split" not in row}
+
+
+def step(run: Path) -> int:
+    """The last step in the metrics."""
+    return max(losses(run), default=0)
+
+
+def crashes(run: Path) -> list[dict[str, Any]]:
+    """The reports of crashes, oldest first."""
+    return [json.loads(path.read_text()) for path in sorted((run / "crashes").glob("*.json"))]
