@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import resource
 import shlex
 import sys
 from collections.abc import Mapping
+
+from pretrain.base.open_files import allow_open_files
 
 USERS_OPTIONS = "PDSH_SSH_ARGS_APPEND"
 """The variable with which a user gives pdsh, and so every launch, further options of ssh."""
@@ -15,16 +16,11 @@ _OPTIONS = "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o Se
 
 _FILES = 4
 """Files that this process has open for each host: pipes to ssh and from it, and what waits for them."""
-_OWN_FILES = 256
 
 
 def allow_hosts(hosts: int) -> None:
     """Raise this process's limit of open files to what so many hosts need, as far as the system lets it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = _OWN_FILES + _FILES * hosts
-    most = need if hard == resource.RLIM_INFINITY else min(need, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    allow_open_files(_FILES * hosts)
 
 
 def ssh_options(environment: Mapping[str, str]) -> str:

@@ -26,3 +26,4 @@ import tokenizer.train
 
 gc.collect()
 gc.freeze()  # the garbage collector of a forked process then passes over all of this, and copies none of its pages
+gc.unfreeze = lambda: None  # a job that ends would hand it back: the next one of that process would look through all

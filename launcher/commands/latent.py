@@ -19,7 +19,7 @@ Words = Annotated[int, typer.Option(min=1, help="Largest number of words in a ge
 def sample(
     context: typer.Context,
     run: Model,
-    number: Annotated[int, typer.Option("-n", "--number", min=1, help="Sentences.")] = 10,
+    number: Annotated[int, typer.Option("-n", "--number", min=1, max=1_000_000, help="Sentences.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
     max_words: Words = 78,
     json: o.Json = False,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from pretrain.base.errors import UserError
-from pretrain.base.files import SMALL, open_regular, write_text
+from pretrain.base.files import SMALL, is_utf8, open_regular, write_text
 from pretrain.base.hashing import FileState
 
 logger = logging.getLogger(__name__)
@@ -51,9 +51,12 @@ def read_verified(path: Path) -> list[VerifiedFile]:
 
 
 def write_verified(path: Path, new: Sequence[VerifiedFile]) -> None:
-    """Add files to the memory. Of two processes that add at once, one may lose what it adds."""
+    """Add files to the memory. Of two processes that add at once, one may lose what it adds.
+
+    A path that is no UTF-8 is left out, for JSON cannot hold it: such files are hashed again.
+    """
     entries = {seen.path: seen for seen in read_verified(path)}
-    for seen in new:
+    for seen in (seen for seen in new if is_utf8(seen.path)):
         entries.pop(seen.path, None)
         entries[seen.path] = seen
     newest = list(entries.values())[-REMEMBERED:]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 import logging
 import os
-import resource
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,13 +20,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pretrain.base.errors import UserError, is_passing, user_text
+from pretrain.base.open_files import allow_open_files
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Group = dist.ProcessGroup | None
 
-_OPEN_FILES = 1 << 16
 _control_group: Group = None
 """Over which ranks agree on verdicts: a CPU group, so that no GPU waits (None: the default group)."""
 
@@ -242,14 +241,6 @@ def shutdown() -> None:
         dist.destroy_process_group()
 
 
-def allow_open_files() -> None:
-    """Raise this process's limit of open files (usually 1,024): rank 0, where all meet, has a connection of each."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < enough:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
-
-
 def initialize(timeout_minutes: float) -> None:
     """Join the process group that the launcher describes (NCCL on GPUs, gloo on CPUs); alone, make a group of one.
 
@@ -259,7 +250,7 @@ def initialize(timeout_minutes: float) -> None:
         return
     if "RANK" not in os.environ:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    allow_open_files()
+    allow_open_files(int(os.environ["WORLD_SIZE"]))  # rank 0, where all meet, has a connection of each
     timeout = datetime.timedelta(minutes=timeout_minutes)
     if torch.cuda.is_available():
         global _control_group

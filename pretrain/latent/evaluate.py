@@ -18,6 +18,7 @@ from pretrain.latent.data.corpus import load_sentences
 from pretrain.latent.data.unknown import report_unknown
 from pretrain.latent.evaluation.bridge import bridge_check
 from pretrain.latent.evaluation.clusters import cluster_metrics
+from pretrain.latent.evaluation.estimates import missing
 from pretrain.latent.evaluation.forward_reverse import Estimator, generated_perplexities
 from pretrain.latent.evaluation.likelihood import LikelihoodBounds
 from pretrain.latent.evaluation.refitted import STEPS
@@ -150,7 +151,7 @@ def evaluate(
         if bridged:
             result["bridge"] = bridge_check(model.text[0], bounds, bridged)
         if generated is not None:
-            result |= generated_perplexities(model, by=generated, data=data)
+            result |= _generated(model, generated, data)
     result["seconds"] = round(time.monotonic() - start, 1)
     result = finite(result)
     if model.vocabulary is not None and data is None and limit is None:
@@ -160,6 +161,14 @@ def evaluate(
     if out is not None:
         write_result(out, result)
     return result
+
+
+def _generated(model: LoadedModel, by: Estimator, data: Path | None) -> dict[str, Any]:
+    """Measure generated text; where it cannot be, the reason takes the place: it must not cost all other figures."""
+    try:
+        return generated_perplexities(model, by=by, data=data)
+    except DataError as error:
+        return {"forward_ppl": missing(str(error))}
 
 
 def _split_metrics(

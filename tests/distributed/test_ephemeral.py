@@ -362,6 +362,31 @@ def test_a_folder_that_others_can_reach_is_neither_used_nor_removed(tmp_path: Pa
     assert folder.is_dir()
 
 
+def test_a_run_below_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
+    """JSON cannot hold the path: the job ended at its first ephemeral checkpoint, and at each restart."""
+    run, memory = tmp_path / os.fsdecode(b"na\xefve") / "run", tmp_path / "memory"
+    run.mkdir(parents=True)
+    life = places.begin_life(run)
+    folder = places.folder_of(memory, run)
+    places.claim(folder, run, life)
+    owner = places.owner_of(folder)
+    assert owner is not None
+    assert (owner.folder, owner.life) == (run, life)
+    (folder / "checkpoints" / "step-00000003").mkdir(parents=True)
+    (folder / "checkpoints" / "step-00000003" / "manifest.json").touch()
+    (run / "checkpoints" / "step-\u00b2").mkdir(parents=True)  # a digit that is no number
+    (run / "checkpoints" / "step-\u00b2" / "manifest.json").touch()
+    assert list(places.remove_stale([memory])) == []  # it is of use
+    moved = run.rename(tmp_path / "moved")
+    places.adopt([memory], moved, [life])
+    adopted = places.owner_of(places.folder_of(memory, moved))
+    assert adopted is not None
+    assert adopted.folder == moved
+    for forged in ("relative", "/nul\0", ""):
+        (places.folder_of(memory, moved) / places.OWNER).write_text(json.dumps({"run": forged, "life": life}))
+        assert places.owner_of(places.folder_of(memory, moved)) is None
+
+
 def test_a_folder_that_stands_in_the_way_is_told_of_once(tmp_path: Path) -> None:
     run, memory = tmp_path / "run", tmp_path / "memory"
     memory.mkdir()

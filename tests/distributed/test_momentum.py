@@ -18,50 +18,15 @@ from pretrain.base.errors import ConfigError
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.engines.averaged import averaged_weights
 from pretrain.engine.engines.base import Engine
-from pretrain.engine.engines.build import build_engines
 from pretrain.engine.optim.average import AVERAGE
-from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
 from pretrain.language.module import LanguageModule
-from pretrain.language.task import LanguageTask
 from tests.language import language_mapping
+from tests.momentum import DECAY, GLOBAL, built, momentum_mapping, whole_weights
 from tests.support import emulate_fp16, run_ranks
 
-_DECAY = 0.9
-_STEPS = 10
 _COMPARED = 5
 """Steps that are compared with the loop in float64."""
-_GLOBAL = 8
-
-
-def momentum_mapping(
-    folder: Path, stage: int, precision: str = "fp32", micro: int = 1, **contrast: Any
-) -> dict[str, Any]:
-    return language_mapping(
-        folder,
-        batch={"global": _GLOBAL, "micro": micro},
-        engine={"zero_stage": stage, "precision": precision},
-        schedule={"max_steps": _STEPS, "warmup_steps": 1},
-        # BERT's 0.02 makes all first representations nearly equal: any encoder would do
-        model={"initializer_range": 0.2},
-        contrast={"queue": 2 * _GLOBAL * _STEPS, "momentum": _DECAY, **contrast},
-    )
-
-
-def built(mapping: dict[str, Any]) -> tuple[LanguageTask, dict[str, Engine]]:
-    quiet_libraries(debug=False)
-    job = job_from_mapping(mapping, "test")
-    task = LanguageTask(job, Path(mapping["run"]["dir"]))
-    return task, build_engines(task.build_modules(), job, task.optimizers())
-
-
-def whole_weights(engine: Engine) -> dict[str, Tensor]:
-    """Copies of the weights in float64, of all ranks together."""
-    from deepspeed.runtime.zero import GatheredParameters
-
-    named = dict(engine.module.named_parameters())
-    with GatheredParameters(list(named.values()), enabled=engine.zero_stage == 3):
-        return {name: p.detach().double().clone() for name, p in named.items()}
 
 
 def _representations(module: LanguageModule, batch: list[Any], step: int) -> Tensor:
@@ -90,12 +55,12 @@ def _deviations(mappings: list[dict[str, Any]]) -> list[tuple[list[float], list[
             batch = next(batches)
             live = whole_weights(engine)
             if step:
-                averages = {name: _DECAY * averages[name] + (1 - _DECAY) * live[name] for name in live}
+                averages = {name: DECAY * averages[name] + (1 - DECAY) * live[name] for name in live}
             task.step(engines, batch, progress)
             progress.step += 1
             assert task.contrast is not None
             assert task.contrast.queue is not None
-            pushed = task.contrast.queue.state_dict()["rows"][-2 * _GLOBAL // _world() :]
+            pushed = task.contrast.queue.state_dict()["rows"][-2 * GLOBAL // _world() :]
             for weights, into in ((averages, of_averages), (live, of_live)):
                 copy.load_state_dict(weights, strict=False)  # a tied weight has one name
                 into.append(float((pushed - _representations(copy, batch, step)).abs().max()))
@@ -151,7 +116,7 @@ def test_an_average_that_forgets_at_once_changes_no_bit(tmp_path: Path, world: i
             mapping = momentum_mapping(tmp_path, stage, micro=micro, cached=cached, momentum=momentum)
             mapping["model"] |= {"dropout": 0.1}
             jobs.append(mapping)
-    jobs.append({**jobs[-1], "contrast": {**jobs[-1]["contrast"], "momentum": _DECAY}})  # one that can be told apart
+    jobs.append({**jobs[-1], "contrast": {**jobs[-1]["contrast"], "momentum": DECAY}})  # one that can be told apart
     for rank in run_ranks(_losses_and_rows, world, jobs):
         for number, case in enumerate(cases):
             (without, rows), (forgetful, same) = rank[2 * number : 2 * number + 2]
@@ -236,7 +201,7 @@ def _averages_over_skipped_updates(mapping: dict[str, Any]) -> tuple[list[bool],
         left_out.append(engine.update_was_skipped())
         if not left_out[-1]:
             expected = [
-                _DECAY * before + (1 - _DECAY) * weights.detach().double()
+                DECAY * before + (1 - DECAY) * weights.detach().double()
                 for before, weights in zip(expected, masters(), strict=True)
             ]
     state = engine.base_optimizer.state

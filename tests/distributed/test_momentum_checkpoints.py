@@ -21,7 +21,7 @@ from pretrain.engine.task import Progress
 from pretrain.language.export import command
 from pretrain.language.restore import load_hf, load_model
 from pretrain.language.task import LanguageTask
-from tests.distributed.test_momentum import built, momentum_mapping, whole_weights
+from tests.momentum import built, momentum_mapping, whole_weights
 from tests.support import run_ranks
 
 

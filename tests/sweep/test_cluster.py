@@ -102,6 +102,7 @@ def test_asha_ends_the_worst_early(folder: Folder) -> None:
 
 def test_optuna_and_resume(folder: Folder) -> None:
     parts = {"space": {"optimizer.lr": {"loguniform": [1e-3, 1.0]}}, "search": {"type": "optuna", "samples": 2}}
+    parts["trial"] = {"gpus": 0, "concurrent": 1}
     folder.sweep(**parts)
     folder.run("pace=0.01")
     lines = folder.lines()
@@ -135,7 +136,9 @@ def test_population_copies_the_best_and_goes_on_without_the_lost(folder: Folder)
 
 
 def test_two_workers_share_a_placement_group(folder: Folder) -> None:
-    folder.sweep(space={}, trial={"workers": 2, "gpus": 0, "cpus": 0.5, "resources": {"licence": 0.25}})
+    folder.sweep(
+        space={}, trial={"workers": 2, "gpus": 0, "cpus": 0.5, "concurrent": 1, "resources": {"licence": 0.25}}
+    )
     folder.env |= {"CAPT_TRAVELLED": "here", "HF_TOKEN": "secret", "RAY_ADDRESS": folder.address[1]}
     folder.address = []
     folder.run("pace=0.01")
@@ -150,7 +153,7 @@ def test_two_workers_share_a_placement_group(folder: Folder) -> None:
 
 
 def test_a_metric_that_nobody_reports(folder: Folder) -> None:
-    folder.sweep()
+    folder.sweep(trial={"gpus": 0, "concurrent": 1})
     said = folder.run("reports=f1", code=2)
     assert "error: studies.toy.metric: validation reports no 'accuracy'; it reports f1, loss" in said
     assert folder.lines() == []

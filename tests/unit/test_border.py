@@ -127,7 +127,6 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/language/import_hf.py": (".write_text", OUT),
     "pretrain/language/inputs.py": (".open", SHARDS),
     "pretrain/language/sts_files.py": (".read_text", TEXT),
-    "pretrain/latent/data/corpus.py": (".open gzip.open", TEXT),
     "pretrain/latent/ngram/kenlm.py": ("subprocess.run", "lmplz and query; " + TOOL),
     "pretrain/latent/report/plots.py": ("np.load", "numbers alone: numpy reads no pickle unless asked to"),
     "pretrain/latent/report/rows.py": (".read_bytes", TYPED),

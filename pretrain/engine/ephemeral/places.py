@@ -28,7 +28,7 @@ from typing import Annotated
 from pydantic import Field
 
 from pretrain.base.errors import CheckpointError, UserError
-from pretrain.base.files import write_json
+from pretrain.base.files import is_utf8, write_json
 from pretrain.base.records import Record, read_record
 from pretrain.engine.run_folder import is_active
 
@@ -52,10 +52,21 @@ class Life(Record):
 
 
 class Owner(Record):
-    """``owner.json``: the run folder, and its life."""
+    """``owner.json``: the run folder, and its life. A path that is no UTF-8, as JSON must be, is hexadecimal."""
 
-    run: str = Field(max_length=10_000)
+    run: str = Field(max_length=10_000, pattern=r"\A(/[^\x00]*|(0[1-9a-f]|[1-9a-f][0-9a-f])+)\z")
     life: _Id
+
+    @classmethod
+    def of(cls, run: Path, life: str) -> Owner:
+        """The owner of what is kept of a run in a life."""
+        path = os.path.realpath(run)
+        return cls(run=path if is_utf8(path) else os.fsencode(path).hex(), life=life)
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path(self.run if self.run.startswith("/") else os.fsdecode(bytes.fromhex(self.run)))
 
 
 def places(given: Path | None) -> list[Path]:
@@ -93,7 +104,7 @@ def claim(folder: Path, run: Path, life: str, before: Sequence[str] = ()) -> Non
         CheckpointError: something else is there.
         OSError: it cannot be written.
     """
-    own = Owner(run=os.path.realpath(run), life=life)
+    own = Owner.of(run, life)
     known = owner_of(folder) if (there := is_private(folder)) else None
     if there and (known is None or known.run != own.run or known.life not in (life, *before)):
         remove(folder)
@@ -110,7 +121,7 @@ def adopt(where: Sequence[Path], run: Path, lives: Sequence[str]) -> None:
 
     What is of a life that a run at the old path still has stays: the run was copied.
     """
-    own = os.path.realpath(run)
+    own = Path(os.path.realpath(run))
     for place in where:
         folder = folder_of(place, run)
         for other in sorted(place.glob(f"{_PREFIX}-{os.geteuid()}-*")):
@@ -118,8 +129,8 @@ def adopt(where: Sequence[Path], run: Path, lives: Sequence[str]) -> None:
                 owner = owner_of(other) if other != folder and is_private(other) else None
                 if owner is None or owner.life not in lives or is_private(folder):
                     continue
-                if owner.run == own or owner.life not in lives_of(Path(owner.run)):
-                    write_json(other / OWNER, Owner(run=own, life=owner.life).model_dump(), private=True)
+                if owner.folder == own or owner.life not in lives_of(owner.folder):
+                    write_json(other / OWNER, Owner.of(run, owner.life).model_dump(), private=True)
                     other.rename(folder)
 
 
@@ -216,7 +227,7 @@ def _stale(folder: Path) -> str:
     if owner is None:
         young = time.time() - folder.stat().st_mtime < 60  # it may be in the making
         return "" if young else "nobody's"
-    run = Path(owner.run)
+    run = owner.folder
     if not run.is_dir():
         return f"{run} is gone"
     if is_active(run):

@@ -16,7 +16,7 @@ import pytest
 
 from pretrain.base import verification, verified_files
 from pretrain.base.errors import CheckpointError, DataError
-from pretrain.base.hashing import ExpectedFile, Inspection
+from pretrain.base.hashing import ExpectedFile, FileState, Inspection
 from pretrain.base.verification import Verifier
 
 PAST = time.time() - 1000
@@ -336,3 +336,11 @@ def test_what_ranks_tell_each_other_does_not_grow_with_what_they_know(
         size, found = largest(lambda verifier: verifier.verify(tmp_path / "set", records), caches)
         assert found == [None] * 8
         assert size < 300
+
+
+def test_a_path_that_is_no_utf8_is_hashed_again(tmp_path: Path) -> None:
+    """JSON cannot hold it: a run below such a folder could not be resumed."""
+    names = str(tmp_path / "plain"), str(tmp_path / os.fsdecode(b"na\xefve"))
+    seen = [verified_files.VerifiedFile(name, FileState(1, 2, 3, 4, 5), "0" * 64, "") for name in names]
+    verified_files.write_verified(tmp_path / "memory.json", seen)
+    assert [each.path for each in verified_files.read_verified(tmp_path / "memory.json")] == [names[0]]

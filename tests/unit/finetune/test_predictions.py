@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from tests.unit.finetune.test_files import HEADERS
 
 
 def write_test_files(folder: Path) -> Path:
-    """Test files of the official sizes."""
+    """Test files of the sizes that a submission must have."""
     for output in SUBMISSION_FILES.values():
         header = HEADERS.get((output.task.name, "test"), HEADERS["rte", "test"])
         if output.task.name == "qnli":
@@ -67,8 +69,13 @@ def add(sweep: Path, task: str, seed: int, score: float, data: Path, *, kept: bo
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_test_files(tmp_path_factory.mktemp("glue"))
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Official sizes but for QQP, whose 390,965 rows take seconds each time; test_submission.py looks at them all."""
+    with pytest.MonkeyPatch.context() as patch:
+        few = replace(GLUE["qqp"], rows={**GLUE["qqp"].rows, "test": 500})
+        patch.setitem(GLUE, "qqp", few)
+        patch.setitem(SUBMISSION_FILES, "QQP", replace(SUBMISSION_FILES["QQP"], task=few))
+        yield write_test_files(tmp_path_factory.mktemp("glue"))
 
 
 @pytest.fixture

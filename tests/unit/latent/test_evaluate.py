@@ -19,6 +19,7 @@ from pretrain.base.errors import CheckpointError, ConfigError, DataError
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.latent.evaluate import as_text, evaluate
+from pretrain.latent.evaluation import forward_reverse
 from pretrain.latent.evaluation.forward_reverse import generated_perplexities
 from pretrain.latent.evaluation.generate import interpolate, reconstruct, sample
 from pretrain.latent.restore import load_model
@@ -215,6 +216,19 @@ def test_the_command_measures_generated_text_as_well_unless_told_otherwise(finis
     assert (bridged["sentences"], bridged["draws"]) == (1, 16)
     refused = CliRunner().invoke(capt, ["evaluate", str(finished), "--generated", "srilm"])
     assert "choose builtin, kenlm or none" in str(refused.exception)
+
+
+def test_generated_text_that_cannot_be_scored_costs_no_other_figure(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that ends each sentence at once, or a training text that has moved, lost the whole measurement."""
+    monkeypatch.setattr(forward_reverse, "sample", lambda model, number, seed: [""] * number)
+    result = evaluate(load_model(finished), samples=1, weighted=0, generated="builtin", out=tmp_path / "out.json")
+    assert result["forward_ppl"] == {"value": None, "reason": ANY}
+    assert "no word to score" in result["forward_ppl"]["reason"]
+    assert result["ppl_exact"]["value"] > 1
+    assert json.loads((tmp_path / "out.json").read_text()) == result
+    assert "no word to score" in as_text(result)
 
 
 def test_missing_kenlm_is_said_before_anything_is_measured(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:

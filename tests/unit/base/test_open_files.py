@@ -1,11 +1,11 @@
-"""How many files a rank may have open."""
+"""How many files a process may have open."""
 
 from __future__ import annotations
 
 import os
 import resource
 
-from pretrain.engine import distributed
+from pretrain.base.open_files import allow_open_files
 
 
 def test_a_rank_may_have_a_connection_of_each_of_a_thousand_others() -> None:
@@ -14,11 +14,11 @@ def test_a_rank_may_have_a_connection_of_each_of_a_thousand_others() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     files = []
     try:
-        distributed.allow_open_files()
+        allow_open_files(1024)
         files = [os.open(os.devnull, os.O_RDONLY) for _ in range(300)]
         now = resource.getrlimit(resource.RLIMIT_NOFILE)
-        assert now == (65536 if hard == resource.RLIM_INFINITY else min(hard, 65536), hard)
-        distributed.allow_open_files()
+        assert now == (1280 if hard == resource.RLIM_INFINITY else min(hard, 1280), hard)
+        allow_open_files(2)
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == now
     finally:
         for file in files:

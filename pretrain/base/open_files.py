@@ -1,0 +1,15 @@
+"""How many files this process may have open."""
+
+from __future__ import annotations
+
+import resource
+
+_OWN = 256
+
+
+def allow_open_files(more: int) -> None:
+    """Raise this process's limit (usually 1,024) to what it needs with ``more`` connections, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _OWN + more if hard == resource.RLIM_INFINITY else min(_OWN + more, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
