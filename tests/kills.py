@@ -122,7 +122,8 @@ class Job:
         while kind != "start" and time.monotonic() < until and process.is_alive():
             if kind == "step" and step_of(self.run) != begun:
                 break
-            if kind == "save" and any(_names(place, ".partial") for place in (checkpoints, *memory.glob("*/check*"))):
+            places = (checkpoints, *_found(memory, "*/check*")) if kind == "save" else ()
+            if any(_names(place, ".partial") for place in places):
                 break
             time.sleep(0.004)
         time.sleep(pause)
@@ -158,7 +159,8 @@ class Job:
         checked = run_capt("ledger", "check", str(self.run), cwd=self.folder, env=self.environment())
         assert checked.returncode == 0, self._told(checked.stdout + checked.stderr)
         name = self.run.name
-        owners = [json.loads(path.read_text())["run"] for path in (self.folder / "memory").glob("*/owner.json")]
+        records = map(_text, _found(self.folder / "memory", "*/owner.json"))
+        owners = [json.loads(record)["run"] for record in records if record]
         assert not [owner for owner in owners if owner.endswith(name)], self._told("an ephemeral checkpoint is left")
         left = os.listdir(self.temporary)
         assert left == [], self._told(f"files are left: {left}")
@@ -206,6 +208,13 @@ def _names(folder: Path, end: str) -> bool:
     with suppress(OSError):
         return any(name.endswith(end) for name in os.listdir(folder))
     return False
+
+
+def _found(folder: Path, pattern: str) -> list[Path]:
+    """What is there, while another job may remove a folder of its own."""
+    while True:
+        with suppress(FileNotFoundError):
+            return list(folder.glob(pattern))
 
 
 def _text(path: Path) -> str:
