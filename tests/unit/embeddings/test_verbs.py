@@ -228,6 +228,6 @@ def test_the_command_line(run: Path, pairs: Path, tmp_path: Path, capsys: pytest
     assert code == 2
     assert err.startswith("error: no vector for 'queens' among 8 words; did you mean 'queen'?")
     code, _, err = capt(capsys, "evaluate", run, "--word-similarity", pairs, "--out", tmp_path)
-    assert (code, err) == (2, f"error: {tmp_path}: Is a directory\n")
+    assert (code, err) == (2, f"error: {tmp_path} is a folder: name a file to write\n")
     code, _, err = capt(capsys, "evaluate", run, "--sts", pairs)
     assert (code, "--sts has no meaning for a checkpoint of task ace" in err) == (2, True)
