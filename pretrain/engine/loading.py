@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import os
 import signal
 import time
@@ -20,11 +22,16 @@ from pretrain.config.loader import LoaderSection
 from pretrain.engine import interruption
 from pretrain.engine.allocator import give_back_freed_memory
 
+logger = logging.getLogger(__name__)
+
 BatchT = TypeVar("BatchT")
 AssembleStep = Callable[[int], Sequence[BatchT]]
 """Makes this rank's micro-batches, dataclasses of tensors and plain values, of the step with this first sample."""
 _POLL = 1
 """Seconds between two looks at whether a signal has come or the time is up."""
+_BEGINNING = 30.0
+"""Seconds in which all workers have begun; they take milliseconds."""
+_ATTEMPTS = 3
 _GRACE = 5.0
 """Seconds that a batch may still take after a stop signal: the run then ends with the step, as it should."""
 
@@ -104,22 +111,24 @@ def training_batches(
 
     Raises:
         DataError: the data cannot be read.
-        LoaderFailedError: a process has died; nothing has come for ``loader.timeout_minutes``.
+        LoaderFailedError: a process has died, or does not begin; nothing has come for ``loader.timeout_minutes``.
         Interrupted: a stop signal has come, and no data since.
     """
+    forking = multiprocessing.get_context("fork")  # children of this rank, whatever Python's default
+    begun = forking.Semaphore(0)
     steps: DataLoader[Any] = DataLoader(
         _Steps(assemble),
         batch_size=None,
         sampler=starts,
         num_workers=loader.workers,
-        multiprocessing_context="fork" if loader.workers else None,  # children of this rank, whatever Python's default
+        multiprocessing_context=forking if loader.workers else None,
         prefetch_factor=loader.prefetch if loader.workers else None,
         pin_memory=torch.cuda.is_available(),
         collate_fn=_identity,
-        worker_init_fn=partial(_start_worker, os.getpid()),
+        worker_init_fn=partial(_start_worker, os.getpid(), begun),
         timeout=_POLL if loader.workers else 0,
     )
-    arriving = iter(steps)
+    arriving = _start_workers(steps, begun) if loader.workers else iter(steps)
     for number in range(len(starts)):
         step = _next(arriving, number, loader) if loader.workers else next(arriving)
         if isinstance(step, _Fault):
@@ -127,6 +136,31 @@ def training_batches(
             error.passing = step.passing
             raise error
         yield step.parts()
+
+
+def _start_workers(steps: DataLoader[Any], begun: Any) -> Iterator[Any]:
+    """An iterator whose workers have all begun.
+
+    A process that is forked at the moment in which a thread of this one begins or ends may find a lock of the
+    interpreter taken that nobody will give back, and then does not begin. All are then forked once more.
+    """
+    for _ in range(_ATTEMPTS):
+        arriving = iter(steps)
+        if _have_begun(steps.num_workers, begun):
+            return arriving
+        _kill_workers(arriving)
+        while begun.acquire(block=False):
+            pass
+        logger.warning("a loader worker did not begin within %g s; all of this rank are started again", _BEGINNING)
+    raise LoaderFailedError(f"loader workers do not begin: {_ATTEMPTS} times one did not within {_BEGINNING:g} s")
+
+
+def _have_begun(workers: int, begun: Any) -> bool:
+    until = time.monotonic() + _BEGINNING
+    try:
+        return all(begun.acquire(timeout=max(0.0, until - time.monotonic())) for _ in range(workers))
+    except RuntimeError as error:  # of torch, where one has died
+        raise _dead_worker(error) from error
 
 
 def _next(arriving: Iterator[Any], number: int, loader: LoaderSection) -> Any:
@@ -174,12 +208,13 @@ def _dead_worker(error: RuntimeError) -> Exception:
     return LoaderFailedError(f"a loader worker has died ({text[:200]}): {remedy}")
 
 
-def _start_worker(rank: int, worker: int) -> None:
+def _start_worker(rank: int, begun: Any, worker: int) -> None:
     die_with_parent(rank)  # torch's workers look every five seconds, and hold what they inherited so long
     give_back_freed_memory()
     # a scheduler that signals every process of a job must not take the loaders from a rank that is about to save
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    begun.release()
 
 
 def _identity(step: Any) -> Any:

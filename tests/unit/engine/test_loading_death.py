@@ -1,4 +1,4 @@
-"""Data workers end with their rank, however it dies."""
+"""Data workers end with their rank, however it dies; those that do not begin are started again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -45,3 +46,34 @@ def test_workers_of_a_killed_rank_end_at_once() -> None:
         assert time.monotonic() < until, f"workers {left} outlive their rank"
         time.sleep(0.02)
     rank.join()
+
+
+def _load(folder: str, stuck: int, told: Any) -> None:
+    from pretrain.engine import loading
+
+    start, loading._BEGINNING = loading._start_worker, 0.5
+
+    def stuck_at_first(rank: int, begun: Any, worker: int) -> None:
+        if worker == 1 and len(os.listdir(folder)) < stuck:
+            Path(folder, str(os.getpid())).touch()
+            time.sleep(60)
+        start(rank, begun, worker)
+
+    loading._start_worker = stuck_at_first
+    try:
+        batches = loading.training_batches(lambda n: [_Batch(torch.tensor([n]))], range(5), LoaderSection(workers=2))
+        told.send([int(batch.worker) for step in batches for batch in step])
+    except loading.LoaderFailedError as error:
+        told.send(str(error))
+
+
+@pytest.mark.parametrize(("stuck", "said"), [(2, [0, 1, 2, 3, 4]), (9, "loader workers do not begin: 3 times")])
+def test_workers_that_do_not_begin_are_started_again(tmp_path: Path, stuck: int, said: Any) -> None:
+    here, there = multiprocessing.Pipe(duplex=False)
+    rank = multiprocessing.get_context("forkserver").Process(target=_load, args=(str(tmp_path), stuck, there))
+    rank.start()
+    assert here.poll(60), "neither a batch nor an error came"
+    assert here.recv()[: len(said)] == said
+    rank.join(10)
+    assert rank.exitcode == 0
+    assert not [name for name in os.listdir(tmp_path) if Path(f"/proc/{name}/exe").exists()]
