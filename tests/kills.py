@@ -29,39 +29,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from launcher.supervisor.processes import born, descendants
+from tests import small_job
 from tests.support import run_capt, start_capt
 
 STEPS = 60
 KILLS_OF_A_JOB = 13
 _GONE = 10.0
 _PATIENCE = 90.0
-_LINE = "the cat sat on a mat while the old dog ran over green hills and far away birds sang"
 _SAVED = re.compile(r"checkpoint \S*step-(\d{8})$", re.MULTILINE)
 _ROOT = Path(__file__).parents[1]
 
 
 def write_job(folder: Path) -> Path:
     """Write a text and a job into a folder."""
-    words = _LINE.split()
-    lines = [" ".join(words[(i * j) % len(words)] for j in range(1, 8 + i % 9)) for i in range(1, 400)]
-    (folder / "text.txt").write_text("\n\n".join(lines))
-    job = {
-        "base": "capt_tiny",
-        "run": {"log_every": 1, "threads": 1, "tensorboard": False},
-        "data": {"files": ["text.txt"], "sequence_length": 16, "cache": str(folder / "cache"), "workers": 1},
-        "tokenizer": {"vocab_size": 370},
-        "model": {"layers": 1, "hidden": 16, "heads": 2, "ffn": 32},
-        "batch": {"global": 8, "micro": 4},
-        "schedule": {"max_steps": STEPS, "warmup_steps": 2},
-        "contrast": {"queue": 37},
-        "validate": {"every": 0, "samples": 8},
-        "checkpoint": {"every": 4, "keep": 2, "ephemeral": {"every": 3, "dir": str(folder / "memory")}},
-        "supervise": {"restarts": 1000},
-    }
-    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    small_job.write_job(
+        folder,
+        data={"files": ["text.txt"], "sequence_length": 16, "cache": str(folder / "cache"), "workers": 1},
+        model={"layers": 1, "hidden": 16, "heads": 2, "ffn": 32},
+        batch={"global": 8, "micro": 4},
+        schedule={"max_steps": STEPS, "warmup_steps": 2},
+        checkpoint={"every": 4, "keep": 2, "ephemeral": {"every": 3, "dir": str(folder / "memory")}},
+        supervise={"restarts": 1000},
+    )
     (folder / "memory").mkdir()
     return folder
 

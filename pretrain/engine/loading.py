@@ -115,7 +115,7 @@ def training_batches(
         Interrupted: a stop signal has come, and no data since.
     """
     forking = multiprocessing.get_context("fork")  # children of this rank, whatever Python's default
-    begun = forking.Semaphore(0)
+    begun = forking.Semaphore(0) if loader.workers else None  # it takes shared memory
     steps: DataLoader[Any] = DataLoader(
         _Steps(assemble),
         batch_size=None,

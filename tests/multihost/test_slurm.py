@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.multihost.job import ROOT, step, write_job
 from tests.multihost.slurm import NODES, Cluster, missing, slurm_cluster
+from tests.small_job import ROOT, step, write_job
 from tests.support import run_capt
 
 pytestmark = [pytest.mark.multihost, pytest.mark.timeout(240)]

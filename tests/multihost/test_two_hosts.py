@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from tests.multihost.job import ROOT, losses, write_job
 from tests.multihost.network import ADDRESSES, INTERFACE, Hosts, missing, two_hosts
+from tests.small_job import ROOT, losses, write_job
 from tests.support import free_port
 
 pytestmark = [pytest.mark.multihost, pytest.mark.timeout(300)]

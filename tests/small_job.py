@@ -1,4 +1,4 @@
-"""The text and the job of the tests on several hosts, and what they read of its runs."""
+"""The text and the job of tests that break jobs, on one host or several, and what they read of its runs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 _WORDS = "the cat sat on a mat while the old dog ran over green hills and far away birds sang in the morning light"
 
 
 def write_job(folder: Path, **changes: Any) -> Path:
-    """Make the folder that all hosts share: a text, and a job of a very small model with these sections changed."""
-    folder.mkdir()
+    """Write a text and a job of a very small model, with these sections changed, into a folder (that all hosts share)."""
+    folder.mkdir(exist_ok=True)
     words = _WORDS.split()
     lines = [" ".join(words[(i * j) % len(words)] for j in range(1, 8 + i % 9)) for i in range(1, 400)]
     (folder / "text.txt").write_text("\n\n".join(lines))
