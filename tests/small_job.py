@@ -13,7 +13,7 @@ _WORDS = "the cat sat on a mat while the old dog ran over green hills and far aw
 
 
 def write_job(folder: Path, **changes: Any) -> Path:
-    """Write a text and a job of a very small model, with these sections changed, into a folder (that all hosts share)."""
+    """Write a text and a job of a very small model, with these sections changed, into a folder of all hosts."""
     folder.mkdir(exist_ok=True)
     words = _WORDS.split()
     lines = [" ".join(words[(i * j) % len(words)] for j in range(1, 8 + i % 9)) for i in range(1, 400)]
