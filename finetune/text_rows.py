@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from finetune.batches import Batch
 from finetune.encoding import EncodedTexts
 from finetune.order import RowNumbers
+from pretrain.base.overlap import rows_as_bytes
 
 
 class TextInputs(NamedTuple):
@@ -40,6 +42,11 @@ class TextRows:
         self.labels = labels
         self._encoded, self._lengths = encoded, encoded.lengths
         self._pad_id, self._types = pad_id, types
+
+    @property
+    def texts(self) -> Iterator[bytes]:
+        """The tokens of each row, to be compared with those of other rows."""
+        return rows_as_bytes(self._encoded.ids, self._encoded.starts)
 
     @property
     def lengths(self) -> Int64[np.ndarray, " n"]:

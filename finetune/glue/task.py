@@ -15,6 +15,7 @@ from finetune.glue.data import dev_rows, train_rows
 from finetune.glue.objective import GlueObjective
 from finetune.glue.restore import classifier_on
 from finetune.task import FineTuningTask, Identity
+from pretrain.base.overlap import report_overlap, shared
 from pretrain.base.randomness import derive
 from pretrain.config.schema import Job
 
@@ -37,11 +38,15 @@ class GlueFineTuning(FineTuningTask):
         self.tokenizer, encoder = self._backbone.tokenizer, self._backbone.encoder
         length = job.longest(encoder.max_positions)
         options: dict[str, Any] = {"types": encoder.reads_types}
+        train = train_rows(data, self.tokenizer, length, **options)
+        validation = dev_rows(data, self.tokenizer, length, **options)
+        for suffix, rows in validation.items():
+            report_overlap({"text": shared(train.texts, rows.texts)}, train="train", validation=f"dev{suffix}")
         super().__init__(
             job.with_encoder(self._backbone.hf_config, encoder.max_positions),
             data.glue_task.folder,
-            train_rows(data, self.tokenizer, length, **options),
-            dev_rows(data, self.tokenizer, length, **options),
+            train,
+            validation,
             GlueObjective(data.glue_task),
             identity={
                 "task": Identity(data.task, "data.task"),

@@ -15,11 +15,13 @@ from finetune.order import chosen_rows
 from finetune.visual.config import VisualData, VisualTask
 from finetune.visual.nlvr import nlvr1_group
 from finetune.visual.rows import Augment, AugmentedRows, PictureRows, SoftTargets
-from pretrain.base.errors import DataError
+from pretrain.base.errors import DataError, counted
+from pretrain.base.overlap import report_overlap, shared
 from pretrain.regions.store import RegionStore
 from pretrain.vision_language.data.answers import AnswerTable, build_table, coverage, load_table, log_coverage
 from pretrain.vision_language.data.examples import Example
 from pretrain.vision_language.data.read import read_examples
+from pretrain.vision_language.prepare import first_shown, with_pictures
 from tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -48,7 +50,30 @@ def read_splits(data: VisualData) -> Splits:
     require_own_ids(validation, "data.validation")
     require_counted(validation, "data.validation")
     keep = chosen_rows(len(train), data.max_train)
-    return Splits([train[i] for i in keep], validation)
+    splits = Splits([train[i] for i in keep], validation)
+    _report_overlap(splits, data.visual_task)
+    return splits
+
+
+def without_missing(splits: Splits, store: RegionStore) -> Splits:
+    """The rows whose pictures are in the store; others are counted in the log. Raises ``DataError`` where none is."""
+    kept = []
+    for rows, what in zip(splits, ("data.train", "data.validation"), strict=True):
+        present, missing = with_pictures(rows, store, what)
+        if missing:
+            logger.warning(
+                "%s: %s LEFT OUT, whose pictures are not in the store: %s", what, counted(len(missing), "row"),
+                first_shown(missing),
+            )  # fmt: skip
+        kept.append(present)
+    require_counted(kept[1], "data.validation")
+    return Splits(*kept)
+
+
+def _report_overlap(splits: Splits, task: VisualTask) -> None:
+    asked = ([(row.text, row.pictures) for row in rows] for rows in splits)
+    pictures = ({name for row in rows for name in row.pictures} for rows in splits)
+    report_overlap({"question" if task.answers else "statement": shared(*asked), "picture": shared(*pictures)})
 
 
 def read_rows(paths: Sequence[Path], task: VisualTask, what: str) -> list[Example]:

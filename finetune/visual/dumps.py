@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,18 +41,45 @@ def read_rows(path: Path, id_key: str, answer_key: str, id_type: type) -> tuple[
     return rows, cut(problems)
 
 
-def coverage_problems(ids: Sequence[Any], known: Iterable[Any], required: Iterable[Any] | None = None) -> list[str]:
+@dataclass(frozen=True)
+class Figures:
+    """What an official evaluator computes of a result file.
+
+    Attributes:
+        scores: by name; from 0 to 1 except for GQA's ``distribution``.
+        missing: why a figure of the evaluator is missing, by its name.
+        details: scores and numbers of questions, by what questions are grouped by and by their group.
+    """
+
+    scores: dict[str, float]
+    missing: dict[str, str] = field(default_factory=dict)
+    details: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
+
+
+def by_group(scores: Iterable[tuple[Any, float | bool]]) -> dict[str, tuple[float, int]]:
+    """The mean score and the number of scores of each group, groups in order; None is no group."""
+    groups: dict[Any, list[float]] = {}
+    for group, score in scores:
+        if group is not None and group != "":
+            groups.setdefault(group, []).append(score)
+    return {str(group): (sum(groups[group]) / len(groups[group]), len(groups[group])) for group in sorted(groups)}
+
+
+def coverage_problems(
+    ids: Sequence[Any], known: Iterable[Any], required: Iterable[Any] | None = None, *, only: bool = True
+) -> list[str]:
     """Ids that are doubled, unknown or missing, one line for each kind with their number and the first of them.
 
     Args:
         ids: those of the result file.
         known: all that may stand in it.
         required: those that must; None for all of ``known``.
+        only: whether ids that are not known are a problem.
     """
     known, given = dict.fromkeys(known), Counter(ids)  # in the order of the questions
     found = {
         "twice": [key for key, count in given.items() if count > 1],
-        "not in the questions": [key for key in given if key not in known],
+        "not in the questions": [key for key in given if only and key not in known],
         "without a prediction": [key for key in (known if required is None else required) if key not in given],
     }
     return [f"{counted(len(keys), 'question')} {what}: {_first(keys)}" for what, keys in found.items() if keys]

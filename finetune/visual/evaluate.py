@@ -127,4 +127,9 @@ def _dumped(
         write_dump(results, rows, job.data, answers, dump, files)
         if predictions is not None:
             logger.info("%s: %s", predictions, counted(len(rows), "prediction"))
-        return check_predictions(dump, files).scores if files else {}
+        if not files:
+            return {}
+        figures = check_predictions(dump, files).figures
+        for name, reason in figures.missing.items():
+            logger.info("no %s: %s", name, reason)
+        return figures.scores

@@ -1,47 +1,136 @@
-"""GQA: accuracy and consistency as the official evaluator computes them, and the result file as the server takes it."""
+"""GQA: the figures of the official evaluator, and the result file as the server takes it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from finetune.predictions import write_checked
-from finetune.visual.dumps import coverage_problems, predictions_of, read_rows, write_rows
+from finetune.visual.dumps import Figures, by_group, coverage_problems, predictions_of, read_rows, write_rows
 from pretrain.base.errors import DataError, counted
-from pretrain.vision_language.data.gqa import GqaQuestion
+from pretrain.vision_language.data.gqa import Choices, GqaQuestion
+
+_COMMON = frozenset({"color", "material", "shape"})
 
 
-def gqa_scores(predictions: Mapping[str, str], questions: Sequence[GqaQuestion]) -> dict[str, float]:
-    """``accuracy`` and, where it can be computed, ``consistency``, from 0 to 1.
+def gqa_scores(
+    predictions: Mapping[str, str], questions: Sequence[GqaQuestion], choices: Mapping[str, Choices] | None = None
+) -> Figures:
+    """The figures of GQA's official evaluator (Hudson and Manning 2019, section 4.4) over the balanced questions.
 
-    Accuracy is the part of the balanced questions whose prediction is the answer, letter by letter. Consistency looks
-    at each balanced question that is right and entails others: it is the mean over these of the part of the entailed
-    questions that is right too. It needs answer and prediction of every entailed question, which the balanced files do
-    not have (the ``all`` files do); without them, or where no question entails any, it is absent.
+    - ``accuracy``: the part whose prediction is the answer, letter by letter; ``open`` over the questions of the
+      structural type ``query``, ``binary`` over all others.
+    - ``consistency``: over each question that is right and entails others, the mean part of these that is right too. It
+      needs answer and prediction of every entailed question, which the balanced files do not have.
+    - ``validity`` and ``plausibility``: the part whose prediction is among the question's choices.
+    - ``distribution``: chi-squared distance of the predicted answers from the right ones in each group of questions,
+      averaged over the groups by their size and divided by 100. Lower is better.
+
+    ``grounding`` needs attention maps, which a result file has not.
+
+    Args:
+        predictions: by the id of the question.
+        questions: of one split, balanced and others.
+        choices: of the questions, from the file of choices.
 
     Raises:
         DataError: no balanced question has an answer, or one has no prediction.
     """
-    answers = {question.id: question.answer for question in questions}
     scored = [question for question in questions if question.balanced and question.answer is not None]
     if not scored:
         raise DataError("no balanced question has an answer; there is nothing to score")
-    if missing := [question.id for question in scored if question.id not in predictions]:
-        raise DataError(f"{counted(len(missing), 'balanced question')} without a prediction, such as {missing[0]!r}")
-    right = [question for question in scored if predictions[question.id] == question.answer]
-    scores = {"accuracy": len(right) / len(scored)}
+    if lacking := [question.id for question in scored if question.id not in predictions]:
+        raise DataError(f"{counted(len(lacking), 'balanced question')} without a prediction, such as {lacking[0]!r}")
+    right = {question.id: predictions[question.id] == question.answer for question in scored}
+    found: dict[str, float | str] = {"accuracy": _mean(right.values())}
+    if untyped := [question.id for question in scored if not question.kind]:
+        found["binary"] = found["open"] = (
+            f"{counted(len(untyped), 'question')} without a structural type, such as {untyped[0]!r}"
+        )
+    else:
+        for name, is_open in (("binary", False), ("open", True)):
+            some = [right[question.id] for question in scored if (question.kind == "query") == is_open]
+            found[name] = _mean(some) if some else f"no question is {name}"
+    found["consistency"] = _consistency(predictions, questions, scored, right)
+    for name in ("validity", "plausibility"):
+        found[name] = _chosen(predictions, scored, choices, name)
+    found["grounding"] = "it needs attention maps, which a result file has not"
+    found["distribution"] = _distribution(predictions, scored)
+    details = {
+        "structural type": by_group((question.kind, right[question.id]) for question in scored),
+        "semantic type": by_group((question.semantic, right[question.id]) for question in scored),
+        "steps": by_group((question.steps, right[question.id]) for question in scored),
+        "words": by_group((len(question.text.split()), right[question.id]) for question in scored),
+    }
+    return Figures(
+        {name: value for name, value in found.items() if not isinstance(value, str)},
+        {name: value for name, value in found.items() if isinstance(value, str)},
+        {name: groups for name, groups in details.items() if groups},
+    )
+
+
+def _mean(values: Iterable[bool] | Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
+def _consistency(
+    predictions: Mapping[str, str],
+    questions: Sequence[GqaQuestion],
+    scored: Sequence[GqaQuestion],
+    right: Mapping[str, bool],
+) -> float | str:
+    answers = {question.id: question.answer for question in questions}
     entailed = {question.id: [key for key in question.entailed if key != question.id] for question in scored}
-    complete = all(answers.get(key) is not None and key in predictions for keys in entailed.values() for key in keys)
+    needed = dict.fromkeys(key for keys in entailed.values() for key in keys)
+    for what, known in (("answer", {key for key, answer in answers.items() if answer is not None}),
+                        ("prediction", predictions)):  # fmt: skip
+        if lacking := [key for key in needed if key not in known]:
+            some = f"{len(lacking):,} of {counted(len(needed), 'entailed question')}"
+            return f"{some} without {what}, such as {lacking[0]!r}"
     parts = [
-        float(np.mean([predictions[key] == answers[key] for key in entailed[question.id]]))
-        for question in right
-        if complete and entailed[question.id]
+        _mean(predictions[key] == answers[key] for key in keys)
+        for question, keys in entailed.items()
+        if right[question] and keys
     ]
-    if parts:
-        scores["consistency"] = float(np.mean(parts))
-    return scores
+    return _mean(parts) if parts else "no question that is right entails another"
+
+
+def _chosen(
+    predictions: Mapping[str, str], scored: Sequence[GqaQuestion], choices: Mapping[str, Choices] | None, name: str
+) -> float | str:
+    """The part of predictions that is among the choices, as the evaluator has it.
+
+    For what two objects have in common its choices are colour, material and shape, whatever the file says.
+    """
+    if choices is None:
+        return "it needs the file of choices of the split, which is not given"
+    if lacking := [question.id for question in scored if question.id not in choices]:
+        return f"{counted(len(lacking), 'question')} without choices, such as {lacking[0]!r}"
+    kind = "valid" if name == "validity" else "plausible"
+    return _mean(
+        predictions[question.id]
+        in (_COMMON if "Common" in question.detailed else getattr(choices[question.id], kind))
+        for question in scored
+    )  # fmt: skip
+
+
+def _distribution(predictions: Mapping[str, str], scored: Sequence[GqaQuestion]) -> float | str:
+    gold: dict[str, Counter[str | None]] = {}
+    predicted: dict[str, Counter[str | None]] = {}
+    for question in scored:
+        if question.group is not None:
+            gold.setdefault(question.group, Counter())[question.answer] += 1
+            predicted.setdefault(question.group, Counter())[predictions[question.id]] += 1
+    if not gold:
+        return "the questions do not say their groups"
+    distances = [
+        sum((predicted[group][answer] - count) ** 2 / count for answer, count in answers.items())
+        for group, answers in gold.items()
+    ]
+    return float(np.average(distances, weights=[answers.total() for answers in gold.values()])) / 100
 
 
 def write_gqa(predictions: Mapping[str, str], out: Path, questions: Sequence[GqaQuestion]) -> Path:
@@ -54,11 +143,11 @@ def write_gqa(predictions: Mapping[str, str], out: Path, questions: Sequence[Gqa
     return write_checked(out, lambda file: write_rows(rows, file), lambda path: check_gqa(path, questions))
 
 
-def check_gqa(path: Path, questions: Iterable[GqaQuestion]) -> list[str]:
+def check_gqa(path: Path, questions: Iterable[GqaQuestion], *, only: bool = True) -> list[str]:
     """What GQA's server would refuse in a result file, one line for each problem; empty for a valid one.
 
     It must be a JSON list of ``questionId`` (text, even though it is a number) and ``prediction`` (text), with every
-    balanced question and no question of another set.
+    balanced question, and with ``only`` no question of another set. The official evaluator passes over these.
 
     Raises:
         DataError: the file is no JSON list.
@@ -66,7 +155,8 @@ def check_gqa(path: Path, questions: Iterable[GqaQuestion]) -> list[str]:
     questions = list(questions)
     rows, problems = read_rows(path, "questionId", "prediction", str)
     balanced = [question.id for question in questions if question.balanced]
-    return problems + coverage_problems([key for key, _ in rows], [question.id for question in questions], balanced)
+    known = [question.id for question in questions]
+    return problems + coverage_problems([key for key, _ in rows], known, balanced, only=only)
 
 
 def read_gqa(path: Path) -> dict[str, str]:

@@ -70,17 +70,18 @@ def write_nlvr(predictions: Mapping[str, bool], out: Path, expected: Iterable[in
     return write_checked(out, write, lambda path: check_nlvr(path, wanted, version))
 
 
-def check_nlvr(path: Path, expected: Iterable[int | str], version: Version) -> list[str]:
+def check_nlvr(path: Path, expected: Iterable[int | str], version: Version, *, only: bool = True) -> list[str]:
     """What the official script would not score in a result file, one line for each problem; empty for a valid one.
 
     It must be a CSV without a header, with ``identifier,True`` or ``identifier,False`` (NLVR v1: in lower case; upper
-    and lower case count the same) for each statement of the set.
+    and lower case count the same) for each statement of the set, and with ``only`` for no other one. The official
+    scripts pass over others.
 
     Raises:
         DataError: the file is missing, too large or not UTF-8 text.
     """
     rows, problems = _rows(path, version)
-    return problems + coverage_problems([key for key, _ in rows], expected)
+    return problems + coverage_problems([key for key, _ in rows], expected, only=only)
 
 
 def read_nlvr(path: Path, version: Version) -> dict[str, bool]:

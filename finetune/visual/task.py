@@ -10,7 +10,7 @@ from typing import Any
 from finetune.task import FineTuningTask, Identity
 from finetune.visual.backbone import TRUTHS, Backbone, start_from
 from finetune.visual.config import VisualJob
-from finetune.visual.data import Splits, answer_table, data_digest, read_splits, row_set
+from finetune.visual.data import Splits, answer_table, data_digest, read_splits, row_set, without_missing
 from finetune.visual.module import PictureClassifier
 from finetune.visual.objective import objective_of
 from finetune.visual.permute import Permute, require_scenes
@@ -45,6 +45,8 @@ class VisualFineTuning(FineTuningTask):
             data = located(job.data, job.data.task)
         self.store = RegionStore.open(require(data), Verifier(data.cache, all_ranks()))
         splits = read_splits(data)
+        if data.missing_pictures == "skip":
+            splits = without_missing(splits, self.store)
         self.answers = answer_table(data, splits)
         self._backbone = None if job.model.scratch else read_backbone(job)
         self.tokenizer = self._tokenizer(job, splits)

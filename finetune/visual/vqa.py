@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from finetune.predictions import write_checked
-from finetune.visual.dumps import coverage_problems, predictions_of, read_rows, write_rows
+from finetune.visual.dumps import Figures, by_group, coverage_problems, predictions_of, read_rows, write_rows
 from pretrain.base.errors import DataError, counted
 from pretrain.vision_language.data.answers import vqa_soft_score
 from pretrain.vision_language.data.examples import Example
@@ -25,18 +25,19 @@ class VqaScores(NamedTuple):
 
     Attributes:
         accuracy: the mean over all questions.
-        answer_types: the mean over those of each answer type (``yes/no``, ``number``, ``other``).
-        question_types: the mean over those that begin with the same words.
+        answer_types: the mean over those of each answer type (``yes/no``, ``number``, ``other``), and their number.
+        question_types: the same for those that begin with the same words.
     """
 
     accuracy: float
-    answer_types: dict[str, float]
-    question_types: dict[str, float]
+    answer_types: dict[str, tuple[float, int]]
+    question_types: dict[str, tuple[float, int]]
 
-    def as_metrics(self) -> dict[str, float]:
+    def figures(self) -> Figures:
         """``accuracy``, and ``accuracy_yes_no`` and so on for the answer types."""
-        types = {f"accuracy_{kind.replace('/', '_')}": value for kind, value in self.answer_types.items()}
-        return {"accuracy": self.accuracy, **types}
+        types = {f"accuracy_{kind.replace('/', '_')}": value for kind, (value, _) in self.answer_types.items()}
+        details = {"answer type": self.answer_types, "question type": self.question_types}
+        return Figures({"accuracy": self.accuracy, **types}, {}, details)
 
 
 def answer_accuracy(prediction: str, answers: Sequence[str]) -> float:
@@ -62,15 +63,10 @@ def vqa_accuracy(predictions: Mapping[Any, str], annotations: Mapping[int, Annot
         raise DataError(f"{counted(len(missing), 'question')} without a prediction, such as {missing[0]}")
     if not annotations:
         raise DataError("no question is annotated; there is nothing to score")
-    scores: list[float] = []
-    answer_types: dict[str, list[float]] = {}
-    question_types: dict[str, list[float]] = {}
-    for key, annotation in annotations.items():
-        score = answer_accuracy(predictions[key], annotation.answers)
-        scores.append(score)
-        answer_types.setdefault(annotation.answer_type, []).append(score)
-        question_types.setdefault(annotation.question_type, []).append(score)
-    return VqaScores(_mean(scores), _means(answer_types), _means(question_types))
+    scores = [answer_accuracy(predictions[key], annotation.answers) for key, annotation in annotations.items()]
+    kinds = [(annotation.answer_type, annotation.question_type) for annotation in annotations.values()]
+    answer_types, question_types = (by_group(zip(names, scores, strict=True)) for names in zip(*kinds, strict=True))
+    return VqaScores(_mean(scores), answer_types, question_types)
 
 
 def soft_accuracy(predictions: Mapping[Any, str], examples: Iterable[Example]) -> float:
@@ -121,7 +117,3 @@ def read_vqa(path: Path) -> dict[int, str]:
 
 def _mean(scores: Sequence[float]) -> float:
     return float(np.mean(scores))
-
-
-def _means(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    return {kind: _mean(values) for kind, values in sorted(scores.items())}

@@ -20,11 +20,14 @@ def _group() -> None: ...
 def check(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A result file in the benchmark's format.")],
     data: Annotated[
-        list[Path], typer.Option(help="The questions it answers (several times: VQA's questions and annotations).")
+        list[Path],
+        typer.Option(help="The questions it answers (several times: VQA's annotations, GQA's choices as well)."),
     ],
     json: o.Json = False,
 ) -> None:
     """Check that a result file answers each question of a split once, and score it if the split has answers.
+
+    The figures are those of the official evaluator; of one that is missing, the reason is said.
 
     The exit code is 2 when anything is wrong.
     """
@@ -35,8 +38,19 @@ def check(
     if checked.problems:
         raise DataError(f"{path}: {'; '.join(checked.problems)}")
     if json:
-        o.echo_json({"task": checked.task, "questions": checked.questions, **checked.scores})
+        counts = {name: getattr(checked, name) for name in ("task", "questions", "predictions", "unasked")}
+        figures = checked.figures
+        o.echo_json({**counts, **figures.scores, "missing": figures.missing, "details": figures.details})
         return
-    typer.echo(f"{path}: {checked.questions:,} predictions, as {checked.task} expects them")
+    asked = "" if checked.predictions == checked.questions else f" of {checked.questions:,} questions"
+    typer.echo(f"{path}: {checked.predictions:,} predictions{asked}, as {checked.task} expects them")
+    if checked.unasked:
+        typer.echo(f"  {checked.unasked:,} more are of questions that were not asked, and do not count")
     for name, value in checked.scores.items():
-        typer.echo(f"  {name:<20}{value:8.2%}")
+        typer.echo(f"  {name:<20}{f'{value:8.4f} (lower is better)' if name == 'distribution' else f'{value:8.2%}'}")
+    for name, reason in checked.figures.missing.items():
+        typer.echo(f"  {name:<20}       - ({reason})")
+    for what, groups in checked.figures.details.items():
+        typer.echo(f"by {what}:")
+        for name, (value, count) in groups.items():
+            typer.echo(f"  {name:<20}{value:8.2%} ({count:,} questions)")

@@ -26,7 +26,10 @@ Out = Annotated[Path, typer.Option(help="New folder to write.")]
 
 @app.command("import", epilog="\b\nExample: capt regions import train2014_obj36.tsv val2014_obj36.tsv --out store")
 def import_(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="LXMERT's TSV files, or files of NLVR v1.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="TSV feature files (LXMERT's and their like), or files of NLVR v1."),
+    ],
     out: Out,
     format: Annotated[str | None, typer.Option(help="lxmert or nlvr1 (default: as the first file tells).")] = None,
     dtype: Annotated[
@@ -37,6 +40,17 @@ def import_(
         str | None,
         typer.Option(help="What made the features, in words. Stores of which this differs are not mixed."),
     ] = None,
+    file_dtype: Annotated[
+        str | None, typer.Option(help="Type of the features in a TSV file: fp16, fp32 or fp64 (default: as they tell).")
+    ] = None,
+    skip_damaged: Annotated[
+        bool,
+        typer.Option("--skip-damaged", help="Leave out rows that cannot be used, and name them, instead of stopping."),
+    ] = False,
+    objects: Annotated[Path | None, typer.Option(metavar="FILE", help="Names of object classes, one a line.")] = None,
+    attributes: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Names of attribute classes, one a line.")
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """Write the pictures of feature files to a store. After an interruption, the same command continues."""
@@ -44,10 +58,17 @@ def import_(
     from pretrain.base.errors import ConfigError
     from pretrain.regions.importing import Format, import_regions
     from pretrain.regions.manifest import FeatureType
+    from pretrain.regions.store import RegionStore
+    from pretrain.regions.summary import summarize
+    from pretrain.regions.tsv_layout import FileType
 
-    for option, given, known in (("format", format, ("lxmert", "nlvr1")), ("dtype", dtype, ("fp16", "fp32"))):
+    for option, given, known in (
+        ("format", format, ("lxmert", "nlvr1")),
+        ("dtype", dtype, ("fp16", "fp32")),
+        ("file-dtype", file_dtype, ("fp16", "fp32", "fp64")),
+    ):
         if given is not None and given not in known:
-            raise ConfigError(f"--{option} {given[:100]!r}: it is {known[0]} or {known[1]}")
+            raise ConfigError(f"--{option} {given[:100]!r}: it is {' or '.join(known)}")
     with progress_bar("importing") as progress:
         manifest = import_regions(
             out,
@@ -56,6 +77,10 @@ def import_(
             feature_dtype=cast(FeatureType | None, dtype),
             workers=workers,
             features_of=features_of,
+            file_dtype=cast(FileType | None, file_dtype),
+            skip_damaged=skip_damaged,
+            object_names=objects,
+            attribute_names=attributes,
             progress=progress,
         )
     if json:
@@ -65,6 +90,7 @@ def import_(
             f"{out}: {manifest.pictures:,} pictures, {manifest.regions:,} regions of {manifest.feature_size} features "
             f"({manifest.feature_dtype})"
         )
+        _show_figures(summarize(RegionStore.open(out)))
 
 
 @app.command(epilog="\b\nExample: capt regions inspect store --picture COCO_train2014_000000458752 --draw boxes.png")
@@ -88,8 +114,9 @@ def inspect(
     from pretrain.base.errors import ConfigError
     from pretrain.base.files import write_bytes
     from pretrain.base.verification import Verifier
+    from pretrain.regions.class_names import ClassNames
     from pretrain.regions.store import RegionStore
-    from pretrain.regions.summary import ClassNames, describe, summarize
+    from pretrain.regions.summary import describe, summarize
 
     if image is not None and draw is None:
         raise ConfigError("--image is what boxes are drawn over: give --draw FILE.png as well")
@@ -98,7 +125,7 @@ def inspect(
     shown = None
     if picture is not None or draw is not None:
         name = picture if picture is not None else opened.names(0, 1)[0]
-        shown = describe(opened, name, ClassNames.of(opened, objects, attributes))
+        shown = describe(opened, name, ClassNames.of(opened.manifest, objects, attributes))
     if draw is not None and shown is not None:
         from pretrain.regions.draw import draw as draw_boxes
 
@@ -138,6 +165,7 @@ def _show_store(summary: StoreSummary, verified: bool) -> None:
         count = sum(summary.histogram.get(number, 0) for number in range(first, first + step))
         label = str(first) if step == 1 else f"{first} to {first + step - 1}"
         typer.echo(f"  {label:>12} {count:>12,}")
+    _show_figures(summary)
     typer.echo("features of:")
     for key, value in summary.features_of.items():
         typer.echo(f"  {key}: {value}")
@@ -147,8 +175,25 @@ def _show_store(summary: StoreSummary, verified: bool) -> None:
     typer.echo(f"hashes of {len(summary.files)} files: {'as in the manifest' if verified else 'not read (--verify)'}")
 
 
+def _show_figures(summary: StoreSummary) -> None:
+    """What a person needs to see whether files were read rightly."""
+    for source in summary.sources:
+        if source["read_as"]:
+            typer.echo(f"{source['name']}: read as {source['read_as']}")
+        if left_out := source["left_out"]:
+            typer.echo(f"{source['name']}: {len(left_out):,} rows LEFT OUT:")
+            typer.echo("\n".join(f"  {text}" for text in left_out[:20]))
+            if len(left_out) > 20:
+                typer.echo(f"  ... (all are in {summary.folder}/manifest.json)")
+    boxes = [" x ".join(f"{length:.4g}" for length in size) for size in (summary.box_smallest, summary.box_largest)]
+    typer.echo(
+        f"in {summary.features.pictures:,} pictures: boxes from {boxes[0]} to {boxes[1]} pixels; features: "
+        f"{summary.features}"
+    )
+
+
 def _show_picture(picture: PictureSummary) -> None:
-    typer.echo(f"{picture.name}: {picture.width} x {picture.height} pixels")
+    typer.echo(f"{picture.name}: {picture.width} x {picture.height} pixels; features: {picture.features}")
     edges = " ".join(f"{edge:>8}" for edge in ("left", "top", "right", "bottom"))
     labelled = any(region.label for region in picture.regions)
     typer.echo(f"  {'':4}  {edges}  |features|{'  attribute, object (confidence)' if labelled else ''}")

@@ -36,7 +36,8 @@ Assemble = Callable[[Int64[np.ndarray, " n"]], BatchT]
 """Makes the micro-batch of any list of sample numbers; a pure function of them."""
 Scales = Mapping[str, Tensor]
 """The factor of each loss's sum over a micro-batch. The engine averages over ranks and micro-batches; with the factor
-that makes a mean over what the whole step holds, on all ranks and in all micro-batches."""
+that makes a mean over what the whole step holds, on all ranks and in all micro-batches. The factor of a loss of
+which the step holds nothing is 0."""
 
 
 class ContrastState(Record):
@@ -216,9 +217,16 @@ class ContrastTask(ABC, Generic[BatchT]):
         report: StepMetrics = {**totals, "grad_norm": engine.gradient_norm()}
         if self.contrasts:
             report["temperature"] = tau.detach() if isinstance(tau, Tensor) else tau
+        if is_logged(self.job, progress.step + 1):  # what was not measured has no value; alike on all ranks
+            for name in [name for name, scale in scales.items() if not scale]:
+                report.pop(f"loss/{name}", None)
+                report.pop(f"accuracy/{name}", None)
         if seen is not None:
             figures = seen.compute()
             report |= figures
+            if "contrast/accuracy" not in figures:
+                report.pop("loss/capt", None)
+                return report
             self.collapse.look("training", progress.step + 1, Figures(
                 figures["contrast/accuracy"], figures["contrast/uniformity"], figures["contrast/first_direction"]
             ))  # fmt: skip

@@ -119,12 +119,15 @@ class StepDiagnostics:
         self._rows.update(views.s if views.only is None else views.s[views.only])
 
     def compute(self) -> dict[str, float]:
-        """The metrics by name, equal on all ranks (collective)."""
+        """The metrics by name, equal on all ranks (collective). Of no anchor there is none, of one row no spread."""
         whole = self.stats.over_ranks()
+        spread = {f"contrast/{name}": value for name, value in self._rows.compute().items()}
+        if not whole.anchors:
+            return {}
         return {
             "contrast/accuracy": whole.top1,
             "contrast/margin": whole.margin,
             "contrast/positive_probability": whole.positive_probability,
             "contrast/effective_negatives": whole.effective_negatives,
-            **{f"contrast/{name}": value for name, value in self._rows.compute().items()},
+            **spread,
         }

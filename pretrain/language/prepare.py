@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 
 from pretrain.base.errors import ConfigError
+from pretrain.base.overlap import report_overlap, shared
 from pretrain.base.progress import ProgressCallback
 from pretrain.base.verification import ALONE, Ranks, Verifier
 from pretrain.config.schema import Job
@@ -14,6 +18,7 @@ from pretrain.data.corruption import CorruptionVocabulary, Corruptor
 from pretrain.data.packing import PackedDataset
 from pretrain.data.prepare import open_corpus, tokenizer_corpus, verifier_of
 from pretrain.data.prepare import prepare as prepare_shards
+from pretrain.data.shards import ShardSet
 from pretrain.engine.kept import kept_in_run
 from pretrain.language.config import LanguageJob
 from pretrain.models.config import RobertaConfig
@@ -23,6 +28,9 @@ from pretrain.models.tokenizer import trained_tokenizer
 from tokenizer.encode import TextTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
+
+_MOST_DOCUMENTS = 200_000
+"""Documents of training that are compared with those of validation: some seconds."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,9 @@ def prepare(
     train = prepare_shards(job.data, tokenizer, "train", progress, verifier)
     assert train is not None, "every job has training text"
     held_out = prepare_shards(job.data, tokenizer, "validation", progress, verifier)
+    with ranks.synchronize_errors():
+        if held_out is not None and ranks.rank == 0:
+            _report_overlap(train, held_out)
     return Prepared(
         tokenizer=tokenizer,
         tokenizer_folder=folder,
@@ -128,6 +139,22 @@ def prepare(
         source=source,
         job=job,
     )
+
+
+def _report_overlap(train: ShardSet, validation: ShardSet) -> None:
+    """Say how many documents are in both; of a large corpus, the first documents of training are looked at."""
+    looked_at = min(len(train.starts) - 1, _MOST_DOCUMENTS)
+    counts = shared(_documents(train, looked_at), _documents(validation, len(validation.starts) - 1))
+    what = "training text" if looked_at == len(train.starts) - 1 else f"the first {looked_at:,} of training text"
+    report_overlap({"document": counts}, train=what, validation="validation text")
+
+
+def _documents(shards: ShardSet, count: int) -> Iterator[bytes]:
+    """A digest of each document, without the separator at its end."""
+    eos = shards.manifest.tokenizer.eos
+    for begin, end in pairwise(shards.starts[: count + 1].tolist()):
+        tokens = shards.read(begin, end)
+        yield sha256((tokens[:-1] if len(tokens) and tokens[-1] == eos else tokens).tobytes()).digest()
 
 
 def _with_sizes_of_init(job: LanguageJob, source: HFModel, tokenizer: TextTokenizer) -> LanguageJob:

@@ -116,7 +116,8 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         # Counted on the host and filled in on the device: to copy a number to a device would mean to wait for it.
         masked_here = sum(int(np.count_nonzero(micro_batch.labels.numpy() != IGNORE)) for micro_batch in batch)
         masked = distributed.all_reduce_sum(torch.full((), masked_here, dtype=torch.float64, device=device))
-        return {"mlm": distributed.world_size() * len(batch) / masked.clamp_min(1)}
+        masked = torch.where(masked > 0, masked, torch.inf)  # the factor of no token is 0, which says so
+        return {"mlm": distributed.world_size() * len(batch) / masked}
 
     def losses(
         self, engine: Engine, batch: LanguageBatch, scales: Scales, step: int

@@ -17,6 +17,7 @@ from pydantic import Field, FiniteFloat
 from torch import nn
 
 from pretrain.base.errors import CheckpointError, ConfigError, DataError
+from pretrain.base.overlap import report_overlap, rows_as_bytes, shared
 from pretrain.base.randomness import derive
 from pretrain.base.records import Count, Record, parse_record
 from pretrain.config.schema import Job
@@ -94,6 +95,8 @@ class LatentTask:
                 train.scored / len(train), len(self.vocabulary), len(self._train), lengths,
             )  # fmt: skip
             unknown = self.vocabulary.unknown_id
+            texts = (rows_as_bytes(each.tokens, each.offsets) for each in (train, validation))
+            report_overlap({"sentence": shared(*texts)}, train="training text", validation="validation text")
             report_unknown(train, "training text", unknown, None)
             report_unknown(validation, "validation text", unknown, self._unknown_in_training)
             if job.contrast.weight > 0 and self._train.alone:

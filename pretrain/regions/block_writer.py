@@ -18,7 +18,7 @@ from pretrain.regions.checks import checked
 from pretrain.regions.manifest import Shape
 from pretrain.regions.picture import Picture
 from pretrain.regions.tsv import decode, parse_row
-from pretrain.regions.tsv_index import LENGTH, REGIONS, START, IndexRecord, TsvIndex
+from pretrain.regions.tsv_index import LENGTH, NUMBER, REGIONS, START, IndexRecord, TsvIndex
 
 _ROWS = 64
 
@@ -29,16 +29,14 @@ class Block(NamedTuple):
     Attributes:
         number: among all blocks.
         source: which file.
-        first_row: number of the first row in its file, from 0.
         first_region: where its first region belongs in the store.
         rows: of the file's index.
     """
 
     number: int
     source: int
-    first_row: int
     first_region: int
-    rows: Int64[np.ndarray, "rows 5"]
+    rows: Int64[np.ndarray, "rows 6"]
 
     @property
     def size(self) -> int:
@@ -52,7 +50,7 @@ def blocks_of(indexes: Sequence[TsvIndex]) -> Iterator[Block]:
     for source, index in enumerate(indexes):
         for first_row in range(0, len(index.rows), _ROWS):
             rows = np.array(index.rows[first_row : first_row + _ROWS])
-            yield Block(number, source, first_row, region, rows)
+            yield Block(number, source, region, rows)
             number += 1
             region += int(rows[:, REGIONS].sum())
 
@@ -88,12 +86,12 @@ class BlockWriter:
             state = file_state(os.fstat(file.fileno()))
             if state != FileState(*source.state):
                 raise DataError(f"{path} has changed since its rows were counted: start again")
-            for number, row in enumerate(block.rows, block.first_row + 1):
+            for row in block.rows:
                 line = os.pread(file.fileno(), int(row[LENGTH]), int(row[START]))
                 try:
-                    picture = checked(decode(parse_row(line)), self._shape.feature_dtype)
+                    picture = checked(decode(parse_row(line, source.layout)), self._shape.feature_dtype)
                 except DataError as problem:
-                    raise DataError(f"{path}, row {number}: {problem}") from None
+                    raise DataError(f"{path}, row {row[NUMBER]}: {problem}") from None
                 if len(picture.features) != row[REGIONS]:
                     raise DataError(f"{path} has changed since its rows were counted: start again")
                 self._write(picture, region)

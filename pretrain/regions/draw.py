@@ -40,10 +40,15 @@ def draw(picture: PictureSummary, image: Image.Image | None = None) -> bytes:
         colour = _COLOURS[number % len(_COLOURS)]
         axis.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=1.5))
         axis.text(
-            left, top, f"{number + 1} {region.label}".strip(), color="white", fontsize=8,
+            left, top, region.label or str(number + 1), color="white", fontsize=8,
             va="bottom" if top > picture.height / 10 else "top",
             bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.0, "alpha": 0.8},
         )  # fmt: skip
+    axis.text(
+        0.5, 0.005, f"{picture.name}: {picture.width} x {picture.height} pixels, {len(picture.regions)} regions; "
+        f"features: {picture.features}", transform=axis.transAxes, color="black", fontsize=8, ha="center", va="bottom",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 2.0, "alpha": 0.8},
+    )  # fmt: skip
     buffer = io.BytesIO()
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a letter that the font lacks is drawn as a box

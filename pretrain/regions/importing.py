@@ -15,6 +15,7 @@ from pretrain.regions.manifest import FeatureType, Source, StoreManifest
 from pretrain.regions.nlvr1 import FEATURES_OF, read_scenes
 from pretrain.regions.picture import Picture
 from pretrain.regions.tsv_import import import_tsv
+from pretrain.regions.tsv_layout import FileType
 from pretrain.regions.writer import write_store
 
 Format = Literal["lxmert", "nlvr1"]
@@ -28,17 +29,26 @@ def import_regions(
     feature_dtype: FeatureType | None = None,
     workers: int | None = None,
     features_of: str | None = None,
+    file_dtype: FileType | None = None,
+    skip_damaged: bool = False,
+    object_names: Path | None = None,
+    attribute_names: Path | None = None,
     progress: ProgressCallback | None = None,
 ) -> StoreManifest:
     """Write the pictures of feature files, in their order, to the new store ``out``.
 
     Args:
         out: a folder that does not exist or is empty.
-        paths: LXMERT's feature files, or files of NLVR v1.
+        paths: feature files of LXMERT's kind (`pretrain.regions.tsv_layout`), or files of NLVR v1.
         format: what they are; None = as the first byte of the first file tells.
         feature_dtype: type in which features are stored; None = fp16, and fp32 for NLVR v1, whose features are few.
         workers: processes that decode LXMERT's files; None = one a core.
         features_of: what made the features of LXMERT's files, in words; stores with other words are not mixed with it.
+        file_dtype: type of the features in LXMERT's files; None = as the features tell.
+        skip_damaged: leave out rows of LXMERT's files that cannot be used and pictures that come again; the store's
+            manifest lists them.
+        object_names: file of the names of object classes, one a line, which the store keeps.
+        attribute_names: the same for attributes.
         progress: called with bytes that are done and all bytes.
 
     Raises:
@@ -51,13 +61,17 @@ def import_regions(
         raise DataError(f"{missing[0]}: {'not a file' if missing[0].exists() else 'no such file'}")
     format = format or told_format(paths[0])
     if format == "nlvr1":
-        if features_of is not None:
-            raise DataError("the features of NLVR v1 are always the same: leave out what made them (--features-of)")
+        for option, given in (
+            ("features-of", features_of), ("file-dtype", file_dtype), ("objects", object_names),
+            ("attributes", attribute_names), ("skip-damaged", skip_damaged or None),
+        ):  # fmt: skip
+            if given is not None:
+                raise DataError(f"the features of NLVR v1 are always the same: leave out --{option}")
         return _import_scenes(out, paths, feature_dtype or "fp32", progress)
     made_by = {"backend": "lxmert", **({} if features_of is None else {"features": features_of})}
     return import_tsv(
         out, paths, feature_dtype=feature_dtype or "fp16", workers=workers or usable_cores(), features_of=made_by,
-        progress=progress,
+        file_dtype=file_dtype, skip_damaged=skip_damaged, names_of=(object_names, attribute_names), progress=progress,
     )  # fmt: skip
 
 

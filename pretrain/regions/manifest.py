@@ -30,11 +30,21 @@ class StoreFile(Record):
 
 
 class Source(Record):
-    """A file or folder that pictures were read from."""
+    """A file or folder that pictures were read from.
+
+    Attributes:
+        name: its path.
+        sha256: of a file, or of the names and files of a folder's pictures.
+        pictures: that are in the store.
+        read_as: what the fields of a feature file were taken for.
+        left_out: rows or pictures that could not be used, each with the reason.
+    """
 
     name: Annotated[str, Field(max_length=4096)]
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     pictures: Count
+    read_as: str = ""
+    left_out: list[str] = Field(default=[])
 
 
 class Shape(Record):
@@ -86,6 +96,8 @@ class StoreManifest(Shape):
             Stores whose ``features_of`` differ are never mixed.
         sources: what was imported.
         files: by name.
+        object_names: of object classes in the order of their numbers; empty where they are not known.
+        attribute_names: the same for attributes.
     """
 
     format: Literal[1] = 1
@@ -93,6 +105,8 @@ class StoreManifest(Shape):
     features_of: dict[str, Any]
     sources: list[Source]
     files: dict[str, StoreFile]
+    object_names: list[str] = Field(default=[])
+    attribute_names: list[str] = Field(default=[])
 
     @property
     def key(self) -> str:

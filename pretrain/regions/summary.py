@@ -3,17 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pretrain.base.errors import DataError, counted
-from pretrain.base.text_lines import read_lines
-from pretrain.regions import nlvr1
+from pretrain.regions.class_names import ClassNames
 from pretrain.regions.store import RegionStore
 
 _TOGETHER = 1 << 20
+_PICTURES = 64
+"""Pictures whose features and boxes are looked at."""
+
+
+@dataclass(frozen=True)
+class FeatureFigures:
+    """Figures of features by which a person sees whether they can be right.
+
+    Attributes:
+        pictures: how many were looked at, evenly over the store.
+        mean: of all numbers.
+        deviation: of all numbers.
+        least: of all numbers.
+        greatest: of all numbers.
+        zeros: share of numbers that are 0.
+    """
+
+    pictures: int
+    mean: float
+    deviation: float
+    least: float
+    greatest: float
+    zeros: float
+
+    @classmethod
+    def of(cls, features: np.ndarray, pictures: int = 1) -> FeatureFigures:
+        """The figures of these features."""
+        values = features.astype(np.float64)
+        return cls(
+            pictures, float(values.mean()), float(values.std()), float(values.min()), float(values.max()),
+            float((values == 0).mean()),
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        return (
+            f"mean {self.mean:.4g}, deviation {self.deviation:.4g}, from {self.least:.4g} to {self.greatest:.4g}, "
+            f"{self.zeros:.0%} zeros"
+        )
 
 
 @dataclass(frozen=True)
@@ -21,7 +56,8 @@ class StoreSummary:
     """What a store holds.
 
     ``histogram`` maps a number of regions to the number of pictures that have it. ``smallest`` and ``largest`` are the
-    least and greatest width and height of pictures in pixels.
+    least and greatest width and height of pictures in pixels; ``box_smallest`` and ``box_largest`` are those of the
+    boxes in the pictures that were looked at for ``features``.
     """
 
     folder: str
@@ -37,6 +73,9 @@ class StoreSummary:
     histogram: dict[int, int]
     smallest: tuple[int, int]
     largest: tuple[int, int]
+    box_smallest: tuple[float, float]
+    box_largest: tuple[float, float]
+    features: FeatureFigures
     features_of: dict[str, Any]
     sources: list[dict[str, Any]]
     files: dict[str, str]
@@ -66,31 +105,7 @@ class PictureSummary:
     width: int
     height: int
     regions: list[RegionSummary]
-
-
-@dataclass(frozen=True)
-class ClassNames:
-    """Names of object and attribute classes in the order of their numbers; None = the numbers themselves."""
-
-    objects: list[str] | None = None
-    attributes: list[str] | None = None
-
-    @classmethod
-    def of(cls, store: RegionStore, objects: Path | None = None, attributes: Path | None = None) -> ClassNames:
-        """Names from files of one a line; without files, those of scenes of NLVR v1.
-
-        Raises:
-            DataError: a file cannot be read, or has fewer names than the store has classes.
-        """
-        manifest = store.manifest
-        scenes = manifest.features_of.get("backend") == nlvr1.FEATURES_OF["backend"]
-        known = (list(nlvr1.SHAPES), list(nlvr1.COLOURS)) if scenes else (None, None)
-        counts = (manifest.object_classes, manifest.attribute_classes)
-        names = [
-            default if path is None else _names(path, count)
-            for path, default, count in zip((objects, attributes), known, counts, strict=True)
-        ]
-        return cls(*names)
+    features: FeatureFigures
 
 
 def summarize(store: RegionStore) -> StoreSummary:
@@ -103,6 +118,10 @@ def summarize(store: RegionStore) -> StoreSummary:
         histogram += np.bincount(store.counts(rows), minlength=len(histogram))
         sizes = store.sizes(rows)
         smallest, largest = np.minimum(smallest, sizes.min(axis=0)), np.maximum(largest, sizes.max(axis=0))
+    looked_at = np.unique(np.linspace(0, len(store) - 1, _PICTURES).astype(np.int64))
+    read = store.regions(looked_at)
+    lengths = (read.boxes[..., 2:] - read.boxes[..., :2]) * store.sizes(looked_at)[:, None]
+    lengths = lengths[read.present]
     return StoreSummary(
         folder=str(store.folder),
         pictures=manifest.pictures,
@@ -117,11 +136,18 @@ def summarize(store: RegionStore) -> StoreSummary:
         histogram={number: int(count) for number, count in enumerate(histogram) if count},
         smallest=(int(smallest[0]), int(smallest[1])),
         largest=(int(largest[0]), int(largest[1])),
+        box_smallest=_pair(lengths.min(axis=0)),
+        box_largest=_pair(lengths.max(axis=0)),
+        features=FeatureFigures.of(read.features[read.present], len(looked_at)),
         features_of=manifest.features_of,
         sources=[source.model_dump() for source in manifest.sources],
         files={name: file.sha256 for name, file in manifest.files.items()},
         key=manifest.key,
     )
+
+
+def _pair(lengths: np.ndarray) -> tuple[float, float]:
+    return float(lengths[0]), float(lengths[1])
 
 
 def describe(store: RegionStore, name: str, names: ClassNames) -> PictureSummary:
@@ -148,11 +174,4 @@ def describe(store: RegionStore, name: str, names: ClassNames) -> PictureSummary
                 feature_norm=float(np.linalg.norm(read.features[0, region].astype(np.float64))),
             )
         )
-    return PictureSummary(name, width, height, regions)
-
-
-def _names(path: Path, count: int) -> list[str]:
-    names = [line.strip() for line in read_lines([path])]
-    if len(names) < count:
-        raise DataError(f"{path}: {counted(len(names), 'name')} for {count} classes; one a line is needed")
-    return names
+    return PictureSummary(name, width, height, regions, FeatureFigures.of(read.features[0, : len(regions)]))

@@ -1,4 +1,4 @@
-"""LXMERT's feature files to a store: indexed, then decoded by several processes, and resumed after an interruption.
+"""TSV feature files to a store: indexed, then decoded by several processes, and resumed after an interruption.
 
 The store grows in a folder beside its place, ``.NAME.import``:
 
@@ -31,8 +31,11 @@ from pretrain.base.parallel import ordered_map
 from pretrain.base.progress import ProgressCallback
 from pretrain.regions.arrays import map_array
 from pretrain.regions.block_writer import BlockWriter, blocks_of, count_blocks
+from pretrain.regions.class_names import ClassNames, read_names
 from pretrain.regions.manifest import FeatureType, Shape, Source, StoreManifest
-from pretrain.regions.tsv_index import HEIGHT, REGIONS, WIDTH, TsvIndex, index_tsv
+from pretrain.regions.tsv import Layout
+from pretrain.regions.tsv_index import HEIGHT, NUMBER, REGIONS, WIDTH, TsvIndex, index_tsv
+from pretrain.regions.tsv_layout import FileType, told_layout
 from pretrain.regions.unfinished import unfinished
 from pretrain.regions.writer import most_regions, seal, write_pictures
 
@@ -51,9 +54,12 @@ def import_tsv(
     feature_dtype: FeatureType,
     workers: int,
     features_of: Mapping[str, Any],
+    file_dtype: FileType | None = None,
+    skip_damaged: bool = False,
+    names_of: tuple[Path | None, Path | None] = (None, None),
     progress: ProgressCallback | None = None,
 ) -> StoreManifest:
-    """Write the pictures of LXMERT's feature files, in their order, to the new store ``out``.
+    """Write the pictures of TSV feature files, in their order, to the new store ``out``.
 
     Memory grows by some hundred bytes a picture. The same call continues where an interrupted one has stopped; files
     that have changed meanwhile begin it anew. The bytes are the same for any number of ``workers``.
@@ -62,15 +68,24 @@ def import_tsv(
         DataError: a row is not valid, with file and row; pictures come twice; files differ in their number of features
             or in whether they have labels; the disk is too small; or ``out`` holds something.
     """
+    names = ClassNames(*(None if file is None else read_names(file) for file in names_of))
     with unfinished(out, "import") as work:
         work.mkdir(exist_ok=True)
         try:
             meter = _Meter(progress, 2 * sum(path.stat().st_size for path in paths if path.is_file()))
-            indexes = _indexes(paths, work / "index", workers, meter)
+            layouts = {path: told_layout(path, file_dtype) for path in paths}
+            indexes = _indexes(layouts, paths, work / "index", feature_dtype, skip_damaged, workers, meter)
+            if skip_damaged:
+                indexes = _without_repeated(indexes)
             shape, offsets = _prepare(work, indexes, feature_dtype)
             _write_blocks(work, shape, indexes, workers, meter)
-            sources = [Source(name=r.path, sha256=r.sha256, pictures=r.pictures) for r, *_ in indexes]
-            manifest = seal(work, _with_classes(work, shape), most_regions(offsets), features_of, sources)
+            sources = [
+                Source(name=r.path, sha256=r.sha256, pictures=r.pictures, read_as=str(r.layout), left_out=r.left_out)
+                for r, *_ in indexes
+            ]
+            shape = _with_classes(work, shape)
+            names.require(shape, *names_of)
+            manifest = seal(work, shape, most_regions(offsets), features_of, sources, names)
         except UserError:  # of what cannot go on as it is, nothing is kept
             shutil.rmtree(work)
             raise
@@ -95,11 +110,22 @@ class _Meter:
                 self._progress(self._done, self._total)
 
 
-def _indexes(paths: Sequence[Path], folder: Path, workers: int, meter: _Meter) -> list[TsvIndex]:
+def _indexes(
+    layouts: Mapping[Path, Layout],
+    paths: Sequence[Path],
+    folder: Path,
+    dtype: FeatureType,
+    skip_damaged: bool,
+    workers: int,
+    meter: _Meter,
+) -> list[TsvIndex]:
     """The index of each file. Reading and hashing leave other threads alone, so threads suffice."""
     with ThreadPoolExecutor(min(workers, len(paths))) as threads:
         once = {path.absolute(): path for path in paths}  # a file named twice has one index, which one thread writes
-        named = {place: threads.submit(index_tsv, path, folder, meter.advance) for place, path in once.items()}
+        named = {
+            place: threads.submit(index_tsv, path, folder, layouts[path], dtype, skip_damaged, meter.advance)
+            for place, path in once.items()
+        }
         futures = [named[path.absolute()] for path in paths]
         try:
             failed = [future for future in wait(futures, return_when=FIRST_EXCEPTION).done if future.exception()]
@@ -133,7 +159,8 @@ def _prepare(
         pictures=len(names), regions=int(offsets[-1]), feature_size=first.size, feature_dtype=dtype,
         name_bytes=names.dtype.itemsize, object_classes=int(has_objects), attribute_classes=int(has_attributes),
     )  # fmt: skip
-    plan = {"sources": [index.record.sha256 for index in indexes], **shape.model_dump()}
+    read = [[r.sha256, str(r.layout), r.layout.types, len(r.left_out)] for r, *_ in indexes]
+    plan = {"sources": read, **shape.model_dump()}
     if _is_begun(work, shape, plan):
         return shape, offsets
     if (work / "plan.json").exists():
@@ -158,18 +185,47 @@ def _require_unique(names: np.ndarray, indexes: Sequence[TsvIndex]) -> None:
     twice = np.flatnonzero(names[order[1:]] == names[order[:-1]])
     if not twice.size:
         return
-    ends = np.cumsum([len(index.rows) for index in indexes])
-
-    def place(number: int) -> str:
-        source = int(np.searchsorted(ends, number, side="right"))
-        return f"{indexes[source].record.path}, row {number - int(ends[source]) + len(indexes[source].rows) + 1}"
-
     first = twice[np.argmin(order[twice + 1])]
     one, other = int(order[first]), int(order[first + 1])
     raise DataError(
-        f"{place(other)}: picture {shown(names[one].decode())} is in {place(one)} already; "
-        f"{counted(len(twice), 'picture')} more than once, and each may be there once"
+        f"{_place(indexes, other)}: picture {shown(names[one].decode())} is in {_place(indexes, one)} already; "
+        f"{counted(len(twice), 'picture')} more than once, and each may be there once; --skip-damaged takes the first"
     )
+
+
+def _place(indexes: Sequence[TsvIndex], number: int) -> str:
+    """File and row of a picture by its number among those of all files."""
+    for index in indexes:
+        if number < len(index.rows):
+            return f"{index.record.path}, row {index.rows[number, NUMBER]}"
+        number -= len(index.rows)
+    raise AssertionError(number)
+
+
+def _without_repeated(indexes: Sequence[TsvIndex]) -> list[TsvIndex]:
+    """The indexes without the rows of pictures that came before, which are named."""
+    places: dict[bytes, str] = {}
+    kept = []
+    for index in indexes:
+        path, left_out = index.record.path, []
+        good = np.ones(len(index.rows), dtype=bool)
+        for place, (name, number) in enumerate(zip(index.names.tolist(), index.rows[:, NUMBER].tolist(), strict=True)):
+            if name in places:
+                good[place] = False
+                left_out.append(f"row {number}: picture {shown(name.decode())} is in {places[name]} already")
+                logger.warning("left out: %s, %s", path, left_out[-1])
+            else:
+                places[name] = f"{path}, row {number}"
+        if not good.any():
+            raise DataError(f"{path}: no row can be used: {left_out[0]}")
+        listed = sorted([*index.record.left_out, *left_out], key=_row_number)
+        record = index.record.model_copy(update={"pictures": int(good.sum()), "left_out": listed})
+        kept.append(TsvIndex(record, index.rows[good], index.names[good]))
+    return kept
+
+
+def _row_number(left_out: str) -> int:
+    return int(left_out.removeprefix("row ").split(":")[0])
 
 
 def _is_begun(work: Path, shape: Shape, plan: dict[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from pretrain.base.files import write_text
 from pretrain.base.hashing import sha256
 from pretrain.regions.arrays import HEADER_BYTES, write_array
 from pretrain.regions.checks import checked
+from pretrain.regions.class_names import NUMBERS, ClassNames
 from pretrain.regions.manifest import MANIFEST, FeatureType, Shape, Source, StoreFile, StoreManifest
 from pretrain.regions.picture import Picture
 
@@ -160,7 +161,12 @@ def most_regions(offsets: Int64[np.ndarray, " borders"]) -> int:
 
 
 def seal(
-    folder: Path, shape: Shape, most: int, features_of: Mapping[str, Any], sources: Iterable[Source]
+    folder: Path,
+    shape: Shape,
+    most: int,
+    features_of: Mapping[str, Any],
+    sources: Iterable[Source],
+    names: ClassNames = NUMBERS,
 ) -> StoreManifest:
     """Hash the files of the arrays in ``folder`` and write the manifest, which makes it a store."""
     files = {
@@ -168,7 +174,8 @@ def seal(
         for name, layout in shape.arrays().items()
     }
     manifest = StoreManifest(
-        **shape.model_dump(), most_regions=most, features_of=dict(features_of), sources=list(sources), files=files
-    )
+        **shape.model_dump(), most_regions=most, features_of=dict(features_of), sources=list(sources), files=files,
+        object_names=names.objects or [], attribute_names=names.attributes or [],
+    )  # fmt: skip
     write_text(folder / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
     return manifest

@@ -35,12 +35,14 @@ class Counts(NamedTuple):
         pairs: pairs of a sentence and a picture.
         regions: regions of the pictures, masked or not.
         answers: questions with an answer.
+        masked: masked regions.
     """
 
     words: float
     pairs: float
     regions: float
     answers: float
+    masked: float
 
     @classmethod
     def of(cls, batch: PairBatch) -> Counts:
@@ -48,19 +50,22 @@ class Counts(NamedTuple):
         real = batch.matched != IGNORE
         labelled = 0 if batch.answers is None else int((batch.answers != IGNORE).sum())
         words = int((batch.labels != IGNORE).sum())
-        return cls(words, int(real.sum()), int(batch.present[real].sum()), labelled)
+        regions = int(batch.present[real].sum())
+        return cls(words, int(real.sum()), regions, labelled, len(batch.masked_regions))
 
 
-def divisors(counts: Float[Tensor, " 4"], region_rate: float) -> dict[str, Tensor]:
-    """By what the sum of each loss is divided, from the four numbers of `Counts` over the whole step.
+def divisors(counts: Float[Tensor, " 5"], region_rate: float, scope: str = "all") -> dict[str, Tensor]:
+    """By what the sum of each loss is divided, from the numbers of `Counts` over the whole step.
 
     The losses of regions are means over *all* regions, masked or not, times ``1 / region_rate``: LXMERT's normaliser,
-    1 / 0.15. A count of 0 becomes 1, so that a loss without rows is 0.
+    1 / 0.15. A count of 0 becomes infinity: the loss of no rows is 0, and by this it is known as one not measured.
     """
-    words, pairs, regions, answers = counts.clamp_min(1).unbind()
+    words, pairs, regions, answers, masked = torch.where(counts > 0, counts, torch.inf).unbind()
     regions = regions * region_rate
+    of_masked = torch.where(masked.isinf(), masked, regions)
+    classes = of_masked if scope == "masked" else regions
     return {
-        "mlm": words, "matching": pairs, "objects": regions, "attributes": regions, "features": regions,
+        "mlm": words, "matching": pairs, "objects": classes, "attributes": classes, "features": of_masked,
         "answers": answers,
     }  # fmt: skip
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64
+from pydantic import Field
 
 from pretrain.base.atomic import new_folder
 from pretrain.base.errors import DataError
@@ -16,6 +17,8 @@ from pretrain.base.files import write_json
 from pretrain.base.records import Count, Record, read_record
 
 _RECORD = "pairs.json"
+_LISTED = 1000
+"""Missing pictures that are listed."""
 
 
 class PairsRecord(Record):
@@ -26,12 +29,16 @@ class PairsRecord(Record):
         tokens: of all sentences, special tokens apart.
         answers: scored answers of all questions.
         cut: sentences that were longer than allowed.
+        missing: sentences that were left out, since their pictures are not in the store.
+        missing_pictures: the first of these pictures.
     """
 
     pairs: Count
     tokens: Count
     answers: Count
     cut: Count
+    missing: Count = 0
+    missing_pictures: list[str] = Field(default=[])
 
 
 class EncodedPairs:
@@ -114,6 +121,7 @@ def write_pairs(
     untrue: Bool[np.ndarray, " n"],
     answers: Iterable[Mapping[int, float]],
     longest: int,
+    missing: Sequence[str] = (),
 ) -> EncodedPairs:
     """Write pairs to the new folder ``folder``.
 
@@ -124,6 +132,7 @@ def write_pairs(
         untrue: whether it is a statement that does not hold.
         answers: score of each class of answers to each sentence.
         longest: so many tokens of a sentence are kept.
+        missing: the picture of each sentence that was left out.
     """
     tokens, lengths, cut = array("i"), array("q"), 0
     for words in sentences:
@@ -145,6 +154,8 @@ def write_pairs(
         tokens=len(arrays["tokens"]),
         answers=len(arrays["answer_ids"]),
         cut=cut,
+        missing=len(missing),
+        missing_pictures=list(dict.fromkeys(missing))[:_LISTED],
     )
     with new_folder(folder) as partial:
         for name, values in arrays.items():

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32
 
-from pretrain.base.errors import ConfigError, DataError, counted
+from pretrain.base.errors import ConfigError, DataError, counted, shown
 from pretrain.base.locks import cache_lock
+from pretrain.base.overlap import Shared, report_overlap, shared
 from pretrain.base.verification import ALONE, Ranks, Verifier
 from pretrain.config.schema import Job
 from pretrain.engine.kept import kept_in_run
@@ -106,6 +107,8 @@ def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None =
             encoded_pairs(split, job, store, tokenizer, answers) for split in (train, held_out) if split is not None
         ]
         _check_mismatches(job, splits[0])
+        if held_out is not None:
+            _report_overlap(*splits)
     train.forget()
     return Prepared(
         tokenizer=tokenizer,
@@ -171,24 +174,42 @@ def encoded_pairs(
 ) -> EncodedPairs:
     """The encoded pairs of a split, from the cache or made now, by one process of the host."""
     length, table = job.data.sequence_length, [] if answers is None else list(answers.answers)
-    key = digest_of([_VERSION, split.content, store.manifest.key, tokenizer.fingerprint, length, table])
+    skip = job.data.missing_pictures == "skip"
+    content = [_VERSION, split.content, store.manifest.key, tokenizer.fingerprint, length, table]
+    key = digest_of([*content, *(["without missing pictures"] if skip else [])])
     folder = job.data.cache / "pairs" / key
     folder.parent.mkdir(parents=True, exist_ok=True)
     if not folder.exists():  # it appears whole: ranks of a thousand hosts need not queue for a lock to read it
         with cache_lock(folder.with_suffix(".lock")):
             if not folder.exists():
-                _encode(split, folder, length, store, tokenizer, answers)
+                _encode(split, folder, length, store, tokenizer, answers, skip=skip)
     pairs = EncodedPairs(folder)
     pairs.require_within(pictures=len(store), ids=tokenizer.vocab_size, answers=len(table))
     if pairs.record.cut:
         logger.warning("%s: %s were cut to %d tokens", split.what, counted(pairs.record.cut, "sentence"), length)
+    if pairs.record.missing:
+        logger.warning(
+            "%s: %s LEFT OUT, whose pictures are not in the store: %s (%s lists them)", split.what,
+            counted(pairs.record.missing, "sentence"), first_shown(pairs.record.missing_pictures),
+            folder / "pairs.json",
+        )  # fmt: skip
     return pairs
 
 
 def _encode(
-    split: Split, folder: Path, length: int, store: RegionStore, tokenizer: TextTokenizer, table: AnswerTable | None
+    split: Split,
+    folder: Path,
+    length: int,
+    store: RegionStore,
+    tokenizer: TextTokenizer,
+    table: AnswerTable | None,
+    *,
+    skip: bool,
 ) -> None:
-    examples = split.examples
+    examples: list[Example] = split.examples
+    missing: list[str] = []
+    if skip:
+        examples, missing = with_pictures(examples, store, split.what)
     logger.info("%s: encoding %s into %s", split.what, counted(len(examples), "sentence"), folder)
     if table is not None:
         log_coverage(split.what, coverage(examples, table, convert_ans), table)
@@ -202,7 +223,32 @@ def _encode(
         untrue=np.array([example.truth is False for example in examples]),
         answers=scored,
         longest=length - 2,
+        missing=missing,
     )
+
+
+def with_pictures(examples: Sequence[Example], store: RegionStore, what: str) -> tuple[list[Example], list[str]]:
+    """The examples whose pictures are all in the store, and a missing picture of each other one.
+
+    Raises:
+        DataError: there is no such example.
+    """
+    there = iter(store.find([name for example in examples for name in example.pictures]).tolist())
+    kept, missing = [], []
+    for example in examples:
+        absent = [name for name in example.pictures if next(there) < 0]
+        if absent:
+            missing.append(absent[0])
+        else:
+            kept.append(example)
+    if not kept:
+        store.rows(missing, what)  # says what is wrong
+    return kept, missing
+
+
+def first_shown(names: Sequence[str]) -> str:
+    """The first names of many."""
+    return ", ".join(map(shown, names[:3])) + (", ..." if len(names) > 3 else "")
 
 
 def _encoded(tokenizer: TextTokenizer, examples: Sequence[Example]) -> Iterator[Int32[np.ndarray, " _"]]:
@@ -214,6 +260,19 @@ def _encoded(tokenizer: TextTokenizer, examples: Sequence[Example]) -> Iterator[
 def class_scores(table: AnswerTable, answers: Mapping[str, float]) -> dict[int, float]:
     """The score of each class: an answer is looked up as it stands, or else as `convert_ans` writes it."""
     return table.scores(answers, lambda text: text if text in table.index else convert_ans(text))
+
+
+def _report_overlap(train: EncodedPairs, validation: EncodedPairs) -> None:
+    """Say how many pairs and pictures are in both; only sentences about pictures that are in both are compared."""
+
+    def pairs(of: EncodedPairs) -> Iterator[tuple[int, bytes]]:
+        for number in np.flatnonzero(np.isin(of.pictures, common)).tolist():
+            yield int(of.pictures[number]), of.words(number).tobytes()
+
+    held_out = np.unique(validation.pictures)
+    common = np.intersect1d(np.unique(train.pictures), held_out)
+    both = shared(pairs(train), pairs(validation))._replace(total=len(validation))
+    report_overlap({"pair": both, "picture": Shared(len(common), len(held_out))})
 
 
 def _check_mismatches(job: VisionLanguageJob, pairs: EncodedPairs) -> None:

@@ -59,13 +59,16 @@ class VisionLanguageData(Section):
     regions: PathField | None = Field(None, description="the region store, as capt regions import or extract writes it")
     train: Files = Field(
         [], description="files to train on, of any kind: LXMERT's, COCO captions, VQA v2 (questions and annotations), "
-        "GQA, NLVR2, NLVR v1",
+        "GQA, NLVR2, NLVR v1, or rows of image and caption (JSON lines, CSV)",
     )  # fmt: skip
     validation: Files = Field([], description="files to validate on; none = no validation")
     answers: PathField | None = Field(
         None, description="answer table: all_ans.json, a list of answers or answer -> number; if unset it is built"
     )
     minimum_answers: PositiveInt = Field(9, description="of a built table: how often an answer must occur to be in it")
+    missing_pictures: Literal["refuse", "skip"] = Field(
+        "refuse", description="rows whose picture is not in the store: refuse the data, or skip and count these rows"
+    )
     sequence_length: int = Field(20, ge=4, le=4096, description="tokens of a sentence, special ones included")
     cache: PathField = Field(default_factory=default_cache, description="where encoded sentences are kept")
     allow_change: bool = Field(False, description="a resumed run may go on with other data than it began with")

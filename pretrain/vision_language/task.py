@@ -117,7 +117,8 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
 
     def scales(self, batch: list[PairBatch], device: torch.device) -> Scales:
         """Every loss of LXMERT is its sum over the whole step divided by the counts of the whole step."""
-        by = divisors(_counts(batch, device), self.job.objectives.region_rate)
+        section = self.job.objectives
+        by = divisors(_counts(batch, device), section.region_rate, section.region_scope)
         return {name: distributed.world_size() * len(batch) / count for name, count in by.items()}
 
     def losses(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
@@ -40,11 +41,12 @@ class Forward(Protocol):
 def validate(engine: Forward, assembler: Assembler, job: VisionLanguageJob, pairs: int) -> StepMetrics:
     """Metrics over ``validate.samples`` held-out pairs (all of them where there are fewer), equal on all ranks.
 
-    Every loss and accuracy of an objective that has a weight, as in training but over these pairs alone; ``loss`` is
-    their weighted sum, without the contrast. With it `contrast_metrics` of the aggregation head.
+    Every loss and accuracy of an objective that has a weight, as in training but over these pairs alone, except those
+    of which no pair has a label. ``loss`` is their weighted sum, without the contrast. With it `contrast_metrics` of
+    the aggregation head.
     """
     samples = min(job.validate_.samples, pairs)
-    head, sums, counts = PairAccumulator(), _Sums(engine.device), torch.zeros(4, dtype=torch.float64)
+    head, sums, counts = PairAccumulator(), _Sums(engine.device), torch.zeros(5, dtype=torch.float64)
     for batch, valid in validation_batches(assembler, samples, job.micro_batch(distributed.world_size())):
         counts += torch.tensor(Counts.of(batch), dtype=torch.float64)
         rows = batch.matched[:valid] == 1 if not job.contrast.mismatched else torch.ones(valid, dtype=torch.bool)
@@ -83,11 +85,14 @@ def only_first(batch: PairBatch, valid: int) -> PairBatch:
 
 
 def _means(sums: dict[str, float], counts: Tensor, job: VisionLanguageJob) -> StepMetrics:
-    by = {name: float(value) for name, value in divisors(counts, job.objectives.region_rate).items()}
+    by = {
+        name: float(value)
+        for name, value in divisors(counts, job.objectives.region_rate, job.objectives.region_scope).items()
+    }
     report: StepMetrics = {}
     total = 0.0
     for name, weight in job.objectives.weights().items():
-        if not weight:
+        if not weight or math.isinf(by[name]):  # of no rows nothing is measured
             continue
         mean = sums[f"loss/{name}"] / by[name]
         total += weight * mean

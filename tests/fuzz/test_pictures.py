@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from pretrain.base.errors import DataError
-from pretrain.regions.extract.damage import Damage
+from pretrain.regions.damage import Damage
 from pretrain.regions.extract.decode import decode
 from pretrain.regions.extract.find import find_pictures, read_picture
 from tests.fuzz.harness import check, inputs, library, mutated

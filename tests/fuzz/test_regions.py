@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from pretrain.base.verification import Verifier
+from pretrain.regions.class_names import ClassNames
 from pretrain.regions.importing import import_regions
 from pretrain.regions.store import RegionStore
-from pretrain.regions.summary import ClassNames, describe, summarize
+from pretrain.regions.summary import describe, summarize
 from pretrain.regions.tsv import FIELDS, encode
 from pretrain.regions.writer import write_store
 from tests.fuzz.harness import HOSTILE, check, command, inputs, library, mutated, snapshot
@@ -66,7 +67,7 @@ def _use(folder: Path, verifier: Verifier | None) -> None:
     assert np.isfinite(read.boxes).all()
     store.features_at(np.array([0, store.manifest.regions - 1]))
     summarize(store)
-    describe(store, store.names(0, 1)[0], ClassNames.of(store))
+    describe(store, store.names(0, 1)[0], ClassNames.of(store.manifest))
 
 
 def test_stores(whole: Path, tmp_path: Path) -> None:

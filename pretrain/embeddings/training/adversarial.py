@@ -122,7 +122,7 @@ class Adversarial:
         return {**self._report(loss.detach(), band, metrics), "grad_norm": engine.gradient_norm()} if measure else None
 
     def _report(self, loss: Tensor, band: Band, metrics: dict[str, float]) -> StepMetrics:
-        """The metrics of an update; a generator that has collapsed is named in the progress line."""
+        """The metrics of an update, without a loss of no pair; a collapsed generator is named as the status."""
         pairs = distributed.all_reduce_sum(band.neighbour.sum()) / distributed.world_size()
         if metrics:
             entropy, distinct = metrics["generator_entropy"], metrics["distinct_rate"]
@@ -134,7 +134,7 @@ class Adversarial:
                     "raise generator.entropy or lower generator.lr", entropy, distinct,
                 )  # fmt: skip
             self.status = status
-        return {"loss": loss / pairs.clamp(min=1), **metrics}
+        return {"loss": loss / pairs, **metrics} if pairs else {**metrics}
 
     def _masked(self, band: Band, draws: Draws | None) -> Bool[Tensor, "n m"] | None:
         if draws is None or not self._job.generator.mask_false_negatives:

@@ -113,14 +113,14 @@ class SkipGram:
     def update(
         self, engines: Mapping[str, Engine], segments: Segments, step: int, *, measure: bool
     ) -> StepMetrics | None:
-        """Do one update of the discriminator; with ``measure`` return the loss in nats for each pair."""
+        """Do one update of the discriminator; with ``measure`` return the loss in nats a pair, if there is any."""
         engine = engines["discriminator"]
         assert isinstance(engine.module, EmbeddingTables)
         loss = self.move(engine.module, segments, engine.learning_rate(), measure=measure)
         if loss is None:
             return None
         pairs = distributed.all_reduce_sum(loss.pairs) / distributed.world_size()
-        return {"loss": loss.total / pairs.clamp(min=1)}
+        return {"loss": loss.total / pairs} if pairs else {}
 
     def move(
         self, tables: EmbeddingTables, segments: Segments, learning_rate: float, *, measure: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Float32
 from torch import Tensor
@@ -21,18 +22,30 @@ def feature_map(model: VisionModel, pixels: Float[Tensor, "b 3 height width"]) -
     Tokens that belong to no patch (a classifier's, registers) stand before the patches and are left out.
     """
     options: dict[str, Any] = {"interpolate_pos_encoding": True} if model.family.interpolates else {}
-    hidden: Tensor = model.network(pixel_values=pixels, **options).last_hidden_state
+    patch = getattr(model.config, "patch_size", None) if not model.family.stride else model.family.stride
+    sides = patch if isinstance(patch, list | tuple) else (patch or 1, patch or 1)
+    rows, columns = pixels.shape[-2] // int(sides[0]), pixels.shape[-1] // int(sides[1])
+    given = pixels
+    if model.family.flexible:
+        given = _patches(pixels, int(sides[0]))
+        options["pixel_attention_mask"] = torch.ones(given.shape[:2], dtype=torch.long, device=given.device)
+        options["spatial_shapes"] = torch.tensor([[rows, columns]] * len(given))
+    hidden: Tensor = model.network(pixel_values=given, **options).last_hidden_state
     if hidden.ndim == 4:
         return hidden
-    patch = model.config.patch_size
-    sides = patch if isinstance(patch, list | tuple) else (patch, patch)
-    rows, columns = pixels.shape[-2] // int(sides[0]), pixels.shape[-1] // int(sides[1])
     before = model.family.tokens_before + int(getattr(model.config, "num_register_tokens", 0) or 0)
     if hidden.shape[1] != before + rows * columns:
         raise ConfigError(
             f"{model.folder}: {hidden.shape[1]} hidden states for {rows} x {columns} patches and {before} other tokens"
         )
     patches: Tensor = hidden[:, before:].transpose(1, 2).unflatten(2, (rows, columns))
+    return patches
+
+
+def _patches(pixels: Float[Tensor, "b 3 height width"], side: int) -> Float[Tensor, "b patches values"]:
+    """The pixels of each patch, row by row, the colours of a pixel together."""
+    rows = pixels.unflatten(3, (-1, side)).unflatten(2, (-1, side))  # [b, 3, rows, side, columns, side]
+    patches: Tensor = rows.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
     return patches
 
 

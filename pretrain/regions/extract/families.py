@@ -23,6 +23,8 @@ class Family:
         interpolates: ``forward`` wants to be told that pictures may have another size than in pretraining.
         sigmoid: a detector's classes are independent; otherwise they share a softmax whose last class is "nothing".
         arguments: further arguments of the class.
+        stride: pixels of the side of a patch, where ``config.json`` does not say.
+        flexible: pictures keep their proportions, and the model takes patches and how many rows there are.
     """
 
     model: str
@@ -34,11 +36,13 @@ class Family:
     interpolates: bool = False
     sigmoid: bool = False
     arguments: tuple[tuple[str, Any], ...] = ()
+    stride: int = 0
+    flexible: bool = False
 
 
 _ANY = (
     "ConvNextImageProcessor", "BitImageProcessor", "CLIPImageProcessor", "SiglipImageProcessor", "ViTImageProcessor",
-    "DeiTImageProcessor", "EfficientNetImageProcessor",
+    "DeiTImageProcessor", "EfficientNetImageProcessor", "DINOv3ViTImageProcessor",
 )  # fmt: skip
 
 
@@ -52,6 +56,7 @@ _CLIP = Family(
     "CLIPVisionModel", _processors("CLIPImageProcessor"), "vision_model.", tokens_before=1, interpolates=True
 )
 _SIGLIP = Family("SiglipVisionModel", _processors("SiglipImageProcessor"), "vision_model.", interpolates=True)
+_SIGLIP2 = Family("Siglip2VisionModel", ("Siglip2ImageProcessor",), "vision_model.", flexible=True)
 _VIT = Family(
     "ViTModel", _processors("ViTImageProcessor"), tokens_before=1, interpolates=True, arguments=_NO_POOLER
 )  # fmt: skip
@@ -63,6 +68,9 @@ FAMILIES: dict[str, dict[str, Family]] = {
         "convnext": Family("ConvNextModel", _CONVNEXT),
         "convnextv2": Family("ConvNextV2Model", _CONVNEXT),
         "bit": Family("BitModel", _BIT),
+        "dinov3_convnext": Family(
+            "DINOv3ConvNextModel", _processors("DINOv3ViTImageProcessor"), tokens_before=1, stride=32
+        ),
         "efficientnet": Family("EfficientNetModel", _processors("EfficientNetImageProcessor")),
     },
     "vit": {
@@ -72,10 +80,13 @@ FAMILIES: dict[str, dict[str, Family]] = {
         ),
         "dinov2": Family("Dinov2Model", _BIT, tokens_before=1),
         "dinov2_with_registers": Family("Dinov2WithRegistersModel", _BIT, tokens_before=1),
+        "dinov3_vit": Family("DINOv3ViTModel", _processors("DINOv3ViTImageProcessor"), tokens_before=1),
         "clip_vision_model": _CLIP,
         "clip": Family(**{**vars(_CLIP), "part": "vision_config", "part_type": "clip_vision_model"}),
         "siglip_vision_model": _SIGLIP,
         "siglip": Family(**{**vars(_SIGLIP), "part": "vision_config", "part_type": "siglip_vision_model"}),
+        "siglip2_vision_model": _SIGLIP2,
+        "siglip2": Family(**{**vars(_SIGLIP2), "part": "vision_config", "part_type": "siglip2_vision_model"}),
     },
     "detr": {
         "detr": Family("DetrForObjectDetection", ("DetrImageProcessor",)),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pretrain.base.errors import DataError, counted
 from pretrain.base.files import open_regular, printable
 from pretrain.regions.checks import check_name
-from pretrain.regions.extract.damage import Damage
+from pretrain.regions.damage import Damage
 
 logger = logging.getLogger(__name__)
 

@@ -23,12 +23,23 @@ if TYPE_CHECKING:
 
 _KEYS = (
     "size", "crop_size", "crop_pct", "resample", "do_resize", "do_center_crop", "do_rescale", "rescale_factor",
-    "do_normalize", "image_mean", "image_std", "do_pad", "pad_size", "include_top",
+    "do_normalize", "image_mean", "image_std", "do_pad", "pad_size", "include_top", "patch_size", "max_num_patches",
 )  # fmt: skip
 """What of a processor decides the pixels that a model sees."""
 
+_PILLOW: dict[str, tuple[str, dict[str, Any]]] = {
+    "DINOv3ViTImageProcessor": (
+        "ViTImageProcessor",
+        {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225], "resample": 2},
+    ),
+}
+"""Processors that have no Pillow form, the one that does the same, and their own defaults."""
+
 _LARGEST = 4096
 """Pixels of the longest side of a model's input."""
+
+_MOST_PATCHES = 1 << 14
+"""Patches of a model's input."""
 
 _LONGEST = 16 * _LARGEST
 """Pixels of the longest side of a picture that a processor has resized by its short side, before the crop."""
@@ -62,9 +73,11 @@ class Preparation:
     """
 
     def __init__(self, folder: Path, family: Family, fit: str) -> None:
-        self._path, self._fit = folder / "preprocessor_config.json", fit
+        self._path, self._fit, self._flexible = folder / "preprocessor_config.json", fit, family.flexible
         self._processor = _processor(read_json(self._path), family, self._path)
-        self._input = (0, 0) if fit == "own" else self._input_size()
+        self._input = (0, 0) if fit == "own" or self._flexible else self._input_size()
+        if self._flexible and fit == "crop":
+            raise CheckpointError(f"{self._path}: this model sees whole pictures in their proportions: --fit whole")
 
     @property
     def description(self) -> dict[str, Any]:
@@ -75,6 +88,8 @@ class Preparation:
 
     def __call__(self, image: Image.Image) -> Prepared:
         """Prepare one picture. Raises ``ValueError`` for one so narrow that it would be resized to gigabytes."""
+        if self._flexible:
+            return Prepared(self._of_patches(image), _whole(*image.size))
         if self._fit == "whole":
             height, width = self._input
             options = {"do_resize": False, "do_center_crop": False}
@@ -94,6 +109,16 @@ class Preparation:
         prepared = self._processor(images=[image], return_tensors="pt", **options)
         pixels: Tensor = prepared["pixel_values"][0]
         return pixels.float()
+
+    def _of_patches(self, image: Image.Image) -> Tensor:
+        """The picture that the processor has cut into patches, put together again and without its padding."""
+        prepared = self._processor(images=[image], return_tensors="pt")
+        rows, columns = (int(number) for number in prepared["spatial_shapes"][0])
+        side = int(self._processor.patch_size)
+        patches = prepared["pixel_values"][0][: rows * columns].float()
+        cells = patches.view(rows, columns, side, side, -1)
+        pixels: Tensor = cells.permute(4, 0, 2, 1, 3).reshape(-1, rows * side, columns * side)
+        return pixels
 
     def _refuse_narrow(self, width: int, height: int) -> None:
         size = self._processor.size
@@ -159,7 +184,12 @@ def _processor(keys: dict[str, Any], family: Family, path: Path) -> Any:
     name = str(named).replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast").removesuffix("Pil")
     if name not in family.processors:
         raise CheckpointError(f"{path}: image_processor_type is {shown(named)}; known: {', '.join(family.processors)}")
-    for key in ("size", "crop_size", "pad_size"):
+    name, defaults = _PILLOW.get(name, (name, {}))
+    keys = defaults | keys
+    most = keys.get("max_num_patches")
+    if most is not None and not (isinstance(most, int) and 0 < most <= _MOST_PATCHES):
+        raise CheckpointError(f"{path}: max_num_patches is {shown(most)}; it is a number from 1 to {_MOST_PATCHES}")
+    for key in ("size", "crop_size", "pad_size", "patch_size"):
         sides = keys.get(key)
         for side in sides.values() if isinstance(sides, dict) else [sides]:
             if isinstance(side, int | float) and not side <= _LARGEST:

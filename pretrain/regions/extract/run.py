@@ -17,8 +17,8 @@ import torch
 
 from pretrain.base.errors import ConfigError, DataError, UserError, counted
 from pretrain.base.progress import ProgressCallback
+from pretrain.regions.damage import Damage
 from pretrain.regions.extract.cells import cell_boxes, feature_map, pooled
-from pretrain.regions.extract.damage import Damage
 from pretrain.regions.extract.decode import decode
 from pretrain.regions.extract.detector import detect
 from pretrain.regions.extract.find import Found, find_pictures, read_picture
@@ -50,9 +50,10 @@ class _Input(NamedTuple):
 
 
 class _Places:
-    """What was read of each place: how many pictures, and a digest of their names and files in their order."""
+    """What was read of each place: how many pictures, a digest of their names and files, and what was left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, left_out: Sequence[str] = ()) -> None:
+        self._left_out = list(left_out)
         self._digests: dict[str, Any] = {}
         self._counts: Counter[str] = Counter()
 
@@ -62,8 +63,11 @@ class _Places:
 
     def __iter__(self) -> Iterator[Source]:
         """To be called when all pictures were read."""
+        left = self._left_out
         for place, digest in self._digests.items():
-            yield Source(name=place, sha256=digest.hexdigest(), pictures=self._counts[place])
+            own = [where for where in left if where.startswith(place)]
+            left = [where for where in left if not where.startswith(place)]
+            yield Source(name=place, sha256=digest.hexdigest(), pictures=self._counts[place], left_out=own)
 
 
 def extract_regions(
@@ -122,7 +126,7 @@ def extract_regions(
                 part = make_part(number, some, files, start)
             damage.skipped += part.skipped
             made.append(part)
-        places_read = _Places()
+        places_read = _Places(damage.skipped)
         for one in chain.from_iterable(part.read for part in made):
             places_read.add(one)
         manifest = write_store(

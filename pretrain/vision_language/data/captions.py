@@ -1,8 +1,16 @@
-"""Captions: COCO's JSON (annotations or results) and Flickr8k's token file. A caption is true of its picture."""
+"""Captions: COCO's JSON (annotations or results), Flickr8k's token file, and rows of ``image`` and ``caption``.
+
+A caption is true of its picture.
+"""
 
 from __future__ import annotations
 
+import csv
 import re
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+from pydantic import Field
 
 from pretrain.base.errors import DataError, shown
 from pretrain.base.records import Record
@@ -15,6 +23,11 @@ class _Caption(Record):
     image_id: Number | Name
     caption: Text
     id: Number | None = None
+
+
+class _OwnCaption(Record):
+    image: Number | Name
+    caption: Text | Annotated[list[Text], Field(min_length=1, max_length=1000)]
 
 
 class _Image(Record):
@@ -31,6 +44,17 @@ def is_annotations(document: Document) -> bool:
 def is_results(document: Document) -> bool:
     """Whether the rows are captions in the form of COCO's results."""
     return {"image_id", "caption"} <= document.keys
+
+
+def is_own(document: Document) -> bool:
+    """Whether the rows are objects with ``image`` and ``caption``: JSON lines, or a JSON list."""
+    return {"image", "caption"} <= document.keys
+
+
+def is_table(document: Document) -> bool:
+    """Whether the first line names the columns ``image`` and ``caption`` of a table with commas or tabs."""
+    first = document.rows[0] if document.rows else None
+    return isinstance(first, str) and {"image", "caption"} <= {*_cells(first, _separator(first))}
 
 
 def is_tokens(document: Document) -> bool:
@@ -53,6 +77,57 @@ def read_annotations(document: Document) -> list[Example]:
 def read_results(document: Document) -> list[Example]:
     """Captions as a list of ``image_id`` and ``caption``. Raises ``DataError`` as `read_annotations` does."""
     return _examples(document, list(document.checked(_Caption)), {})
+
+
+def read_own(document: Document) -> list[Example]:
+    """Captions as objects of ``image``, the name or path of a picture's file, and ``caption``, one or a list of them.
+
+    Raises:
+        DataError: a row lacks a key, or a value is of the wrong type.
+    """
+    return _own_examples(document.checked(_OwnCaption))
+
+
+def read_table(document: Document) -> list[Example]:
+    """Captions as a table; other columns than ``image`` and ``caption`` are not read.
+
+    Raises:
+        DataError: a row has another number of columns than the first line, or no image or caption.
+    """
+    separator = _separator(document.rows[0])
+    reader = csv.reader((f"{line}\n" for line in document.rows), delimiter=separator, strict=True)
+    header = _cells(document.rows[0], separator)
+    next(reader)
+
+    def rows() -> Iterator[tuple[str, object]]:
+        first = 1
+        for cells in reader:
+            place, first = document.place(first), reader.line_num
+            if len(cells) != len(header):
+                raise DataError(f"{place}: {len(cells)} columns, and {len(header)} in the first line")
+            yield place, dict(zip(header, (cell.strip() for cell in cells), strict=True))
+
+    try:
+        return _own_examples(checked(_OwnCaption, rows()))
+    except csv.Error as problem:
+        raise DataError(f"{document.path}: not a table of columns: {problem}") from None
+
+
+def _own_examples(rows: Iterable[tuple[str, _OwnCaption]]) -> list[Example]:
+    examples: list[Example] = []
+    for _, row in rows:
+        picture = file_stem(row.image) if isinstance(row.image, str) else str(row.image)
+        for caption in [row.caption] if isinstance(row.caption, str) else row.caption:
+            examples.append(Example(len(examples), (picture,), caption))
+    return examples
+
+
+def _separator(header: str) -> str:
+    return "\t" if "\t" in header else ","
+
+
+def _cells(header: str, separator: str) -> list[str]:
+    return [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
 
 
 def _examples(document: Document, rows: list[tuple[str, _Caption]], files: dict[int | str, str]) -> list[Example]:

@@ -21,6 +21,10 @@ from pretrain.base.records import Record, first_fault
 LARGEST = 2 << 30
 """Bytes of an unpacked file at most: GQA's largest balanced file has 1.2 GB."""
 
+_KEYS_OF_LINES = ("identifier", "caption")
+_LONGEST_LINE = 1 << 20
+"""Characters of the first line of JSON lines: a longer one is a whole file."""
+
 _HEAD, _ALWAYS, _PACKED = 1 << 12, 64 << 20, 200
 """Bytes that are looked at first; bytes that a packed file may always have unpacked, and above these how many times its
 own: annotations are packed to an 18th, a bomb to a 1,000th."""
@@ -128,15 +132,15 @@ def _unpacked(path: Path, limit: int) -> str:
 
 
 def _json_lines(path: Path, text: str) -> list[tuple[int, Any]] | None:
-    """The objects of JSON lines with the number of their lines; None where the first line is no statement of NLVR."""
+    """The objects of JSON lines with their line numbers; None where the first line is no statement and no caption."""
     end = text.find("\n") if "\n" in text else len(text)
-    if text.find('"identifier"', 0, end) < 0:
+    if end > _LONGEST_LINE or not any(text.find(f'"{key}"', 0, end) >= 0 for key in _KEYS_OF_LINES):
         return None
     try:
         first = _parsed(path, text[:end])
     except DataError:
         return None
-    if "identifier" not in first:
+    if not any(key in first for key in _KEYS_OF_LINES):
         return None
     rows = []
     for number, line in enumerate(text.split("\n"), start=1):
@@ -156,7 +160,9 @@ def _parsed(place: Path | str, text: str) -> Any:
         raise DataError(f"{place}: not valid JSON: {printable(str(problem))}") from None
 
 
-_UNUSED = ("semantic", "semanticStr", "fullAnswer", "equivalent")
+_UNUSED = ("semanticStr", "fullAnswer", "equivalent")
+_NO_STEP = ("exist", "query: name", "choose name")
+"""Operations of GQA's programs that its evaluator does not count as a step of reasoning."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Any:
@@ -171,14 +177,24 @@ def _object(pairs: list[tuple[str, Any]]) -> Any:
 def _without_unused(row: dict[str, Any]) -> Any:
     """Let go of what no reader uses as soon as it is parsed: most bytes of GQA's and VQA's files.
 
-    Of a question of GQA its program; an annotator's answer in VQA becomes the answer alone, of which there are few.
+    Of a question of GQA its program, of which the number of steps is kept; an annotator's answer in VQA becomes the
+    answer alone, of which there are few.
     """
     if "imageId" in row:
         for key in _UNUSED:
             row.pop(key, None)
+        if "semantic" in row:
+            row["steps"] = _steps(row.pop("semantic"))
     elif "answer_id" in row and isinstance(row.get("answer"), str):
         return intern(row["answer"])
     return row
+
+
+def _steps(program: object) -> int | None:
+    if not isinstance(program, list) or not all(isinstance(part, dict) for part in program):
+        return None
+    operations = [f"{part.get('operation')}: {part.get('argument')}" for part in program]
+    return sum(not any(name in operation for name in _NO_STEP) for operation in operations)
 
 
 class Unique:

@@ -17,6 +17,12 @@ from pretrain.vision_language.data.files import Document, Name, Text, checked, r
 
 class _Types(Record):
     structural: str = ""
+    semantic: str = ""
+    detailed: str = ""
+
+
+class _Groups(Record):
+    global_: str | None = Field(default=None, alias="global")
 
 
 class _Question(Record):
@@ -26,6 +32,13 @@ class _Question(Record):
     balanced: bool = Field(default=True, alias="isBalanced")
     entailed: list[Name] = Field(default=[], max_length=1 << 16)
     types: _Types = _Types()
+    groups: _Groups = _Groups()
+    steps: int | None = None
+
+
+class _Choices(Record):
+    valid: list[str]
+    plausible: list[str]
 
 
 class GqaQuestion(NamedTuple):
@@ -37,6 +50,10 @@ class GqaQuestion(NamedTuple):
         balanced: whether accuracy counts it.
         entailed: ids of questions whose answers follow from this one's.
         kind: the structural type: ``verify``, ``query``, ``choose``, ``logical`` or ``compare``.
+        semantic: the semantic type: ``attr``, ``cat``, ``global``, ``obj`` or ``rel``.
+        detailed: the detailed type.
+        group: the group of questions within which answers are distributed; None where it is in none.
+        steps: of reasoning; None where the file does not say.
     """
 
     id: str
@@ -46,6 +63,37 @@ class GqaQuestion(NamedTuple):
     balanced: bool
     entailed: tuple[str, ...]
     kind: str
+    semantic: str = ""
+    detailed: str = ""
+    group: str | None = None
+    steps: int | None = None
+
+
+class Choices(NamedTuple):
+    """Answers that a question may have, and those that make sense in the world, of GQA's file of choices."""
+
+    valid: frozenset[str]
+    plausible: frozenset[str]
+
+
+def is_choices(document: Document) -> bool:
+    """Whether the object holds the choices of questions by their ids."""
+    first = next(iter(document.table.values()), None)
+    return isinstance(first, dict) and {"valid", "plausible"} <= first.keys()
+
+
+def gqa_choices(document: Document) -> dict[str, Choices]:
+    """The choices of each question. Raises ``DataError`` that names question and key."""
+    rows = ((f"{document.path}, question {key[:100]!r}", row) for key, row in document.table.items())
+    kept: dict[tuple[str, ...], frozenset[str]] = {}  # many questions have the same choices
+
+    def shared(answers: list[str]) -> frozenset[str]:
+        return kept.setdefault(tuple(answers), frozenset(answers))
+
+    return {
+        key: Choices(shared(row.valid), shared(row.plausible))
+        for key, (_, row) in zip(document.table, checked(_Choices, rows), strict=True)
+    }
 
 
 def is_official(document: Document) -> bool:
@@ -97,5 +145,6 @@ def _questions(document: Document) -> Iterator[GqaQuestion]:
         if not key or not key.isprintable():
             raise DataError(f"{place}: the id is not printable text")
         yield GqaQuestion(
-            key, row.picture, row.question, row.answer, row.balanced, tuple(row.entailed), row.types.structural
-        )
+            key, row.picture, row.question, row.answer, row.balanced, tuple(row.entailed), row.types.structural,
+            row.types.semantic, row.types.detailed, row.groups.global_, row.steps,
+        )  # fmt: skip

@@ -34,12 +34,14 @@ _FORMS = (
     _Form(nlvr2.is_statements, nlvr2.read_statements, "nlvr2"),
     _Form(captions.is_annotations, captions.read_annotations, None),
     _Form(captions.is_results, captions.read_results, None),
+    _Form(captions.is_own, captions.read_own, None),
+    _Form(captions.is_table, captions.read_table, None),
     _Form(captions.is_tokens, captions.read_tokens, None),
 )
 
 _KNOWN = (
     "LXMERT's JSON (pretraining, VQA, GQA, NLVR2), VQA v2 questions and annotations, GQA questions, NLVR2 or NLVR v1 "
-    "JSON lines, COCO captions, Flickr8k.token"
+    "JSON lines, COCO captions, Flickr8k.token, rows of image and caption (JSON lines, JSON list, CSV or TSV)"
 )
 
 
@@ -79,6 +81,8 @@ def examples_of(documents: Sequence[Document], *, what: str = "data.train") -> l
             questions.append(document)
         elif vqa.is_annotations(document):
             annotations.append(document)
+        elif gqa.is_choices(document):  # which the evaluation of GQA alone reads
+            continue
         else:
             examples += _form(document).read(document)
     if annotations and not questions:
@@ -94,6 +98,8 @@ def task_of(document: Document) -> Task | None:
     """
     if vqa.is_questions(document) or vqa.is_annotations(document):
         return "vqa"
+    if gqa.is_choices(document):
+        return "gqa"
     return _form(document).task
 
 

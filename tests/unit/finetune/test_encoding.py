@@ -14,10 +14,12 @@ from finetune import encoding
 from finetune.batches import evaluation_batches
 from finetune.encoding import EncodedTexts, encode_texts, truncated_lengths
 from finetune.glue.files import read_split
+from finetune.glue.task import GlueFineTuning
 from finetune.glue.tasks import glue_task
 from finetune.order import ExampleOrder
 from finetune.text_rows import TextRows
-from tests.finetune import sentence, write_vocabulary
+from pretrain.config.load import job_from_mapping
+from tests.finetune import glue_mapping, sentence, write_encoder, write_vocabulary
 from tokenizer.encode import TextTokenizer, load_tokenizer
 
 
@@ -128,3 +130,17 @@ def test_real_rows(task: str, count: int, plain: float, data_folder: Path, tmp_p
         padding[bucketing] = 1 - sum(x.sum() for x in batches) / sum(len(x) * x.max() for x in batches)
     assert padding[True] < 0.04
     assert padding[False] > plain
+
+
+def test_texts_of_both_splits_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_encoder(tmp_path / "encoder")
+    folder = tmp_path / "glue" / "RTE"
+    folder.mkdir(parents=True)
+    rows = [
+        f"{i}\tThe cat is {word}.\tA cat is {word}.\t{label}"
+        for i, (word, label) in enumerate(zip("abcdefgh", ["entailment", "not_entailment"] * 4, strict=True))
+    ]
+    for split, some in (("train", rows[:6]), ("dev", rows[4:])):
+        (folder / f"{split}.tsv").write_text("\n".join(["index\tsentence1\tsentence2\tlabel", *some]) + "\n")
+    GlueFineTuning(job_from_mapping(glue_mapping(tmp_path), "test"), tmp_path / "run")
+    assert "dev overlaps train: 2 of 4 texts are in both" in caplog.text

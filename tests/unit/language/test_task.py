@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import torch
 from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.config.load import job_from_mapping
 from pretrain.contrast import ShardedQueue
+from pretrain.data.corruption import IGNORE
 from pretrain.engine.task import Progress
+from pretrain.language.prepare import prepare
 from pretrain.language.task import LanguageTask
 from tests.language import language_mapping
 
@@ -76,3 +79,22 @@ def test_a_number_of_samples_that_no_run_reaches_is_refused(tmp_path: Path) -> N
     task = LanguageTask(job_from_mapping(language_mapping(tmp_path), "test"), tmp_path / "run")
     with pytest.raises(CheckpointError, match=r"state.json: 4611686018427387904 samples are over 16,777,216 epochs"):
         task.build_batches(Progress(step=1, samples=2**62))
+
+
+def test_a_step_without_a_masked_token_has_no_masked_loss(tmp_path: Path) -> None:
+    """The factor of its sum is 0, which is what a step that is logged leaves its value out by."""
+    task = LanguageTask(job_from_mapping(language_mapping(tmp_path), "test"), tmp_path / "run")
+    batch = next(task.build_batches(Progress()))
+    device = torch.device("cpu")
+    assert float(task.scales(batch, device)["mlm"]) > 0
+    bare = [dataclasses.replace(part, labels=torch.full_like(part.labels, IGNORE)) for part in batch]
+    assert float(task.scales(bare, device)["mlm"]) == 0
+
+
+def test_documents_of_both_splits_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mapping = language_mapping(tmp_path)
+    documents = (tmp_path / "text.txt").read_text().strip().split("\n\n")
+    (tmp_path / "held_out.txt").write_text("\n\n".join([*documents[:3], "Words of its own."]) + "\n")
+    mapping["data"]["validation_files"] = [str(tmp_path / "held_out.txt")]
+    prepare(job_from_mapping(mapping, "test"))  # type: ignore[arg-type]
+    assert "validation text overlaps training text: 3 of 4 documents are in both" in caplog.text

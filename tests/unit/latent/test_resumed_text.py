@@ -27,3 +27,14 @@ def test_changed_sentences_are_refused_unless_allowed(tmp_path: Path) -> None:
     task("data.allow_change=true").load_state(tmp_path, state)
     del state["text"]  # as an earlier version wrote it
     task().load_state(tmp_path, state)
+
+
+def test_sentences_of_both_splits_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_text(tmp_path)
+    train = (tmp_path / "toy.train.txt").read_text().splitlines()
+    (held_out,) = (path for path in tmp_path.iterdir() if ".valid" in path.name)
+    known = {*train}
+    own = [line for line in held_out.read_text().splitlines() if line not in known][:5]
+    held_out.write_text("\n".join([*train[:3], *own]) + "\n")
+    LatentTask(small_job("vae", tmp_path, tmp_path / "run"), tmp_path / "run")
+    assert f"validation text overlaps training text: 3 of {3 + len(own)} sentences are in both" in caplog.text

@@ -152,9 +152,9 @@ BAD = {
     "outside": (lambda row: _row(1, width=1), "b.tsv, row 2: picture 'p1': box 1 .* does not lie"),
     "other size": (
         lambda row: _row(1, features=_pictures()[1].features[:, :5]),
-        r"b.tsv, row 2 \(picture 'p1'\): 5 f",
+        "b.tsv, row 2: picture 'p1': 5 f",
     ),
-    "no objects": (lambda row: _row(1, objects=None), "b.tsv, row 2 .*: 16 features a region and attributes, and 16"),
+    "no objects": (lambda row: _row(1, objects=None), "b.tsv, row 2: .*: 16 features a region and attributes, and 16"),
     "nan": (lambda row: _row(1, features=_pictures()[1].features * np.nan), "b.tsv, row 2: .*not finite"),
     "no name": (lambda row: _row(1, id=""), "b.tsv, row 2: '' is no name"),
 }
@@ -249,3 +249,41 @@ def test_a_name_that_no_manifest_can_hold_is_refused_first(tmp_path: Path) -> No
         with pytest.raises(DataError, match="not UTF-8 text"):
             import_regions(tmp_path / "store", workers=1, **options)
     assert not [path for path in tmp_path.iterdir() if "store" in path.name]
+
+
+def test_damaged_rows_can_be_left_out_and_are_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every kind of damage, in the middle of a file; the store is that of the rows that are whole."""
+    pictures, damaged = _pictures()[:30], []
+    lines = []
+    for number, (change, _) in enumerate(BAD.values()):
+        lines += [encode(picture) for picture in pictures[3 * number : 3 * number + 3]]
+        bad = change(_row(30 + number)).rstrip(b"\n") + b"\n"
+        lines.append(bad)
+        damaged.append(len(lines))
+    again, whole = tmp_path / "a.tsv", tmp_path / "whole.tsv"
+    again.write_bytes(b"".join(lines))
+    whole.write_bytes(b"".join(encode(picture) for picture in pictures[: 3 * len(BAD)]))
+    with pytest.raises(DataError, match=r"a.tsv, row 4: .*; --skip-damaged leaves such pictures out"):
+        import_regions(tmp_path / "no", [again], workers=1)
+    for workers in (1, 2):
+        manifest = import_regions(tmp_path / f"out{workers}", [again], workers=workers, skip_damaged=True)
+        (source,) = manifest.sources
+        assert [text.split(":")[0] for text in source.left_out] == [f"row {number}" for number in damaged]
+        assert source.pictures == manifest.pictures == 3 * len(BAD)
+    import_regions(tmp_path / "plain", [whole], workers=1)
+    assert {k: v for k, v in _content(tmp_path / "out1").items() if k != "manifest.json"} == {
+        k: v for k, v in _content(tmp_path / "plain").items() if k != "manifest.json"
+    }
+    assert all(f"a.tsv, row {number}: " in caplog.text for number in damaged)
+
+
+def test_pictures_of_another_file_are_left_out_as_repeated(tmp_path: Path) -> None:
+    paths = _files(tmp_path)
+    with paths[2].open("ab") as file:
+        file.write(_row(3))
+    with pytest.raises(DataError, match="--skip-damaged takes the first"):
+        import_regions(tmp_path / "store", paths, workers=1)
+    manifest = import_regions(tmp_path / "store", paths, workers=1, skip_damaged=True)
+    assert [len(source.left_out) for source in manifest.sources] == [0, 0, 1]
+    assert manifest.sources[2].left_out[0].startswith("row 38: picture 'p3' is in ")
+    assert manifest.pictures == 60

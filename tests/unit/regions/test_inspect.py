@@ -8,13 +8,17 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
 from launcher.cli import app
 from pretrain.base.errors import ConfigError, DataError
+from pretrain.regions.class_names import ClassNames
 from pretrain.regions.nlvr1 import scene_name
+from pretrain.regions.store import RegionStore
+from pretrain.regions.summary import describe
 from pretrain.regions.tsv import encode
 from tests.unit.regions.pictures import random_pictures
 from tests.unit.regions.test_nlvr1 import ROW
@@ -117,3 +121,30 @@ def test_options_are_named(tmp_path: Path) -> None:
     for option, value in (("--format", "tsv"), ("--dtype", "bf16")):
         with pytest.raises(ConfigError, match=f"{option} '{value}'"):
             _capt("import", "x", "--out", str(tmp_path / "s"), option, value)
+
+
+def test_an_import_keeps_the_names_of_classes_and_shows_figures(tmp_path: Path) -> None:
+    """Names are drawn and shown without naming the files again; the summary is that of the pictures."""
+    pictures = list(random_pictures(40, regions=(2, 5)))
+    (tmp_path / "f.tsv").write_bytes(b"".join(map(encode, pictures)))
+    for name, count in (("objects", 9), ("attributes", 4)):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name} {i},alias\n" for i in range(count)))
+    names = [f"--{name}={tmp_path / name}.txt" for name in ("objects", "attributes")]
+    text = _capt("import", str(tmp_path / "f.tsv"), "--out", str(tmp_path / "s"), "--workers", "1", *names)
+    features = np.concatenate([picture.features for picture in pictures]).astype(np.float16).astype(float)
+    assert f"mean {features.mean():.4g}, deviation {features.std():.4g}" in text
+    assert "read as img_id, img_h" in text
+    lengths = np.concatenate([picture.boxes[:, 2:] - picture.boxes[:, :2] for picture in pictures])
+    assert f"to {lengths[:, 0].max():.4g} x {lengths[:, 1].max():.4g} pixels" in text
+    picture = pictures[3]
+    assert picture.objects is not None
+    assert picture.attributes is not None
+    shown = _capt("inspect", str(tmp_path / "s"), "--picture", "p3")
+    assert f"attributes {picture.attributes.ids[0]} (" in shown
+    assert f"objects {picture.objects.ids[0]} (" in shown
+    store = RegionStore.open(tmp_path / "s")
+    described = describe(store, "p3", ClassNames.of(store.manifest))
+    assert described.regions[0].label == f"attributes {picture.attributes.ids[0]} objects {picture.objects.ids[0]}"
+    (tmp_path / "objects.txt").write_text("one\n")
+    with pytest.raises(DataError, match=r"objects\.txt: 1 name for 9 classes"):
+        _capt("import", str(tmp_path / "f.tsv"), "--out", str(tmp_path / "t"), "--workers", "1", *names)

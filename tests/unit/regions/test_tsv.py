@@ -94,7 +94,7 @@ def _with(**change: bytes) -> bytes:
         (_with(attrs_conf=base64.b64encode(b"1" * 15)), "attrs_conf has 15 bytes"),
         (_with(features=b"!" * 80), "features is not base64"),
         (_with(features=b"AA==" * 20 + b"AAAA" * 6), "features is not base64|no multiple"),
-        (_with(boxes=b"b'" + b"A" * 61 + b"'"), "boxes is not base64"),
+        (_with(boxes=b"b'" + b"A" * 61 + b"'"), r"boxes is no whole base64 text \(61 characters\)"),
     ],
 )
 def test_a_bad_row_is_named(line: bytes, message: str) -> None:

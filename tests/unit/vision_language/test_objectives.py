@@ -188,3 +188,26 @@ def test_what_the_noise_leaves_of_the_features() -> None:
     untouched[4, 0] = untouched[2, 0] = False
     assert torch.equal(noisy[untouched], batch.features[untouched])
     assert not torch.equal(noisy, batch.features), "the originals stay"
+
+
+@pytest.mark.parametrize(
+    ("changes", "missing"),
+    [
+        ({}, set()),
+        ({"answers": torch.full((N,), -100)}, {"answers"}),
+        ({"answers": None}, {"answers"}),
+        ({"labels": torch.full((4,), -100)}, {"mlm"}),
+        ({"masked_regions": torch.zeros(0, dtype=torch.long)}, {"features"}),
+        ({"matched": torch.full((N,), -100)}, {"matching", "objects", "attributes", "features"}),
+    ],
+)
+def test_what_a_step_does_not_hold_is_known_by_its_divisor(changes: dict[str, Any], missing: set[str]) -> None:
+    """Its sum over infinity is 0, and no value of it may be written down."""
+    batch = _batch(**changes)
+    by = divisors(torch.tensor(Counts.of(batch), dtype=torch.float64), 0.15)
+    assert {name for name, value in by.items() if value.isinf()} == missing
+    for name, each in loss_sums(_output(batch), batch, ObjectivesSection(answers=1.0)).items():
+        if name in missing and name not in ("mlm", "features"):  # whose sums come from the model's output here
+            assert float(each.loss.detach()) == 0.0
+    masked_only = divisors(torch.tensor(Counts.of(batch), dtype=torch.float64), 0.15, "masked")
+    assert masked_only["objects"].isinf() == by["features"].isinf()

@@ -115,6 +115,39 @@ def test_pictures_that_the_store_lacks_are_counted_and_named(tmp_path: Path) -> 
         prepare(_job(tmp_path))
 
 
+def test_sentences_about_pictures_that_the_store_lacks_can_be_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = prepare(_job(tmp_path)).train
+    rows = json.loads((tmp_path / "train.json").read_text())
+    for number in (3, 5):
+        rows[number]["img_id"] = f"elsewhere{number}"
+    (tmp_path / "train.json").write_text(json.dumps(rows))
+    skipping = _job(tmp_path, data={"missing_pictures": "skip"})
+    for _ in range(2):  # the second time from the cache
+        caplog.clear()
+        train = prepare(skipping).train
+        assert len(train) == len(whole) - 8
+        assert (train.record.missing, train.record.missing_pictures) == (8, ["elsewhere3", "elsewhere5"])
+        assert "data.train: 8 sentences LEFT OUT" in caplog.text
+    kept = [number for number in range(len(whole)) if number // 4 not in (3, 5)]
+    assert train.pictures.tolist() == whole.pictures[kept].tolist()
+    with pytest.raises(DataError, match="2 pictures not in the region store"):
+        prepare(_job(tmp_path))
+
+
+def test_pairs_and_pictures_of_both_splits_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        prepare(_job(tmp_path))
+    assert "data.validation does not overlap data.train: 0 of 40 pairs and 0 of 10 pictures are in both" in caplog.text
+    rows = [json.loads((tmp_path / name).read_text()) for name in ("train.json", "validation.json")]
+    rows[0][0] = rows[1][0]  # a whole row, and the picture of another
+    rows[0][1] = {"img_id": rows[1][1]["img_id"], "sentf": {"mscoco": ["words of its own"]}, "labelf": {}}
+    (tmp_path / "train.json").write_text(json.dumps(rows[0]))
+    prepare(_job(tmp_path))
+    assert "data.validation overlaps data.train: 4 of 40 pairs and 2 of 10 pictures are in both" in caplog.text
+
+
 def test_sentences_about_one_picture_alone_have_no_mismatch(tmp_path: Path) -> None:
     vision_language_mapping(tmp_path)
     rows = json.loads((tmp_path / "train.json").read_text())

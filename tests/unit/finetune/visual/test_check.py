@@ -36,13 +36,29 @@ def test_gqa_and_nlvr(tmp_path: Path) -> None:
     path = forms.write(
         tmp_path / "o.json", [{"questionId": "201", "prediction": "no"}, {"questionId": "202", "prediction": "no"}]
     )
-    assert check_predictions(path, _files(tmp_path, forms.GQA)) == ("gqa", 2, [], {"accuracy": 1.0, "consistency": 0.0})
+    checked = check_predictions(path, _files(tmp_path, forms.GQA))
+    assert checked[:5] == ("gqa", 2, 2, 0, [])
+    assert checked.scores == {"accuracy": 1.0, "binary": 1.0, "consistency": 0.0}
+    assert checked.figures.missing["open"] == "no question is open"
     path = forms.write(tmp_path / "o.csv", "dev-850-0-0,True\ndev-850-1-0,True\n")
-    expected = ("nlvr2", 2, [], {"accuracy": 0.5, "consistency": 0.0})
-    assert check_predictions(path, _files(tmp_path, forms.NLVR2, lines=True)) == expected
+    checked = check_predictions(path, _files(tmp_path, forms.NLVR2, lines=True))
+    assert (*checked[:5], checked.scores) == ("nlvr2", 2, 2, 0, [], {"accuracy": 0.5, "consistency": 0.0})
     path = forms.write(tmp_path / "o.csv", "15-0,true\n15-1,false\n")
-    expected = ("nlvr1", 2, [], {"accuracy": 1.0, "consistency": 1.0})
-    assert check_predictions(path, _files(tmp_path, forms.NLVR1, lines=True)) == expected
+    checked = check_predictions(path, _files(tmp_path, forms.NLVR1, lines=True))
+    assert (*checked[:5], checked.scores) == ("nlvr1", 2, 2, 0, [], {"accuracy": 1.0, "consistency": 1.0})
+
+
+def test_predictions_of_other_questions_count_where_the_official_script_passes_over_them(tmp_path: Path) -> None:
+    more = forms.write(tmp_path / "o.csv", "dev-850-0-0,True\ndev-850-1-0,True\ndev-9-0-0,True\ndev-9-1-0,True\n")
+    checked = check_predictions(more, _files(tmp_path, forms.NLVR2, lines=True))
+    assert (checked.predictions, checked.unasked, checked.problems) == (2, 2, [])
+    assert checked.scores == {"accuracy": 0.5, "consistency": 0.0}
+    rows = [{"questionId": key, "prediction": "no"} for key in ("201", "203", "204")]
+    checked = check_predictions(forms.write(tmp_path / "o.json", rows), _files(tmp_path, forms.GQA))
+    assert (checked.questions, checked.predictions, checked.unasked, checked.problems) == (2, 1, 2, [])
+    answers = [{"question_id": key, "answer": "no"} for key in (42000, 7001, 1)]
+    checked = check_predictions(forms.write(tmp_path / "o.json", answers), _files(tmp_path, forms.QUESTIONS))
+    assert checked.problems == ["1 question not in the questions: 1"]
 
 
 @pytest.mark.parametrize(
@@ -73,9 +89,16 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert first == f"{path}: 2 predictions, as nlvr1 expects them"
     assert [line.split() for line in scores] == [["accuracy", "50.00%"], ["consistency", "0.00%"]]
     assert _capt("predictions", "check", path, "--data", data, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"task": "nlvr1", "questions": 2, "accuracy": 0.5, "consistency": 0.0}
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == {
+        **{"task": "nlvr1", "questions": 2, "predictions": 2, "unasked": 0, "missing": {}, "details": {}},
+        **{"accuracy": 0.5, "consistency": 0.0},
+    }
+    forms.write(path, "15-0,true\n15-1,false\n99-0,true\n")
+    assert _capt("predictions", "check", path, "--data", data) == 0
+    assert "1 more are of questions that were not asked" in capsys.readouterr().out
     forms.write(path, "15-0,true\n99-0,true\n")
     assert _capt("predictions", "check", path, "--data", data) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
-    assert "'99-0'; 1 question without a prediction: '15-1'" in error
+    assert "1 question without a prediction: '15-1'" in error

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from finetune.visual.config import TASKS, VisualData, VisualJob
-from finetune.visual.data import Splits, answer_table, data_digest, group_of, read_rows, read_splits, split_off
+from finetune.visual.data import (
+    Splits,
+    answer_table,
+    data_digest,
+    group_of,
+    read_rows,
+    read_splits,
+    split_off,
+    without_missing,
+)
 from finetune.visual.task import VisualFineTuning
 from pretrain.base.errors import ConfigError, DataError
 from pretrain.config.load import job_from_mapping, load_job
@@ -144,3 +153,29 @@ def test_questions_of_which_none_counts_are_no_validation_set(tmp_path: Path) ->
     data = _job(tmp_path, "gqa", data=files).data
     with pytest.raises(DataError, match=r"data.validation: no question is balanced.*name other files"):
         read_splits(data)
+
+
+def test_rows_of_both_splits_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = _job(tmp_path).data
+    rows = len(read_splits(data).validation)
+    caplog.clear()
+    read_splits(data.model_copy(update={"validation": data.train}))
+    (message,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    train = read_rows(data.train, TASKS["vqa"], "data.train")
+    pictures = len({name for row in train for name in row.pictures})
+    assert rows
+    assert f"{len(train)} of {len(train)} questions and {pictures} of {pictures} pictures are in both" in message
+
+
+def test_rows_about_pictures_that_the_store_lacks_can_be_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = _job(tmp_path).data
+    assert data.regions is not None
+    store, splits = RegionStore.open(data.regions), read_splits(data)
+    elsewhere = [row._replace(pictures=("elsewhere",)) for row in splits.train[:3]]
+    kept = without_missing(Splits([*elsewhere, *splits.train[3:]], splits.validation), store)
+    assert kept == Splits(splits.train[3:], splits.validation)
+    assert "data.train: 3 rows LEFT OUT, whose pictures are not in the store: 'elsewhere'" in caplog.text
+    with pytest.raises(DataError, match=r"data\.validation: 1 picture not in the region store"):
+        without_missing(Splits(splits.train, elsewhere), store)

@@ -60,9 +60,12 @@ def _annotations() -> dict[int, Annotation]:
 def test_means_by_type() -> None:
     scores = vqa_accuracy({1: "yes", 2: "two", 3: "red", 4: "yes", 99: "foreign"}, _annotations())
     assert scores.accuracy == pytest.approx((1 + 1 + 0.6 + 0) / 4)
-    assert scores.answer_types == pytest.approx({"number": 1.0, "other": 0.6, "yes/no": 0.5})
-    assert scores.question_types == pytest.approx({"how many": 1.0, "is the": 0.5, "what color": 0.6})
-    assert set(scores.as_metrics()) == {"accuracy", "accuracy_number", "accuracy_other", "accuracy_yes_no"}
+    means = {kind: value for kind, (value, _) in scores.answer_types.items()}
+    assert means == pytest.approx({"number": 1.0, "other": 0.6, "yes/no": 0.5})
+    means = {kind: value for kind, (value, _) in scores.question_types.items()}
+    assert means == pytest.approx({"how many": 1.0, "is the": 0.5, "what color": 0.6})
+    assert [count for _, count in scores.question_types.values()] == [1, 2, 1]
+    assert set(scores.figures().scores) == {"accuracy", "accuracy_number", "accuracy_other", "accuracy_yes_no"}
     with pytest.raises(DataError, match="2 questions without a prediction, such as 3"):
         vqa_accuracy({1: "yes", 2: "2"}, _annotations())
     with pytest.raises(DataError, match="nothing to score"):

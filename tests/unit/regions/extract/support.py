@@ -63,6 +63,20 @@ def _model(kind: str) -> tuple[Any, str, dict[str, Any]]:
             return t.Dinov2WithRegistersModel(config), "BitImageProcessor", _CROP
         case "siglip":
             return t.SiglipVisionModel(t.SiglipVisionConfig(**_VIT)), "SiglipImageProcessor", _SQUARE
+        case "siglip2":
+            config = t.Siglip2VisionConfig(**{**_VIT, "num_patches": 16})
+            keys = {**_MEAN, "patch_size": 8, "max_num_patches": 20}
+            return t.Siglip2VisionModel(config), "Siglip2ImageProcessorFast", keys
+        case "dinov3":
+            return (
+                t.DINOv3ViTModel(t.DINOv3ViTConfig(**_VIT, num_register_tokens=2)),
+                "DINOv3ViTImageProcessorFast",
+                _SQUARE,
+            )
+        case "dinov3_convnext":
+            config = t.DINOv3ConvNextConfig(hidden_sizes=[8, 8, 16, 24], depths=[1, 1, 1, 1])
+            keys = {"size": {"height": 64, "width": 64}, **_MEAN}
+            return t.DINOv3ConvNextModel(config), "DINOv3ViTImageProcessorFast", keys
         case "detr":
             backbone = t.ResNetConfig(**_CONVOLUTIONS, out_features=["stage4"])
             config = t.DetrConfig(use_timm_backbone=False, backbone_config=backbone, **_DETECTOR)
@@ -95,6 +109,9 @@ def as_bytes(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a folder for each kind of model."""
     folder = tmp_path_factory.mktemp("vision-models")
-    for kind in ("resnet", "convnext", "vit", "clip", "dinov2", "siglip", "detr", "conditional_detr"):
+    for kind in (
+        *("resnet", "convnext", "dinov3_convnext", "vit", "clip", "dinov2", "dinov3", "siglip", "siglip2"),
+        *("detr", "conditional_detr"),
+    ):
         write_model(folder / kind, kind)
     return folder

@@ -24,7 +24,14 @@ from pretrain.regions.store import Regions, RegionStore
 from tests.unit.regions.extract.support import as_bytes, picture
 
 SIZES = [(60, 40), (40, 60), (60, 40), (96, 32), (33, 47)]
-CLASSES = {"resnet": "ResNetModel", "convnext": "ConvNextModel", "vit": "ViTModel", "clip": "CLIPModel"}
+CLASSES = {
+    "dinov3": "DINOv3ViTModel",
+    "dinov3_convnext": "DINOv3ConvNextModel",
+    "resnet": "ResNetModel",
+    "convnext": "ConvNextModel",
+    "vit": "ViTModel",
+    "clip": "CLIPModel",
+}
 CLASSES |= {"dinov2": "Dinov2WithRegistersModel", "siglip": "SiglipVisionModel"}
 CLASSES |= {"detr": "DetrForObjectDetection", "conditional_detr": "ConditionalDetrForObjectDetection"}
 
@@ -50,6 +57,7 @@ def _by_hand(folder: Path, kind: str, image: Image.Image, **options: object) -> 
     """The output of transformers' own class on its own processor's pixels, one picture at a time."""
     keys = json.loads((folder / "preprocessor_config.json").read_text())
     name = keys.pop("image_processor_type").replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast")
+    name = name.replace("DINOv3ViT", "ViT")  # DINOv3's own has no Pillow form
     processor = get_image_processor_class_from_name(f"{name}Pil")(**keys)
     pixels = processor(images=[image], return_tensors="pt", **options)["pixel_values"]
     with quiet_transformers(), torch.no_grad():
@@ -70,7 +78,7 @@ def test_grid(models: Path, pictures: Path, tmp_path: Path, kind: str) -> None:
         np.testing.assert_allclose(regions.features[number], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "others"), [("vit", 1), ("clip", 1), ("dinov2", 4), ("siglip", 0)])
+@pytest.mark.parametrize(("kind", "others"), [("vit", 1), ("clip", 1), ("dinov2", 4), ("siglip", 0), ("dinov3", 3)])
 def test_vit(models: Path, pictures: Path, tmp_path: Path, kind: str, others: int) -> None:
     """The whole picture, stretched to the input; every patch, and no token that belongs to none."""
     store = _extract(pictures, tmp_path / "s", backend="vit", model=models / kind, batch=3)
@@ -84,6 +92,41 @@ def test_vit(models: Path, pictures: Path, tmp_path: Path, kind: str, others: in
     np.testing.assert_allclose(regions.boxes[0, :, 0], np.tile(edges, 4))
     np.testing.assert_allclose(regions.boxes[0, :, 3], np.repeat(edges, 4) + 0.25)
     assert store.manifest.features_of["preprocessing"]["fit"] == "whole"
+
+
+def test_the_cells_of_dinov3s_convolutions(models: Path, pictures: Path, tmp_path: Path) -> None:
+    """Its output is a sequence that begins with the mean of the map."""
+    model = models / "dinov3_convnext"
+    regions = _all(_extract(pictures, tmp_path / "s", backend="grid", model=model, grid=2))
+    for number, size in enumerate(SIZES):
+        output, _ = _by_hand(model, "dinov3_convnext", picture(*size, number))
+        np.testing.assert_allclose(regions.features[number], output.last_hidden_state[0, 1:], atol=1e-5)  # type: ignore[attr-defined]
+
+
+def test_siglip2_sees_pictures_in_their_proportions(models: Path, pictures: Path, tmp_path: Path) -> None:
+    """The patches of transformers' own model on its own processor's output, without its padding."""
+    folder = models / "siglip2"
+    store = _extract(pictures, tmp_path / "s", backend="vit", model=folder, batch=3)
+    keys = json.loads((folder / "preprocessor_config.json").read_text())
+    keys.pop("image_processor_type")
+    processor = get_image_processor_class_from_name("Siglip2ImageProcessorPil")(**keys)
+    with quiet_transformers():
+        model = transformers.Siglip2VisionModel.from_pretrained(folder).eval()
+    counts = set()
+    for number, size in enumerate(SIZES):
+        given = processor(images=[picture(*size, number)], return_tensors="pt")
+        rows, columns = given["spatial_shapes"][0].tolist()
+        counts.add((rows, columns))
+        with torch.no_grad():
+            expected = model(**given).last_hidden_state[0, : rows * columns]
+        read = store.picture(f"p{number}")
+        np.testing.assert_allclose(read.features, expected, atol=1e-5)
+        np.testing.assert_allclose(
+            read.boxes[-1], [size[0] * (1 - 1 / columns), size[1] * (1 - 1 / rows), *size], rtol=1e-5
+        )
+    assert len(counts) > 1
+    with pytest.raises(CheckpointError, match="--fit whole"):
+        _extract(pictures, tmp_path / "t", backend="vit", model=folder, fit="crop")
 
 
 @pytest.mark.parametrize("kind", ["detr", "conditional_detr"])
@@ -168,6 +211,7 @@ def test_damaged_pictures_are_named_or_counted(
         manifest, damage = extract_regions([folder], tmp_path / "s", Options(**options, skip_damaged=True))  # type: ignore[arg-type]
     assert manifest.pictures == manifest.sources[0].pictures == 1
     assert [Path(where).name for where in damage.skipped] == ["b.png", "c.png", "d.png"]
+    assert manifest.sources[0].left_out == damage.skipped
     assert caplog.text.count("left out: ") == 3
     (folder / "a.png").unlink()
     with pytest.raises(DataError, match="no pictures"):

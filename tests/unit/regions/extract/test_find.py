@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.base.errors import DataError
-from pretrain.regions.extract.damage import Damage
+from pretrain.regions.damage import Damage
 from pretrain.regions.extract.find import find_pictures, read_picture
 
 

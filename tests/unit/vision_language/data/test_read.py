@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -250,3 +251,63 @@ def test_sizes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "packed.json").write_bytes(whole)
     with pytest.raises(DataError, match=r"if it is packed, name it .gz"):
         read_examples([tmp_path / "packed.json"])
+
+
+CAPTIONS = [("p1", "A cat, black."), ("p2", 'He says "no".'), ("p 3", "Two\ttabs")]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "csv", "tsv", "jsonl.gz"])
+def test_own_captions_are_rows_of_image_and_caption(tmp_path: Path, form: str) -> None:
+    rows = [{"id": i, "image": f"photos/{image}.jpg", "caption": text} for i, (image, text) in enumerate(CAPTIONS)]
+    path = tmp_path / f"captions.{form}"
+    if form == "json":
+        forms.write(path, rows)
+    elif form.startswith("jsonl"):
+        forms.write(path, rows, lines=True)
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["id", "image", "caption"], delimiter="," if form == "csv" else "\t")
+            writer.writeheader()
+            writer.writerows(rows)
+    assert [(row.pictures, row.text) for row in read_examples([path])] == [((image,), text) for image, text in CAPTIONS]
+
+
+def test_a_picture_may_have_a_number_and_several_captions(tmp_path: Path) -> None:
+    path = forms.write(tmp_path / "c.jsonl", [{"image": 7, "caption": ["A.", "B."]}, {"image": "x", "caption": "C."}],
+                       lines=True)  # fmt: skip
+    assert [(row.id, *row.pictures, row.text) for row in read_examples([path])] == [
+        (0, "7", "A."), (1, "7", "B."), (2, "x", "C."),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("c.csv", "image,caption\na.jpg,A\nb.jpg\n", "c.csv, line 3: 1 columns, and 2 in the first line"),
+        ("c.csv", "image,caption\na.jpg,\n", "c.csv, line 2: caption"),
+        ("c.csv", 'image,caption\na.jpg,"open\n', "c.csv: not a table of columns"),
+        ("c.csv", "picture,caption\na.jpg,A\n", "not a known form.*rows of image and caption"),
+        ("c.jsonl", '{"image": "a", "caption": "A"}\n{"image": "b"}\n', "c.jsonl, line 2: caption"),
+        ("c.jsonl", '{"image": "a", "caption": "A"}\n{"image": [], "caption": "A"}\n', "c.jsonl, line 2: image"),
+    ],
+)
+def test_own_captions_that_lack_something_are_named(tmp_path: Path, name: str, text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_examples([forms.write(tmp_path / name, text)])
+
+
+def test_the_fields_that_the_guide_shows_are_those_that_are_read(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[4] / "docs/guide/vision_language.md").read_text()
+    section = guide[guide.index("### Captions of your own") : guide.index("### Questions and statements of your own")]
+    for name, kind, count in (("c.jsonl", "json", 3), ("c.csv", "text", 2)):
+        block = section.split(f"```{kind}\n")[1].split("```")[0]
+        read = read_examples([forms.write(tmp_path / name, block)])
+        assert len(read) == count
+        assert read[0].pictures == ("beach",)
+    section = guide[guide.index("### Questions and statements of your own") :]
+    rows = [line.split("|") for line in section.splitlines() if line.startswith("|") and '{"' in line][:4]
+    assert len(rows) == 4
+    for number, (_, task, _, fields, _) in enumerate(rows):
+        path = forms.write(tmp_path / f"{number}.json", [json.loads(fields.strip().strip("`"))])
+        assert len(read_examples([path])) == 1
+        assert task_of(read_documents([path])[0]) == (task.strip().strip("`") if "`" in task else None)
