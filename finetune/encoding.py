@@ -69,7 +69,6 @@ def encode_texts(
         encoded = _encode(first, second, tokenizer, max_length)
     else:
         path = cache / f"{_key(first, second, tokenizer, max_length)}.npz"
-        path.parent.mkdir(parents=True, exist_ok=True)
         with cache_lock(path.with_suffix(".lock")):
             if not path.exists():
                 logger.info("%s: tokenizing %s rows into %s", source, f"{len(first):,}", path)

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from launcher.commands import (
+    cache,
     checkpoints,
     config,
     corpora,
@@ -64,6 +65,7 @@ _GROUPS = {
     "data": corpora.data_app,
     "regions": regions.app,
     "config": config.app,
+    "cache": cache.app,
     "embeddings": embeddings.app,
     "latent": latent.app,
     "ledger": ledger.app,

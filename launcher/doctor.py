@@ -18,6 +18,8 @@ from packaging.specifiers import SpecifierSet
 from launcher import machine
 from launcher.check import Check, Level
 from launcher.preflight import limits, probe
+from pretrain.base.cache import default_cache, require_cache
+from pretrain.base.errors import DataError
 
 DISTRIBUTION = "capt-pretraining"
 _PACKAGES = ("torch", "deepspeed", "transformers", "datasets", "sentencepiece", "tokenizers", "fairscale", "ray")
@@ -44,10 +46,20 @@ def _host(folder: Path) -> Iterator[Check]:
     free = shutil.disk_usage(folder).free
     advice = "checkpoints of a large model take gigabytes each: set run.dir on a larger disk"
     yield _bounded("disk", free, _DISK_MIN, f"{free / 2**30:.0f} GiB free at {folder.resolve()}", advice)
+    yield _cache(default_cache())
     shm = Path("/dev/shm")
     size = shutil.disk_usage(shm).total if shm.is_dir() else 0
     advice = "NCCL and data workers need more: docker run --ipc=host, or --shm-size=16g"
     yield _bounded("shared memory", size, _SHM_MIN, f"/dev/shm has {size / 2**20:.0f} MiB", advice)
+
+
+def _cache(folder: Path) -> Check:
+    try:
+        require_cache(folder)
+    except DataError as error:
+        finding, _, advice = str(error).partition("; ")
+        return Check("cache", "warn", finding, advice)
+    return Check("cache", "ok", f"{folder}, {shutil.disk_usage(folder).free / 2**30:.0f} GiB free")
 
 
 def _bounded(name: str, value: int, least: int, finding: str, advice: str) -> Check:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+from tokenizers import normalizers
 
 from pretrain.base.atomic import new_folder
 from pretrain.base.errors import DataError
-from tokenizer.check import LINES, check_round_trip, check_with_transformers
+from tokenizer.check import LINES, agreement, check_round_trip, check_with_transformers
 from tokenizer.encode import TextTokenizer
-from tokenizer.pieces import CONTROL, UNKNOWN, to_tokenizer
+from tokenizer.pieces import CONTROL, TRAINED_HERE, UNKNOWN, to_tokenizer, unicode_steps
 from tokenizer.special import resolve_special_ids
 
 logger = logging.getLogger(__name__)
@@ -33,9 +34,10 @@ def export(
 
     The folder gets ``sentencepiece.model``, ``tokenizer.json``, ``tokenizer_config.json``; ids are SentencePiece's own
     (fairseq's XLM-R shifts them by one: use its ``tokenizer.json`` instead). Returns the number of texts whose ids were
-    compared with SentencePiece: ``texts``, awkward ones, and 1,000 of random pieces of the model. Ties of a unigram
+    compared with SentencePiece: ``texts``, which should be real lines, and a few awkward ones. The first 2,000 of
+    ``texts`` decide whether the export sorts combining marks (`tokenizer.pieces.unicode_steps`). Ties of a unigram
     model pass with a warning. The folder is then loaded with ``transformers``, which must give the same ids as well on
-    the first 2,000 of ``texts``.
+    these 2,000.
 
     Raises:
         DataError: ``source`` is not a SentencePiece model, is of a kind that has no exact counterpart, lacks a special
@@ -50,9 +52,9 @@ def export(
             folder,
             path,
             texts=chain(first, lines),
+            sample=first,
             model_max_length=model_max_length,
             add_missing=add_missing,
-            allow_ties=True,
         )
         check_with_transformers(folder, first)
     return compared
@@ -64,11 +66,14 @@ def write_folder(
     where: Path,
     *,
     texts: Iterable[str],
+    sample: Sequence[str] = (),
     model_max_length: int,
     add_missing: bool = False,
-    allow_ties: bool = False,
 ) -> int:
-    """Write the serialised ``model`` and its checked export into ``folder``; ``where`` names it in errors."""
+    """Write the serialised ``model`` and its checked export into ``folder``; ``where`` names it in errors.
+
+    By ``sample`` it is decided whether the export of a model from elsewhere sorts combining marks.
+    """
     try:
         processor = SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
@@ -76,14 +81,25 @@ def write_folder(
     if processor.get_piece_size() == 0:
         raise DataError(f"{where}: not a SentencePiece model (it has no pieces)")
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-    tokenizer = to_tokenizer(proto, where)
+    trained = proto.normalizer_spec.name.startswith(TRAINED_HERE)
     spec = proto.trainer_spec
     ids = {"bos": spec.bos_id, "pad": spec.pad_id, "eos": spec.eos_id, "unk": spec.unk_id}
     reserved = {i: piece.piece for i, piece in enumerate(proto.pieces) if piece.type in (UNKNOWN, CONTROL)}
     declared = {role: reserved[i] for role, i in ids.items() if i in reserved}
-    special = resolve_special_ids(tokenizer, declared, where, add_missing=add_missing)
-    text_tokenizer = TextTokenizer(tokenizer, special, model_max_length=model_max_length)
-    lines = check_round_trip(text_tokenizer, processor, texts, where, allow_ties=allow_ties)
+
+    def exported(marks_as_typed: bool) -> TextTokenizer:
+        tokenizer = to_tokenizer(proto, where, marks_as_typed=marks_as_typed)
+        special = resolve_special_ids(tokenizer, declared, where, add_missing=add_missing)
+        return TextTokenizer(tokenizer, special, model_max_length=model_max_length)
+
+    text_tokenizer, as_typed = exported(False), False
+    if not trained and (same := agreement(text_tokenizer, processor, sample)) < len(sample):
+        other = exported(True)
+        if agreement(other, processor, sample) > same:
+            text_tokenizer, as_typed = other, True
+            logger.info("%s: the export leaves combining marks in the order in which they are typed", where)
+    unicode = normalizers.Sequence(unicode_steps(proto.normalizer_spec, marks_as_typed=as_typed))
+    lines = check_round_trip(text_tokenizer, processor, texts, where, unicode=unicode, trained=trained)
     (folder / MODEL_FILE).write_bytes(model)
     text_tokenizer.save(folder)
     logger.info("%s: %d pieces exported; %d lines have SentencePiece's ids", where, len(proto.pieces), lines)

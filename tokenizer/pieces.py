@@ -2,18 +2,19 @@
 
 The conversion follows what SentencePiece does with a text, step by step:
 
-1. its character map (NFKC and friends), after NFC, because the ``tokenizers`` library looks a character map up by
-   grapheme and would leave decomposed Hangul and Vietnamese as they are;
+1. its character map (NFKC and friends), after a Unicode form (`unicode_steps`), because the ``tokenizers`` library
+   looks a character map up by grapheme and would leave decomposed Hangul and Vietnamese as they are;
 2. runs of spaces become one, spaces at the ends go, one space is put before the text (``▁`` stands for a space);
 3. unigram: the pieces of highest summed score; BPE: merges in the order of their scores, whatever two pieces they join.
 
 Control pieces (``<s>``, ``<mask>``), byte pieces and the unknown piece never match text in SentencePiece. The unigram
 model of ``tokenizers`` would match them, so they get a score that no text prefers.
 
-What differs still is a combining mark that follows a character which the character map replaces (``½`` + U+0301), and
-marks in an order that Unicode does not produce; models with ``normalization="identity"`` have neither. In a unigram
-model from elsewhere, which of several segmentations of equal score is taken depends on float32 rounding (``00000`` as
-``0 00 00`` or ``00 0 00``, one line in some thousand); `train` rounds its scores so that this does not happen.
+A model of `train` is trained on text that `unicode_steps` has normalised, so its vocabulary has what its export sees.
+In a model from elsewhere a combining mark that follows a character which the character map replaces (``½`` + U+0301)
+may get other ids. In a unigram model from elsewhere, which of several segmentations of equal score is taken depends on
+float32 rounding (``00000`` as ``0 00 00`` or ``00 0 00``, one line in some thousand); `train` rounds its scores so that
+this does not happen.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from tokenizer.special import NEVER_IN_TEXT
 
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, UNKNOWN, CONTROL, _USER_DEFINED = 1, 2, 3, 4
+TRAINED_HERE = "capt_"
+"""Begins the name of the normalization of a model of `train`, whose text is normalised before SentencePiece gets it."""
 
 
 def read_model(path: Path) -> sentencepiece_model_pb2.ModelProto:
@@ -43,8 +46,10 @@ def read_model(path: Path) -> sentencepiece_model_pb2.ModelProto:
     return proto
 
 
-def to_tokenizer(proto: sentencepiece_model_pb2.ModelProto, where: Path) -> Tokenizer:
+def to_tokenizer(proto: sentencepiece_model_pb2.ModelProto, where: Path, *, marks_as_typed: bool = False) -> Tokenizer:
     """The ``tokenizers`` counterpart of a SentencePiece model: the same ids, all control pieces as special tokens.
+
+    ``marks_as_typed`` is for a model from elsewhere: see `unicode_steps`.
 
     Raises:
         DataError: the model is neither unigram nor BPE, or uses a setting that has no counterpart.
@@ -65,7 +70,7 @@ def to_tokenizer(proto: sentencepiece_model_pb2.ModelProto, where: Path) -> Toke
             f"{where}: {', '.join(used_features)} cannot be exported exactly; use a unigram or BPE model without"
         )
     tokenizer = Tokenizer(_unigram(proto) if trainer.model_type == _UNIGRAM else _bpe(proto))
-    tokenizer.normalizer = _normalizer(normalizer)
+    tokenizer.normalizer = _normalizer(normalizer, unicode_steps(normalizer, marks_as_typed=marks_as_typed))
     # Words can be segmented one by one, and cached, unless a piece reaches over a space.
     split = not any("▁" in piece.piece[1:] for piece in proto.pieces if piece.type == _NORMAL)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=split)
@@ -79,12 +84,31 @@ def to_tokenizer(proto: sentencepiece_model_pb2.ModelProto, where: Path) -> Toke
     return tokenizer
 
 
-def _normalizer(spec: sentencepiece_model_pb2.NormalizerSpec) -> normalizers.Normalizer:
-    steps: list[normalizers.Normalizer] = []
-    if spec.precompiled_charsmap:
-        steps += [normalizers.NFC()] if "nfkc" in spec.name else []
-        steps += [normalizers.Precompiled(spec.precompiled_charsmap)]
-    steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(r"[ ▁]+\z"), "")]
+def unicode_steps(
+    spec: sentencepiece_model_pb2.NormalizerSpec, *, marks_as_typed: bool = False
+) -> list[normalizers.Normalizer]:
+    """The steps that change characters: a Unicode form, then the character map of the model.
+
+    A model of `train` has NFKC as its form. A model from elsewhere has NFC, which composes what the character map of
+    SentencePiece composes, but also sorts the marks of a letter (Hebrew, Arabic). With ``marks_as_typed`` it has none.
+    """
+    if not spec.precompiled_charsmap:
+        return []
+    form: list[normalizers.Normalizer] = []
+    if spec.name.startswith(TRAINED_HERE):
+        form = [normalizers.NFKC()]
+        if spec.name.endswith("_cf"):
+            # the character map loses a mark that follows a letter which it replaces: leave it no capitals
+            form += [normalizers.Lowercase()]
+    elif "nfkc" in spec.name and not marks_as_typed:
+        form = [normalizers.NFC()]
+    return [*form, normalizers.Precompiled(spec.precompiled_charsmap)]
+
+
+def _normalizer(
+    spec: sentencepiece_model_pb2.NormalizerSpec, unicode: list[normalizers.Normalizer]
+) -> normalizers.Normalizer:
+    steps = [*unicode, normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(r"[ ▁]+\z"), "")]
     if "nmt" not in spec.name:
         # the nmt rules turn a literal ▁ into a space; elsewhere a text that begins with one still gets its prefix
         steps += [normalizers.Replace(Regex(r"\A ?▁"), "▁▁")]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from pretrain.base.errors import DataError
 
@@ -30,6 +31,7 @@ NEVER_IN_TEXT = -1e4
 
 ROLES = tuple(field.name for field in fields(SpecialIds))
 TRAINED = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
+_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 _WELL_KNOWN = {
     "bos": ("<s>", "[CLS]", "<|endoftext|>"),
     "pad": ("<pad>", "[PAD]"),
@@ -43,6 +45,8 @@ def resolve_special_ids(
     tokenizer: Tokenizer, declared: Mapping[str, str], where: Path, *, add_missing: bool
 ) -> SpecialIds:
     """Find the id of every role, register those tokens as special in ``tokenizer``, and set its template.
+
+    Text that reads like the name of a special token, or of a byte piece, stays text: see `_keep_text_as_text`.
 
     A role is looked up by its ``declared`` token, otherwise by the well-known names. What is missing is appended at the
     end of the vocabulary if ``add_missing``, by its declared name or as in `TRAINED`; the ids that exist do not move.
@@ -74,6 +78,7 @@ def resolve_special_ids(
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     special = SpecialIds(**{role: vocabulary[tokens[role]] for role in ROLES})
     _set_template(tokenizer, special)
+    _keep_text_as_text(tokenizer, special, where)
     logger.debug("%s: special ids %s", where, asdict(special))
     return special
 
@@ -81,6 +86,57 @@ def resolve_special_ids(
 def is_bert_like(tokenizer: Tokenizer, special: SpecialIds) -> bool:
     """Whether pairs are ``[CLS] A [SEP] B [SEP]`` with token types 0 and 1, not ``<s> A </s> </s> B </s>``."""
     return str(tokenizer.id_to_token(special.bos)) == "[CLS]"
+
+
+def _keep_text_as_text(tokenizer: Tokenizer, special: SpecialIds, where: Path) -> None:
+    """Add a step to ``tokenizer`` where the name of a special token in a text would become that token.
+
+    Most vocabularies can spell these names. A unigram model without a piece for ``<``, and one of whole words, cannot,
+    and would take the token itself. Where a character without a piece is ``<unk>``, the step puts another such
+    character in its place; where it is written in bytes, the step splits the text there, which leaves the bytes alone.
+    """
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    special_tokens = tokenizer.get_added_tokens_decoder().items()
+    # of a name of one character there is no other spelling
+    names = {token.content: i for i, token in special_tokens if token.special and len(token.content) > 1}
+    names |= {name: i for name, i in vocabulary.items() if _BYTE_PIECE.fullmatch(name)}
+    letters = set("".join(piece for piece in vocabulary if piece not in names))
+    unknown = str(tokenizer.id_to_token(special.unk))
+    if not isinstance(tokenizer.model, models.Unigram) or letters.isdisjoint(unknown):
+        names.pop(unknown, None)  # a text that reads so is unknown as a whole in any case
+    tokenizer.encode_special_tokens = True
+
+    def taken() -> list[str]:
+        return [name for name, i in names.items() if _is_taken(tokenizer, name, i)]
+
+    if not (wrong := taken()):
+        return
+    absent = next(chr(code) for code in range(0xE000, 0xF900) if chr(code) not in letters)
+    patterns = []
+    for name in wrong:
+        at = next((i for i, c in enumerate(name) if c not in letters), 0)
+        patterns.append(f"(?<={re.escape(name[:at])}){re.escape(name[at])}(?={re.escape(name[at + 1 :])})")
+    pattern = Regex("|".join(patterns))
+    if special.unk in tokenizer.encode(absent, add_special_tokens=False).ids:
+        step = normalizers.Replace(pattern, absent)
+        tokenizer.normalizer = normalizers.Sequence([n for n in (tokenizer.normalizer, step) if n is not None])
+    else:
+        split = pre_tokenizers.Split(pattern, "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [p for p in (tokenizer.pre_tokenizer, split) if p is not None]
+        )
+    if still := taken():
+        logger.warning("%s: the text %s is taken for the special token of this name", where, " and ".join(still))
+
+
+def _is_taken(tokenizer: Tokenizer, name: str, token: int) -> bool:
+    """Whether the text ``name`` becomes the one token ``token``."""
+    texts = (name, f"a{name} {name}")
+    return any(
+        i == token and text[start:end].strip() == name
+        for text, encoded in zip(texts, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True)
+        for i, (start, end) in zip(encoded.ids, encoded.offsets, strict=True)
+    )
 
 
 def _set_template(tokenizer: Tokenizer, special: SpecialIds) -> None:

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sentencepiece import SentencePieceTrainer, sentencepiece_model_pb2
+from sentencepiece import SentencePieceNormalizer, SentencePieceTrainer, sentencepiece_model_pb2
+from tokenizers import normalizers
 
 from pretrain.base.atomic import new_folder
 from pretrain.base.errors import ConfigError, DataError, UserError
 from tokenizer.check import LINES
 from tokenizer.export import write_folder
+from tokenizer.pieces import TRAINED_HERE, unicode_steps
 from tokenizer.special import TRAINED
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,8 @@ Kind = Literal["unigram", "bpe"]
 Normalization = Literal["nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity"]
 
 _SENTENCE_BYTES = 1024
+_LONGEST_NORMALIZED = 16 * _SENTENCE_BYTES
+"""NFKC writes a character of three bytes with up to 33."""
 _PRINTABLE_ASCII = "".join(map(chr, range(0x21, 0x7F)))
 _SCORE_STEP = 2.0**-9
 _TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\)\. Please set it to a value <= (\d+)")
@@ -44,7 +48,7 @@ class TrainReport:
     used: int
     """Sentences that the vocabulary was trained on."""
     checked: int
-    """Lines that gave the same ids from SentencePiece and from the exported ``tokenizer.json``."""
+    """Lines whose normalised text gave the same ids from SentencePiece and from the exported ``tokenizer.json``."""
     seconds: float
 
 
@@ -63,6 +67,10 @@ def train(
     threads: int = 16,
 ) -> TrainReport:
     """Train on ``texts`` and write ``out``: ``sentencepiece.model``, ``tokenizer.json``, ``tokenizer_config.json``.
+
+    ``normalization`` is a rule of SentencePiece: NFKC, with ``nmt`` also control characters and kinds of spaces, with
+    ``cf`` also case. The steps of ``tokenizer.json`` apply it, once, before the training as in use;
+    ``sentencepiece.model`` by itself differs for combining marks in another order than Unicode's.
 
     Ids are ``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3, ``<mask>`` 4, with ``byte_fallback`` 256 bytes (so that
     nothing is unknown), then pieces. Kudo 2018 (unigram), Sennrich et al. 2016 (BPE), as SentencePiece trains them.
@@ -93,8 +101,11 @@ def train(
             *(type, vocab_size, len(sentences), sample.seen, sample.lines),
         )
         try:
+            spec = _normalizer_spec(normalization)
+            rule = normalizers.Sequence(unicode_steps(spec))
             model = _fit(
-                sentences,
+                (rule.normalize_str(sentence) for sentence in sentences),
+                spec.name,
                 model_type=type,
                 vocab_size=vocab_size,
                 byte_fallback=byte_fallback,
@@ -110,7 +121,15 @@ def train(
     return TrainReport(vocab_size, sample.lines, sample.seen, len(sentences), checked, seconds)
 
 
-def _fit(sentences: list[str], **options: Any) -> bytes:
+def _normalizer_spec(normalization: str) -> sentencepiece_model_pb2.NormalizerSpec:
+    """The rule of SentencePiece with its character map, under the name by which the export knows its own models."""
+    rule = SentencePieceNormalizer(rule_name=normalization).serialized_model_proto()
+    spec = sentencepiece_model_pb2.ModelProto.FromString(rule).normalizer_spec
+    spec.name = TRAINED_HERE + normalization
+    return spec
+
+
+def _fit(sentences: Iterable[str], normalization: str, **options: Any) -> bytes:
     """The serialised SentencePiece model, its scores (log probabilities) rounded to 1/512.
 
     Segmentations of equal score are common (45 times ``=`` as 16 + 16 + 13 in any order). Of those, SentencePiece and
@@ -131,13 +150,14 @@ def _fit(sentences: list[str], **options: Any) -> bytes:
         unk_piece=TRAINED["unk"],
         control_symbols=[TRAINED["mask"]],
         required_chars=_PRINTABLE_ASCII,  # "</s>" in a text must be spelt, never be an unknown
-        max_sentence_length=4 * _SENTENCE_BYTES,
+        max_sentence_length=_LONGEST_NORMALIZED,
         minloglevel=2,
         **options,
     )
     proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
     for piece in proto.pieces:
         piece.score = round(piece.score / _SCORE_STEP) * _SCORE_STEP
+    proto.normalizer_spec.name = normalization
     return bytes(proto.SerializeToString(deterministic=True))
 
 

@@ -62,6 +62,7 @@ def read_split(folder: Path, task: GlueTask, split: str) -> Examples:
     header = None if columns.width else _header(path, lines)
     places = _places(path, columns, header)
     width = columns.width or len(header or ())
+    text_places = places[:2]
     cells_of: dict[int, list[str]] = {at: [] for at in places if at is not None}
     numbers: list[int] = []
     dropped: list[int] = []
@@ -70,7 +71,7 @@ def read_split(folder: Path, task: GlueTask, split: str) -> Examples:
         if len(cells) == width:
             numbers.append(number)
             for at, kept in cells_of.items():  # MNLI's parse trees, most of its bytes, are let go
-                kept.append(cells[at])
+                kept.append(cells[at] if at in text_places else cells[at].strip())
         elif task.drops_malformed and columns.label is not None:
             dropped.append(number)
         else:
@@ -124,7 +125,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 read += len(raw)
                 if len(raw) == _LONGEST or read > _LARGEST:
                     raise DataError(f"{path}, line {number}: no file of GLUE is so large or has so long a line")
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                line = raw.decode("utf-8-sig")
                 yield number, line.removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
             where = f"byte 0x{error.object[error.start]:02x} at column {error.start + 1}"
@@ -135,7 +136,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def _header(path: Path, lines: Iterator[tuple[int, str]]) -> list[str]:
     for _, line in lines:
-        return line.split("\t")
+        return [cell.strip() for cell in line.split("\t")]
     raise DataError(f"{path}: the file is empty; its first line should be the header")
 
 

@@ -47,6 +47,19 @@ def validate(
         typer.echo("\n".join([f"{config}: a valid {job.task.type} job", *inputs]))
 
 
+@app.command("list", epilog="\b\nExample: capt config list")
+def list_jobs(json: o.Json = False) -> None:
+    """List the shipped jobs and sweeps by the names that CONFIG takes, with a line on each."""
+    from pretrain.config.load import shipped_jobs
+
+    jobs = shipped_jobs()
+    width = max(map(len, jobs))
+    if json:
+        o.echo_json(jobs)
+    else:
+        typer.echo("\n".join(f"{name:<{width}}  {line}" for name, line in jobs.items()))
+
+
 @app.command(epilog="\b\nExample: capt config schema capt_language > schema.json")
 def schema(
     task: Annotated[str, typer.Argument(metavar="TASK", help="The type of a task, such as glue.")] = "capt_language",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -29,6 +29,12 @@ def train(
     vocab_size: Annotated[int, typer.Option(min=1, help="Pieces, special tokens included.")] = 8192,
     kind: Annotated[str, typer.Option("--type", help="unigram or bpe.")] = "unigram",
     byte_fallback: Annotated[bool, typer.Option(help="Spell unknown characters as bytes.")] = True,
+    normalization: Annotated[
+        str, typer.Option(help="nmt_nfkc, nfkc, either with _cf (case folded), or identity.")
+    ] = "nmt_nfkc",
+    missing: Annotated[
+        str, typer.Option(help="Rows of a table without text: skip leaves them out and says how many, or refuse.")
+    ] = "skip",
     max_length: Annotated[int, typer.Option(min=8, help="model_max_length of the exported tokenizer.")] = 512,
     max_sentences: Annotated[int, typer.Option(min=1, help="Sentences to train on, sampled by seed.")] = 500_000,
     seed: Annotated[int, typer.Option(min=0)] = 0,
@@ -38,18 +44,23 @@ def train(
     from dataclasses import asdict
 
     from launcher.progress import progress_bar
+    from pretrain.base.errors import ConfigError
     from pretrain.data.config import DataConfig
     from pretrain.data.prepare import tokenizer_corpus
+    from tokenizer.train import Kind, Normalization
     from tokenizer.train import train as train_tokenizer
 
-    data = DataConfig.model_validate({"source": "files", "files": text, "validation_fraction": 0.0})
+    if missing not in (choices := ("skip", "refuse")):
+        raise ConfigError(f"--missing {missing}: choose one of {', '.join(choices)}")
+    data = DataConfig.model_validate({"source": "files", "files": text, "missing": missing, "validation_fraction": 0.0})
     with progress_bar("reading text") as progress:
         report = train_tokenizer(
             tokenizer_corpus(data, progress),
             out,
             vocab_size=vocab_size,
-            type=cast(Literal["unigram", "bpe"], kind),  # checked there
+            type=cast(Kind, kind),  # checked there, as normalization is
             byte_fallback=byte_fallback,
+            normalization=cast(Normalization, normalization),
             model_max_length=max_length,
             max_sentences=max_sentences,
             seed=seed,
@@ -135,7 +146,9 @@ def prepare(
             sets = list(prepare_folder(job.data, loaded, out, progress).values())
     for shards in sets:
         if shards is not None:
-            typer.echo(f"{shards.folder}: {shards.documents} documents, {shards.tokens} tokens")
+            without = shards.rows_without_text
+            skipped = f"; {without} rows without text were left out" if without else ""
+            typer.echo(f"{shards.folder}: {shards.documents} documents, {shards.tokens} tokens{skipped}")
     place = f"data.shards={out} " if out else ""
     typer.echo(f"use them with: {place}tokenizer.path={folder}")
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from pretrain.base.cache import require_cache
 from pretrain.base.errors import ConfigError, DataError, UserError
 from pretrain.base.files import open_lock, open_regular
 
@@ -89,7 +90,11 @@ def file_lock(
 
 
 def cache_lock(path: Path) -> AbstractContextManager[None]:
-    """The lock of a file or folder of the cache that several processes may be about to make; removed at the end."""
+    """The lock of a file or folder of the cache that several processes may be about to make; removed at the end.
+
+    The folder of the lock is made if need be. Raises ``DataError`` where that cannot be written.
+    """
+    require_cache(path.parent)
     return file_lock(path, wait=None, remove=True, remedy="set data.cache to a local folder", error=DataError)
 
 

@@ -18,7 +18,7 @@ LONGEST_LINE = 64 << 20
 def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = None) -> Iterator[str]:
     """Yield the lines of UTF-8 text files (``.gz`` is unpacked), without their line ends, one file after the other.
 
-    A byte order mark at the start of a file is no part of its first line.
+    A byte order mark at the start of a line is no part of it: joined files have one wherever a file began.
     ``progress`` is called now and then with the number of bytes read since the last call, as they lie on disk.
 
     Raises:
@@ -35,7 +35,7 @@ def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = N
         try:
             with path.open("rb") as raw:
                 for line in _with_progress(raw, path.suffix == ".gz", progress):
-                    yield line.decode("utf-8" if done else "utf-8-sig").rstrip("\r\n")
+                    yield line.decode("utf-8-sig").rstrip("\r\n")
                     done += 1
         except UnicodeDecodeError as error:
             byte = f"byte 0x{error.object[error.start]:02x}"

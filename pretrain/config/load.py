@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -49,6 +50,18 @@ def resolve_path(config: str | Path, *, sweep: bool = False) -> Path:
     groups = dict.fromkeys(f"{name.split('/')[0]}/..." if "/" in name else name for name in names)
     hint = f"did you mean the shipped job {near[0]!r}?" if near else f"shipped: {', '.join(groups)}"
     raise ConfigError(f"no configuration file {shown(str(config))}; {hint}")
+
+
+def shipped_jobs() -> dict[str, str]:
+    """The names of the shipped jobs (a sweep's is ``sweep/NAME``) with the first sentence of the file's comment."""
+    described = {}
+    for file in sorted({file for found in _shipped().values() for file in found if _is_job(file)}):
+        lines = read_text(file, limit=MAX_BYTES, error=ConfigError).splitlines()
+        comment = " ".join(line[1:].strip() for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
+        sentence = re.split(r"\.\s+(?=[A-Z]|capt )", comment, maxsplit=1)[0]
+        name = _longest_name(file) if _is_sweep(file) else _short_name(file)
+        described[name] = f"{sentence.rstrip('.')}."
+    return described
 
 
 def _is_job(file: Path) -> bool:

@@ -56,6 +56,11 @@ def _as_word(value: Any) -> Any:
     return {True: "once", False: "never"}[value] if isinstance(value, bool) else value
 
 
+MISSING = (
+    "rows of a table whose text is null, NaN or absent: skip leaves them out, and says how many; refuse ends the job"
+)
+"""The description of ``data.missing``."""
+
 Patterns = Annotated[list[PathText], BeforeValidator(_as_list)]
 
 
@@ -82,6 +87,7 @@ class DataConfig(Section):
         None, description="hub split to validate on; if unset a fraction of the text is held out"
     )
     text_column: str = Field("text", description="key or column with the text of a jsonl, parquet or hub row")
+    missing: Literal["skip", "refuse"] = Field("skip", description=MISSING)
     document_start: str | None = Field(
         None,
         description="regular expression: a line or row that begins with a match begins a document. Without it, text has"

@@ -6,11 +6,18 @@ gigabytes on one line, and a docstring all pass through the same few kilobytes.
 
 from __future__ import annotations
 
+import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import blake2b
+from typing import Literal
+
+from pretrain.base.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 PASSAGE = 4096
 """Longest passage, in characters (SentencePiece's trainer skips lines of more than 4192 bytes)."""
@@ -25,6 +32,49 @@ class Passage:
 
     text: str
     starts: bool
+
+
+Missing = Literal["skip", "refuse"]
+"""What becomes of a row without text."""
+
+
+class TextColumn:
+    """The text of the rows of one table. A row whose text is null, not a number (NaN) or absent has none.
+
+    Raises ``DataError`` for a value of another type, and with ``missing="refuse"`` for a row without text. With
+    ``"skip"`` such rows are left out and counted; a blank text is left out in any case, and is not counted.
+    """
+
+    def __init__(self, name: str, missing: Missing) -> None:
+        self.name, self._missing = name, missing
+        self.rows = self.without = 0
+        self._first = ""
+
+    def text(self, value: object, where: str) -> str | None:
+        """The text of the row at ``where``; None for a row to leave out."""
+        self.rows += 1
+        if isinstance(value, str):
+            return value
+        if value is not None and value == value:  # NaN, as tables of pandas have it, is not itself
+            raise DataError(f"{where}: {self.name!r} must be text, it is {type(value).__name__}")
+        if self._missing == "refuse":
+            raise DataError(f"{where}: {self.name!r} has no text; data.missing=skip leaves such rows out")
+        self._first = self._first or where
+        self.without += 1
+        return None
+
+    def report(self, name: str) -> None:
+        """Log, once in a process, how many rows of the table ``name`` were left out."""
+        if self.without:
+            _warn_once(
+                f"{name}: {self.without:,} of {self.rows:,} rows have no {self.name!r} and are left out, the first "
+                f"is {self._first}; data.missing=refuse ends the job there"
+            )
+
+
+@cache
+def _warn_once(message: str) -> None:
+    logger.warning("%s", message)
 
 
 class Corpus(ABC):

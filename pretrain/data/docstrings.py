@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pretrain.base.atomic import new_file
+from pretrain.base.cache import require_cache
 from pretrain.base.errors import DataError
 from pretrain.base.parallel import ordered_map
 from pretrain.base.progress import ProgressCallback
@@ -69,6 +70,7 @@ def docstring_file(
         return path
     tasks = [files[i : i + _FILES_A_TASK] for i in range(0, len(files), _FILES_A_TASK)]
     seen: set[bytes] = set()
+    require_cache(cache)
     with new_file(path) as out:
         for number, documents in enumerate(ordered_map(_read_files, tasks, workers), start=1):
             for document in documents:

@@ -20,9 +20,11 @@ import pyarrow.parquet
 from pretrain.base.errors import DataError
 from pretrain.base.files import open_regular, printable
 from pretrain.base.verification import Verifier
-from pretrain.data.corpus import PASSAGE, Corpus, Piece, row_pieces
+from pretrain.data.corpus import PASSAGE, Corpus, Missing, Piece, TextColumn, row_pieces
 
 _CHUNK = 1 << 20
+_ROWS_WITHOUT_COLUMN = 1000
+"""A JSON file whose first rows, so many of them, lack the column is not read to its end."""
 _LONGEST_ROW = 1 << 26
 """Characters that a JSON line may have: it is the one thing of a corpus that is in memory as a whole."""
 
@@ -34,15 +36,23 @@ class FileCorpus(Corpus):
     """The documents of ``paths``, read one after the other. Raises ``DataError`` for a file that cannot be text.
 
     Plain text: one paragraph a line, a blank line between documents (or ``document_start``, see ``DataConfig``).
-    JSON lines and parquet: one document a row, in ``text_column``. ``verifier`` hashes the files, or knows them.
+    JSON lines and parquet: one document a row, in ``text_column``; ``missing``: see ``TextColumn``. ``verifier``
+    hashes the files, or knows them.
     """
 
     def __init__(
-        self, paths: Sequence[Path], text_column: str, document_start: str | None, verifier: Verifier | None = None
+        self,
+        paths: Sequence[Path],
+        text_column: str,
+        document_start: str | None,
+        verifier: Verifier | None = None,
+        *,
+        missing: Missing = "skip",
     ) -> None:
         self._readers = [(path, _reader(path)) for path in paths]
         self._verifier = verifier
-        self._column = text_column
+        self._column, self._missing = text_column, missing
+        self._without_text: dict[Path, int] = {}
         self._start = re.compile(document_start) if document_start else None
         for path in paths:
             if path.stat().st_size == 0:
@@ -60,12 +70,19 @@ class FileCorpus(Corpus):
                     yield text, begins_document or blank
                     blank = False
             if blank:
-                raise DataError(f"{path} holds no text: every line or row is blank")
+                raise DataError(f"{path} holds no text: every line or row is blank or has none")
             before += path.stat().st_size
 
     def contents(self) -> list[dict[str, str | int]]:
-        """Name, format, size and SHA-256 of every file; the first call is collective over the verifier's ranks."""
-        return self._contents
+        """Name, format, size and SHA-256 of every file; the first call is collective over the verifier's ranks.
+
+        Of a file that has been read, the number of rows without text as well, if there are any.
+        """
+        counted = ({"rows_without_text": self._without_text.get(path, 0)} for path, _ in self._readers)
+        return [
+            {**part, **count} if count["rows_without_text"] else part
+            for part, count in zip(self._contents, counted, strict=True)
+        ]
 
     @cached_property
     def _contents(self) -> list[dict[str, str | int]]:
@@ -106,7 +123,13 @@ class FileCorpus(Corpus):
                 begins = False
             at_line_start = piece.endswith("\n")
 
+    def _end_of_table(self, path: Path, column: TextColumn) -> None:
+        column.report(str(path))
+        self._without_text[path] = column.without
+
     def _objects(self, path: Path, raw: io.BufferedReader) -> Iterator[str]:
+        column = TextColumn(self._column, self._missing)
+        known, absent = False, ""  # whether a row has the column, and the error of the first that has not
         for number, line in enumerate(_decoded(path, raw, _LONGEST_ROW), start=1):
             if line.isspace():
                 continue
@@ -120,20 +143,31 @@ class FileCorpus(Corpus):
                 raise DataError(f"{path}, line {number}: not JSON that can be read ({error})") from None
             if not isinstance(row, dict):
                 raise DataError(f"{path}, line {number}: a JSON object is needed, this is a {type(row).__name__}")
-            if self._column not in row:
-                raise DataError(f"{path}, line {number}: {_missing_column(self._column, list(row))}")
-            yield _check_text(row[self._column], f"{path}, line {number}", self._column)
+            where = f"{path}, line {number}"
+            if self._column in row:
+                known = True
+            elif self._missing == "refuse" or not known:
+                absent = absent or f"{where}: {_missing_column(self._column, list(row))}"
+                if self._missing == "refuse" or column.rows == _ROWS_WITHOUT_COLUMN:
+                    raise DataError(absent)
+            if (text := column.text(row.get(self._column), where)) is not None:
+                yield _check_text(text, where, self._column)
+        if absent and not known:
+            raise DataError(absent)
+        self._end_of_table(path, column)
 
     def _rows(self, path: Path, raw: io.BufferedReader) -> Iterator[str]:
         try:
             table = pyarrow.parquet.ParquetFile(raw)
             if self._column not in table.schema_arrow.names:
                 raise DataError(f"{path}: {_missing_column(self._column, table.schema_arrow.names)}")
-            number = 0
+            column = TextColumn(self._column, self._missing)
             for batch in table.iter_batches(batch_size=256, columns=[self._column]):
                 for value in batch.column(0).to_pylist():
-                    number += 1
-                    yield _check_text(value, f"{path}, row {number}", self._column)
+                    where = f"{path}, row {column.rows + 1}"
+                    if (text := column.text(value, where)) is not None:
+                        yield _check_text(text, where, self._column)
+            self._end_of_table(path, column)
         except DataError:
             raise
         except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, too
@@ -208,9 +242,7 @@ def _missing_column(column: str, names: Sequence[str]) -> str:
     return f"there is no {column!r} (data.text_column); {hint}"
 
 
-def _check_text(value: object, where: str, column: str) -> str:
-    if not isinstance(value, str):
-        raise DataError(f"{where}: {column!r} must be text, it is {type(value).__name__}")
+def _check_text(value: str, where: str, column: str) -> str:
     if "\0" in value:
         raise DataError(f"{where}: {column!r} is binary, not text: NUL at character {value.index(chr(0))}")
     try:
@@ -225,10 +257,18 @@ def _open(path: Path, raw: io.BufferedReader) -> io.BufferedReader | gzip.GzipFi
 
 
 def _decoded(path: Path, raw: io.BufferedReader, limit: int) -> Iterator[str]:
-    """The lines of a UTF-8 file with their line ends, in pieces of at most ``limit`` characters."""
-    with io.TextIOWrapper(_open(path, raw), encoding="utf-8-sig") as lines, _whole_gzip(path):
+    """The lines of a UTF-8 file with their line ends, in pieces of at most ``limit`` characters.
+
+    A byte order mark at the start of a line is no part of it: joined files have one wherever a file began.
+    """
+    at_line_start = True
+    with io.TextIOWrapper(_open(path, raw), encoding="utf-8") as lines, _whole_gzip(path):
         try:
-            yield from iter(partial(lines.readline, limit), "")
+            for piece in iter(partial(lines.readline, limit), ""):
+                text = piece.removeprefix("\ufeff") if at_line_start else piece
+                if text:
+                    yield text
+                at_line_start = piece.endswith("\n")
         except UnicodeDecodeError:
             raise DataError(_diagnose(path)) from None
 

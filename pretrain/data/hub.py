@@ -10,7 +10,7 @@ from pathlib import Path
 import datasets
 
 from pretrain.base.errors import DataError, did_you_mean
-from pretrain.data.corpus import Corpus, Piece, row_pieces
+from pretrain.data.corpus import Corpus, Missing, Piece, TextColumn, row_pieces
 
 log = logging.getLogger(__name__)
 
@@ -18,12 +18,22 @@ log = logging.getLogger(__name__)
 class HubCorpus(Corpus):
     """One split of the dataset ``name`` (memory-mapped by ``datasets``, downloaded once); one document per row.
 
-    Raises ``DataError`` when the dataset, its split or its column cannot be had.
+    ``missing``: see ``TextColumn``. Raises ``DataError`` when the dataset, its split or its column cannot be had.
     """
 
-    def __init__(self, name: str, subset: str | None, split: str, text_column: str, document_start: str | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        subset: str | None,
+        split: str,
+        text_column: str,
+        document_start: str | None,
+        *,
+        missing: Missing = "skip",
+    ) -> None:
         self._rows = _load_split(name, subset, split)
-        self._where, self._column = f"{name} ({split})", text_column
+        self._where, self._column, self._missing = f"{name} ({split})", text_column, missing
+        self._without_text = 0
         self._start = re.compile(document_start) if document_start else None
         if text_column not in self._rows.column_names:
             hint = did_you_mean(text_column, self._rows.column_names, "it has")
@@ -36,17 +46,18 @@ class HubCorpus(Corpus):
 
     def contents(self) -> list[dict[str, str | int]]:
         """The split and the fingerprint that ``datasets`` gives its content."""
-        return [{"name": self._where, "format": "hub", "rows": self.size, "sha256": self._rows._fingerprint}]
+        without = {"rows_without_text": self._without_text} if self._without_text else {}
+        return [{"name": self._where, "format": "hub", "rows": self.size, "sha256": self._rows._fingerprint, **without}]
 
     def _texts(self) -> Iterator[str]:
-        self.position = 0
+        self.position, column = 0, TextColumn(self._column, self._missing)
         for batch in self._rows.select_columns([self._column]).iter(batch_size=256):
-            for text in batch[self._column]:
+            for value in batch[self._column]:
                 self.position += 1
-                if not isinstance(text, str):
-                    kind = type(text).__name__
-                    raise DataError(f"{self._where}, row {self.position}: {self._column!r} must be text, it is {kind}")
-                yield text
+                if (text := column.text(value, f"{self._where}, row {self.position}")) is not None:
+                    yield text
+        column.report(self._where)
+        self._without_text = column.without
 
 
 def _load_split(name: str, subset: str | None, split: str) -> datasets.Dataset:

@@ -48,7 +48,7 @@ def _open_corpus(
         held_out = resolve_paths(data.validation_files, "data.validation_files")
         if both := sorted(set(held_out) & set(resolve_paths(data.files, "data.files"))):
             raise DataError(f"data.validation_files: {both[0]} is training text too (data.files)")
-        return FileCorpus(held_out, data.text_column, data.document_start, verifier)
+        return FileCorpus(held_out, data.text_column, data.document_start, verifier, missing=data.missing)
     corpus = _open_text(data, progress, verifier, data.validation_split if split == "validation" else None)
     if named or data.validation_fraction == 0:
         return corpus if split == "train" or named else None
@@ -140,6 +140,8 @@ def _prepare(
         "held_out": data.validation_fraction if isinstance(corpus, Part) else None,
         "split": split if isinstance(corpus, Part) else None,
     }
+    if data.missing == "refuse":  # shards of the default are those of releases without this key
+        options["missing"] = data.missing
     key = cache_key(corpus, tokenizer, options)
     return write_shards(
         corpus,
@@ -162,7 +164,8 @@ def _open_text(
 
         if data.name is None:
             raise AssertionError("DataConfig lets no hub source through without a name")
-        return HubCorpus(data.name, data.subset, hub_split or data.split, data.text_column, data.document_start)
+        split = hub_split or data.split
+        return HubCorpus(data.name, data.subset, split, data.text_column, data.document_start, missing=data.missing)
     if data.source is None:
         raise DataError(NO_TEXT)
     if data.source == "docstrings":
@@ -171,4 +174,4 @@ def _open_text(
         if not data.files:
             raise DataError("data.files is empty: data.shards alone holds no text to train a tokenizer on")
         paths = resolve_paths(data.files, "data.files")
-    return FileCorpus(paths, data.text_column, data.document_start, verifier)
+    return FileCorpus(paths, data.text_column, data.document_start, verifier, missing=data.missing)

@@ -69,7 +69,6 @@ def write_shards(
     manifest = folder / MANIFEST
     with verifier.ranks.synchronize_errors():
         if not manifest.is_file():
-            folder.parent.mkdir(parents=True, exist_ok=True)
             with cache_lock(folder.with_name(f".{folder.name}.lock")):
                 if not manifest.is_file():
                     _tokenize(corpus, tokenizer, folder, key, options, workers, shard_tokens, progress)
@@ -213,6 +212,7 @@ def _source_records(contents: list[dict[str, str | int]]) -> list[dict[str, str 
         {
             "name": f"{len(contents)} files, the first {contents[0]['name']}"[:10_000],
             "bytes": sum(int(part["bytes"]) for part in contents),
+            "rows_without_text": sum(int(part.get("rows_without_text", 0)) for part in contents),
             "sha256": hashlib.sha256(listing).hexdigest(),
         }
     ]

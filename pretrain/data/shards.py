@@ -58,6 +58,11 @@ class ShardSet:
     def __reduce__(self) -> tuple[Callable[[Path], ShardSet], tuple[Path]]:
         return ShardSet.open, (self.folder,)
 
+    @property
+    def rows_without_text(self) -> int:
+        """The rows of tables that were left out when the shards were made."""
+        return sum(int(part.get("rows_without_text", 0)) for part in self.manifest.source)
+
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Raise ``DataError`` when these shards were made with another tokenizer."""
         made_with = self.manifest.tokenizer

@@ -13,6 +13,7 @@ from jaxtyping import Float32
 from pretrain.base.errors import DataError, shown
 from pretrain.base.progress import ProgressCallback
 from pretrain.base.text_lines import read_lines
+from pretrain.embeddings.data.vocabulary import split_words
 from pretrain.embeddings.vectors.word_vectors import WordVectors
 
 TOTAL = "total"
@@ -41,7 +42,7 @@ def read_sections(path: Path, vectors: WordVectors) -> list[Section]:
     """
     sections: list[Section] = []
     for number, line in enumerate(read_lines([path]), start=1):
-        words = line.split()
+        words = split_words(line)
         if not words:
             continue
         if words[0].startswith(":"):

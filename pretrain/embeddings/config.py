@@ -22,7 +22,7 @@ from pretrain.config.schema import (
     ScheduleSection,
     ValidateSection,
 )
-from pretrain.data.config import Patterns
+from pretrain.data.config import MISSING, Patterns
 from pretrain.data.files import resolve_paths
 from pretrain.embeddings.sections import (
     GeneratorSection,
@@ -40,6 +40,7 @@ class DataSection(Section):
         default=..., min_length=1, description="paths or globs of .txt, .jsonl, .json, .tokens, .raw (or .gz), .parquet"
     )
     text_column: str = Field("text", description="key or column with the text of a jsonl, json or parquet row")
+    missing: Literal["skip", "refuse"] = Field("skip", description=MISSING)
     lowercase: bool = Field(True, description="words are read in lower case")
     min_count: PositiveInt = Field(5, description="rarer words are left out, as if they were not there")
     max_vocabulary: PositiveInt | None = Field(

@@ -11,6 +11,7 @@ from jaxtyping import Float64
 
 from pretrain.base.errors import DataError, shown
 from pretrain.base.text_lines import read_lines
+from pretrain.embeddings.data.vocabulary import split_words
 from pretrain.embeddings.vectors.layout import is_number
 
 MOST_PAIRS = 1_000_000
@@ -70,7 +71,7 @@ def read_set(path: Path) -> WordPairs:
 
 
 def _read_pair(line: str, where: str) -> tuple[str, str, float]:
-    columns = [cell.strip() for cell in line.split("\t")] if "\t" in line else line.split()
+    columns = [cell.strip() for cell in line.split("\t")] if "\t" in line else split_words(line)
     if len(columns) < 3:
         raise DataError(f"{where}: {len(columns)} columns; expected word, word and score, by tabs or by spaces")
     if not (columns[0] and columns[1]):

@@ -166,6 +166,7 @@ def _text_sections(restored: Restored, model: Representations, path: Path, setti
         source="files",
         files=[str(path)],
         text_column=trained_on.text_column,
+        missing=trained_on.missing,
         document_start=trained_on.document_start,
         sequence_length=settings.length,
         cross_document_attention=trained_on.cross_document_attention,

@@ -19,6 +19,9 @@ from pretrain.models.hub import Source
 logger = logging.getLogger(__name__)
 
 
+Normalization = Literal["nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity"]
+
+
 class TokenizerSection(Section):
     """A tokenizer to use (``path``), or how to train one on ``data.*`` when there is none (cached by content)."""
 
@@ -30,6 +33,11 @@ class TokenizerSection(Section):
     type: Literal["unigram", "bpe"] = Field("unigram", description="SentencePiece model to train")
     vocab_size: PositiveInt = Field(8192, le=2**24, description="pieces of a trained tokenizer, special ones included")
     byte_fallback: bool = Field(True, description="write unknown characters as bytes instead of <unk>")
+    normalization: Normalization = Field(
+        "nmt_nfkc",
+        description="how a trained tokenizer normalises text, in training and in use: Unicode's NFKC, nmt: control"
+        " characters and kinds of spaces as well, cf: case folded; identity: not at all",
+    )
     max_sentences: PositiveInt = Field(1_000_000, description="lines of the corpus to train on, sampled by seed")
 
 
@@ -40,7 +48,6 @@ def trained_tokenizer(
     cache: Path,
     *,
     longest: int,
-    normalization: Literal["nmt_nfkc", "nmt_nfkc_cf"] = "nmt_nfkc",
     ranks: Ranks = ALONE,
 ) -> Path:
     """The folder of a tokenizer trained on ``texts``, in the cache. All ``ranks`` call this: one trains, others wait.
@@ -52,27 +59,24 @@ def trained_tokenizer(
         texts: called where the tokenizer is not in the cache yet.
         cache: the host's.
         longest: sequence in tokens that ``transformers`` should let pass.
-        normalization: of SentencePiece; ``_cf`` folds upper and lower case.
         ranks: those that need it.
     """
     recipe = {**content, **section.model_dump(mode="json", exclude={"path"})}
     name = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:32]
     folder = cache / "tokenizers" / name
-    with ranks.synchronize_errors():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with cache_lock(folder.with_suffix(".lock")):
-            if not folder.exists():
-                from tokenizer.train import train
+    with ranks.synchronize_errors(), cache_lock(folder.with_suffix(".lock")):
+        if not folder.exists():
+            from tokenizer.train import train
 
-                logger.info("no tokenizer.path: one is trained on the text, and kept in %s", folder)
-                train(
-                    texts(),
-                    folder,
-                    vocab_size=section.vocab_size,
-                    type=section.type,
-                    byte_fallback=section.byte_fallback,
-                    normalization=normalization,
-                    model_max_length=longest,
-                    max_sentences=section.max_sentences,
-                )
+            logger.info("no tokenizer.path: one is trained on the text, and kept in %s", folder)
+            train(
+                texts(),
+                folder,
+                vocab_size=section.vocab_size,
+                type=section.type,
+                byte_fallback=section.byte_fallback,
+                normalization=section.normalization,
+                model_max_length=longest,
+                max_sentences=section.max_sentences,
+            )
     return folder

@@ -159,13 +159,11 @@ def _answers_file(
         return kept
     minimum = job.data.minimum_answers
     path = job.data.cache / "answers" / f"{digest_of([train.content, minimum])}.json"
-    with verifier.ranks.synchronize_errors():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with cache_lock(path.with_suffix(".lock")):
-            if not path.exists():
-                table = build_table(train.examples, minimum)
-                logger.info("answers: %s that stand with %d questions or more", f"{len(table):,}", minimum)
-                table.save(path)
+    with verifier.ranks.synchronize_errors(), cache_lock(path.with_suffix(".lock")):
+        if not path.exists():
+            table = build_table(train.examples, minimum)
+            logger.info("answers: %s that stand with %d questions or more", f"{len(table):,}", minimum)
+            table.save(path)
     return path
 
 
@@ -178,7 +176,6 @@ def encoded_pairs(
     content = [_VERSION, split.content, store.manifest.key, tokenizer.fingerprint, length, table]
     key = digest_of([*content, *(["without missing pictures"] if skip else [])])
     folder = job.data.cache / "pairs" / key
-    folder.parent.mkdir(parents=True, exist_ok=True)
     if not folder.exists():  # it appears whole: ranks of a thousand hosts need not queue for a lock to read it
         with cache_lock(folder.with_suffix(".lock")):
             if not folder.exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from pretrain.base.cache import default_cache
 from pretrain.config.base import PathField, PositiveInt, Section
@@ -25,7 +25,15 @@ def _as_list(value: Any) -> Any:
 class SentenceTokenizer(TokenizerSection):
     """A tokenizer to use (``path``), or how to train one on the sentences when there is none (cached by content)."""
 
-    lower_case: bool = Field(True, description="train on lower-cased text, as LXMERT's vocabulary is")
+    lower_case: bool = Field(
+        True, description="train on lower-cased text, as LXMERT's vocabulary is: adds _cf to tokenizer.normalization"
+    )
+
+    @model_validator(mode="after")
+    def _case_fits_normalization(self) -> SentenceTokenizer:
+        if self.lower_case and self.normalization == "identity":
+            raise ValueError("tokenizer.normalization=identity changes no case: set tokenizer.lower_case=false")
+        return self
 
 
 Files = Annotated[list[PathField], BeforeValidator(_as_list)]

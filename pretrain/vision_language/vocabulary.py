@@ -52,12 +52,13 @@ def trained_on(
 
     Arguments and errors are those of `tokenizer_folder`.
     """
+    if section.lower_case and not section.normalization.endswith("_cf"):
+        section = section.model_copy(update={"normalization": f"{section.normalization}_cf"})
     return trained_tokenizer(
         section,
         {"sentences": key, "positions": positions},
         sentences,
         cache,
         longest=positions,
-        normalization="nmt_nfkc_cf" if section.lower_case else "nmt_nfkc",
         ranks=ranks,
     )

@@ -78,6 +78,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "launcher/requeue.py": ("subprocess.run", "scontrol: one word, that Slurm itself has set; with a time limit"),
     "launcher/backends/srun.py": ("subprocess.run", "scontrol: one word, that Slurm itself has set"),
     "launcher/bench.py": (".read_text .write_text subprocess.run", "benchmarks of the source checkout; " + OUT),
+    "launcher/cache.py": (".read_text", "/proc"),
     "launcher/commands/config.py": ("yaml.safe_dump", "writes"),
     "launcher/commands/corpora.py": (".open", SHARDS),
     "launcher/machine.py": (".read_text subprocess.run", "/proc/cpuinfo; nvidia-smi, with a time limit"),

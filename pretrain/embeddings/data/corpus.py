@@ -1,6 +1,6 @@
 """Text as one array of word numbers on disk: counted and encoded in parallel, once, and kept in the cache.
 
-Words are what `str.split` gives; those outside the vocabulary are left out before any pair is formed, as in word2vec.
+Words are what `split_words` gives; those outside the vocabulary are left out before any pair is formed, as in word2vec.
 The numbers lie in a file of int32 that is mapped into memory, so that a text of any size takes none. The first word
 of a sentence is stored as its bitwise complement (a negative number): sentences need no index of their own.
 """
@@ -29,14 +29,14 @@ from pretrain.base.records import Count, Record, read_record
 from pretrain.base.verification import ALONE, Ranks, Verifier
 from pretrain.data.files import FileCorpus, resolve_paths
 from pretrain.embeddings.config import DataSection
-from pretrain.embeddings.data.vocabulary import VOCABULARY, Vocabulary
+from pretrain.embeddings.data.vocabulary import VOCABULARY, Vocabulary, split_words
 
 logger = logging.getLogger(__name__)
 
 LONGEST_SENTENCE = 10_000
 """Words after which a sentence is cut, as gensim does it."""
 _WORDS, _RECORD = "words.i32", "corpus.json"
-_FORMAT = 2
+_FORMAT = 3
 _TASK = 1 << 20
 """Characters that a worker gets at once."""
 _SMALL = 8 << 20
@@ -88,14 +88,16 @@ def open_corpus(data: DataSection, progress: ProgressCallback | None = None, ran
     """
     verifier = Verifier(data.cache, ranks)
     with ranks.synchronize_errors():
-        source = FileCorpus(resolve_paths(data.files, "data.files"), data.text_column, None, verifier)
+        paths = resolve_paths(data.files, "data.files")
+        source = FileCorpus(paths, data.text_column, None, verifier, missing=data.missing)
     text = [(part["format"], part["sha256"]) for part in source.contents()]
     options = [_FORMAT, data.text_column, data.lowercase, data.min_count, data.max_vocabulary]
+    if data.missing == "refuse":  # text of the default is that of releases without this key
+        options.append(data.missing)
     key = hashlib.sha256(json.dumps([text, options]).encode()).hexdigest()[:32]
     folder = data.cache / "embeddings" / key
     with ranks.synchronize_errors():
         if not (folder / _RECORD).is_file():
-            folder.parent.mkdir(parents=True, exist_ok=True)
             with cache_lock(folder.with_name(f".{folder.name}.lock")):
                 if not (folder / _RECORD).is_file():
                     _encode(source, data, folder, progress)
@@ -167,17 +169,14 @@ def _tasks(source: FileCorpus) -> Iterator[str]:
 
 
 def _last_blank(text: str) -> int:
-    """The place of the last white space; -1 without any."""
-    stripped = text.rstrip()
-    if len(stripped) < len(text):
-        return len(text) - 1
-    return len(text) - 1 - len(text.rsplit(None, 1)[-1]) if len(text.split(None, 1)) > 1 else -1
+    """The place of the last blank; -1 without any."""
+    return max(text.rfind(blank) for blank in " \t\r\v\f")
 
 
 def _sentences(text: str, lowercase: bool) -> Iterator[list[str]]:
     """The words of each line that is not blank, at most `LONGEST_SENTENCE` at once."""
     for line in (text.lower() if lowercase else text).split("\n"):
-        words = line.split()
+        words = split_words(line)
         for start in range(0, len(words), LONGEST_SENTENCE):
             yield words[start : start + LONGEST_SENTENCE]
 
@@ -189,7 +188,7 @@ class _Count:
         self._lowercase = lowercase
 
     def __call__(self, text: str) -> Counter[str]:
-        return Counter((text.lower() if self._lowercase else text).split())
+        return Counter(split_words(text.lower() if self._lowercase else text))
 
 
 class _Encode:

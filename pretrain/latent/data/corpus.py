@@ -62,12 +62,13 @@ class Sentences:
         return cls(np.concatenate(framed).astype(np.int64), offsets)
 
 
-def read(path: Path, format: str) -> Iterator[list[str]]:
-    """Yield the words of each line that is not blank.
+def read(path: Path, format: str, *, count_blank: bool = False) -> Iterator[list[str]]:
+    """Yield the words of each line that is not blank; with ``count_blank`` the log says how many are.
 
     Raises:
         DataError: the file is empty, binary, not UTF-8 or not gzip, or a line has no label.
     """
+    blank = 0
     for number, line in enumerate(read_lines([path]), 1):
         if "\0" in line:
             raise DataError(f"{path}, line {number}: binary, not text (NUL); convert it with iconv first")
@@ -77,6 +78,10 @@ def read(path: Path, format: str) -> Iterator[list[str]]:
                 raise DataError(f"{path}, line {number}: no tab; data.format labelled reads `label TAB text`")
         if words := line.split():
             yield words
+        else:
+            blank += 1
+    if blank and count_blank:
+        logger.info("%s: %s of %s lines are blank and left out", path, f"{blank:,}", f"{number:,}")
 
 
 def build_vocabulary(data: DataSection) -> Vocabulary:
@@ -106,7 +111,7 @@ def load_sentences(data: DataSection, split: str, vocabulary: Vocabulary) -> Sen
     if path is None:
         return None
     encoded, long = [], 0
-    for words in read(path, data.format):
+    for words in read(path, data.format, count_blank=True):
         if len(words) > data.max_words:
             long += 1
         else:

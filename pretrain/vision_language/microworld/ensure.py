@@ -64,7 +64,6 @@ def ensure_microworld(world: World, cache: Path) -> Microworld:
     key = sha256(json.dumps([FORMAT, asdict(world)], sort_keys=True).encode()).hexdigest()[:32]
     root = cache / "microworld"
     made = Microworld(root / key / "world", root / key / "store")
-    root.mkdir(parents=True, exist_ok=True)
     with cache_lock(root / f".{key}.lock"):
         if not made.folder.is_dir():
             logger.info("drawing the synthetic microworld: %s", world)

@@ -9,6 +9,7 @@ import yaml
 
 from pretrain.base.errors import ConfigError
 from pretrain.config import load_job, load_mapping, resolve_path
+from pretrain.config.load import shipped_jobs
 from pretrain.language.config import LanguageJob
 
 
@@ -49,6 +50,16 @@ def test_the_list_of_shipped_jobs_names_families_as_the_documentation_does() -> 
         resolve_path("nothing_like_it_42")
     assert "skipgram" not in str(error.value)
     assert resolve_path("ace/finetune") == resolve_path("pretrain/ace/finetune")
+
+
+def test_every_shipped_job_is_listed_with_a_line_of_its_own() -> None:
+    jobs = shipped_jobs()
+    assert {"capt_tiny", "rte", "ptb/vae", "vqa", "sweep/vqa"} <= jobs.keys()
+    assert not any(name.startswith(("_", "cluster/")) or "/_" in name for name in jobs)
+    for name, line in jobs.items():
+        assert resolve_path(name, sweep=name.startswith("sweep/")).is_file()
+        assert len(line) > 5, name
+        assert "\n" not in line
 
 
 def test_a_preset_of_word_embeddings_says_which_text_is_missing() -> None:

@@ -12,6 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from pretrain.base.errors import DataError
+from pretrain.data.corpus import Missing
 from pretrain.data.files import FileCorpus, resolve_paths
 from tests.unit.data.doubles import documents
 
@@ -19,8 +20,8 @@ DOCUMENTS = ["One paragraph.\nAnöther, with an ümlaut.", "Second document."]
 TEXT = "\n\n".join(DOCUMENTS) + "\n"
 
 
-def read(*paths: Path, column: str = "text", start: str | None = None) -> list[str]:
-    return list(documents(FileCorpus(paths, column, start)))
+def read(*paths: Path, column: str = "text", start: str | None = None, missing: Missing = "skip") -> list[str]:
+    return list(documents(FileCorpus(paths, column, start, missing=missing)))
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -45,6 +46,16 @@ def write(path: Path, content: str | bytes) -> Path:
 )
 def test_documents_of_every_format(tmp_path: Path, name: str, content: str) -> None:
     assert read(write(tmp_path / name, content)) == DOCUMENTS
+
+
+def test_a_byte_order_mark_of_each_joined_file_is_no_text(tmp_path: Path) -> None:
+    text, row = b"\xef\xbb\xbfa b\n\n", b'\xef\xbb\xbf{"text": "a b"}\n'
+    for name, part in (("a.txt", text), ("a.jsonl", row)):
+        (tmp_path / name).write_bytes(part * 3)
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(part) * 3)
+        assert read(tmp_path / name) == read(tmp_path / f"{name}.gz") == ["a b"] * 3
+    with pytest.raises(DataError, match="holds no text"):
+        read(write(tmp_path / "b.txt", "\ufeff\n\ufeff"))
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -102,7 +113,8 @@ BAD = {
     "json list": ("a.jsonl", b"[1]\n", "a.jsonl, line 1: a JSON object is needed, this is a list"),
     "json key": ("a.jsonl", b'{"text": "a"}\n{"txt": "b"}\n', "line 2: there is no 'text' .*; did you mean 'txt'"),
     "json key, none near": ("a.jsonl", b'{"id": 1, "body": "b"}\n', "there is no 'text' .*; it has 'id', 'body'"),
-    "json type": ("a.jsonl", b'{"text": null}\n', "line 1: 'text' must be text, it is NoneType"),
+    "json null": ("a.jsonl", b'{"text": null}\n', "line 1: 'text' has no text; data.missing=skip leaves such rows out"),
+    "json type": ("a.jsonl", b'{"text": 3}\n', "line 1: 'text' must be text, it is int"),
     "json NUL": ("a.jsonl", b'{"text": "a\\u0000b"}\n', "line 1: 'text' is binary, not text: NUL at character 1"),
     "json utf-8": ("a.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n', "not UTF-8: byte 0xe9 at line 2, byte 24"),
     "parquet": ("a.parquet", b"PAR1 is not enough", "a.parquet is not a readable parquet file"),
@@ -113,7 +125,7 @@ BAD = {
 def test_bad_files_are_named_with_the_place(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     path = write(tmp_path / name, content)
     with pytest.raises(DataError, match=message) as error:
-        read(path)
+        read(path, missing="refuse")
     assert "\n" not in str(error.value)
 
 
@@ -131,6 +143,68 @@ def test_parquet_column_is_checked(tmp_path: Path) -> None:
         read(tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a.parquet, row 1: 'n' must be text, it is int"):
         read(tmp_path / "a.parquet", column="n")
+
+
+TABLE = ["a row", None, "", "another", None, " ", "third"]
+
+
+def _jsonl(path: Path, rows: list[dict[str, object]]) -> Path:
+    return write(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _tables(folder: Path) -> dict[str, Path]:
+    """`TABLE` in every form in which a row may have no text."""
+    frame = pyarrow.table({"text": TABLE, "id": range(len(TABLE))})
+    pyarrow.parquet.write_table(frame, folder / "a.parquet", row_group_size=3)
+    coded = pyarrow.table({"text": pyarrow.array(TABLE).dictionary_encode()})
+    pyarrow.parquet.write_table(coded, folder / "coded.parquet")
+    return {
+        "null": _jsonl(folder / "null.jsonl", [{"text": text} for text in TABLE]),
+        "NaN": _jsonl(folder / "nan.json.gz", [{"text": float("nan") if text is None else text} for text in TABLE]),
+        "absent": _jsonl(folder / "absent.jsonl", [{"id": 1} if text is None else {"text": text} for text in TABLE]),
+        "first absent": _jsonl(
+            folder / "first.jsonl", [{"id": 1}, *({"text": text} for text in TABLE if text is not None), {}]
+        ),
+        "parquet": folder / "a.parquet",
+        "coded": folder / "coded.parquet",
+    }
+
+
+def test_rows_without_text_are_left_out_counted_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for path in _tables(tmp_path).values():
+        caplog.clear()
+        corpus = FileCorpus([path], "text", None)
+        assert list(documents(corpus)) == ["a row", "another", "third"], path
+        assert list(documents(corpus)) == ["a row", "another", "third"]
+        assert corpus.contents()[0]["rows_without_text"] == 2
+        (said,) = caplog.messages
+        assert f"{path}: 2 of 7 rows have no 'text' and are left out, the first is {path}" in said
+        with pytest.raises(DataError, match=r"(line|row) [12]: .*no '?text'?"):
+            read(path, missing="refuse")
+
+
+def test_a_whole_table_counts_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    corpus = FileCorpus([_jsonl(tmp_path / "a.jsonl", [{"text": "a"}, {"text": ""}])], "text", None)
+    assert list(documents(corpus)) == ["a"]
+    assert "rows_without_text" not in corpus.contents()[0]
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("value", [3, 0.5, True, ["a"], {"a": "b"}])
+def test_other_types_are_no_missing_text(tmp_path: Path, value: object) -> None:
+    with pytest.raises(DataError, match=rf"line 2: 'text' must be text, it is {type(value).__name__}"):
+        read(_jsonl(tmp_path / "a.jsonl", [{"text": "a"}, {"text": value}]))
+
+
+def test_a_column_that_no_row_has_is_named(tmp_path: Path) -> None:
+    """And soon, in a large file."""
+    with pytest.raises(DataError, match=r"line 1: there is no 'text' .*; did you mean 'txt'"):
+        read(_jsonl(tmp_path / "a.jsonl", [{"txt": "a"}] * 3))
+    large = _jsonl(tmp_path / "b.jsonl", [*[{"txt": "a"}] * 2000, {"text": 3}])
+    with pytest.raises(DataError, match=r"line 1: there is no 'text'"):
+        read(large)
+    with pytest.raises(DataError, match="holds no text: every line or row is blank or has none"):
+        read(_jsonl(tmp_path / "c.jsonl", [{"text": None}] * 3))
 
 
 def test_patterns_name_files(tmp_path: Path) -> None:

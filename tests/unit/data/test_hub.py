@@ -41,6 +41,17 @@ def test_a_single_saved_split(tmp_path: Path) -> None:
         HubCorpus(str(tmp_path / "d"), None, "test", "text", None)
 
 
+def test_rows_without_text_are_left_out_counted_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = datasets.Dataset.from_dict({"text": ["a", None, "b", "", None]})
+    rows.save_to_disk(tmp_path / "d")
+    corpus = HubCorpus(str(tmp_path / "d"), None, "train", "text", None)
+    assert list(documents(corpus)) == ["a", "b"]
+    assert corpus.contents()[0]["rows_without_text"] == 2
+    assert "2 of 5 rows have no 'text' and are left out, the first is" in caplog.text
+    with pytest.raises(DataError, match=r"row 2: 'text' has no text; data\.missing=skip leaves such rows out"):
+        list(HubCorpus(str(tmp_path / "d"), None, "train", "text", None, missing="refuse"))
+
+
 def test_contents_change_with_the_data(tmp_path: Path) -> None:
     name = saved(tmp_path / "d")
     train, test = (HubCorpus(name, None, split, "text", None).contents() for split in ("train", "test"))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import logging
 import os
 from pathlib import Path
@@ -49,11 +50,23 @@ def test_cache_is_built_once_and_found_by_content(corpus: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "change", [{"validation_fraction": 0.2}, {"document_start": "Document"}, {"text_column": "body"}], ids=str
+    "change",
+    [{"validation_fraction": 0.2}, {"document_start": "Document"}, {"text_column": "body"}, {"missing": "refuse"}],
+    ids=str,
 )
 def test_cache_key_follows_the_settings(corpus: Path, change: dict[str, object]) -> None:
     first = prepare(config(corpus), ByteTokenizer(), "train")
     assert prepare(config(corpus, **change), ByteTokenizer(), "train").folder != first.folder
+
+
+def test_shards_tell_the_rows_that_they_leave_out(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": None if i % 9 == 0 else f"row {i}"}) + "\n" for i in range(90)))
+    train = prepare(config(rows), ByteTokenizer(), "train")
+    assert train is not None
+    assert train.rows_without_text == ShardSet.open(train.folder).rows_without_text == 10
+    with pytest.raises(DataError, match=r"line 1: 'text' has no text; data\.missing=skip leaves such rows out"):
+        prepare(config(rows, missing="refuse"), ByteTokenizer(), "train")
 
 
 def test_cache_key_follows_text_tokenizer_and_split(corpus: Path) -> None:

@@ -229,3 +229,21 @@ def test_real_files_keep_their_quotes(data_folder: Path) -> None:
         assert sum(text.count('"') for text in texts) == raw.count('"') > 0
         alone += sum(text.count('"') % 2 for text in texts)
     assert alone > 0  # those are the ones that a reader with quoting would merge rows at
+
+
+@pytest.mark.parametrize("space", [" ", "\u00a0", "  "])
+def test_spaces_around_a_label_are_no_part_of_it(tmp_path: Path, space: str) -> None:
+    """Nor around the names of columns, an index, or a score; texts stay as they are."""
+    write(tmp_path, "sst2", "train", f"good \t1{space}", f" bad\t{space}0")
+    path = tmp_path / "SST-2" / "train.tsv"
+    path.write_text(path.read_text(encoding="utf-8").replace("label", f"label{space}"), encoding="utf-8")
+    examples = read_split(tmp_path, small("sst2", train=2), "train")
+    assert examples.labels is not None
+    assert examples.labels.tolist() == [1, 0]
+    assert examples.first == ["good ", " bad"]
+    write(tmp_path, "rte", "dev", f"0\ta\tb\tentailment{space}")
+    rte = read_split(tmp_path, small("rte", dev=1), "dev")
+    assert rte.labels is not None
+    assert rte.labels.tolist() == [0]
+    write(tmp_path, "rte", "test", f"{space}7{space}\ta\tb")
+    assert read_split(tmp_path, small("rte", test=1), "test").index == [7]

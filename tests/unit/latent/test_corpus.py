@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,26 @@ def folder(tmp_path: Path) -> Path:
     with gzip.open(tmp_path / "x.test.txt.gz", "wt") as file:
         file.write("b b\n")
     return tmp_path
+
+
+def test_blank_lines_are_counted_and_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = _data(folder)
+    vocabulary = build_vocabulary(data)
+    with caplog.at_level(logging.INFO):
+        for split in ("train", "validation", "test"):
+            load_sentences(data, split, vocabulary)
+    assert [message for message in caplog.messages if "blank" in message] == [
+        f"{folder / 'x.train.txt'}: 1 of 3 lines are blank and left out"
+    ]
+
+
+def test_a_byte_order_mark_of_each_joined_file_is_no_part_of_a_word(tmp_path: Path) -> None:
+    lines = [b"\xef\xbb\xbfa b\n", b"\xef\xbb\xbfa b\n"]
+    (tmp_path / "a.train.txt").write_bytes(b"".join(lines))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "a.train.txt.gz").write_bytes(b"".join(map(gzip.compress, lines)))
+    for place in (tmp_path, tmp_path / "b"):
+        assert build_vocabulary(_data(place)).words[4:] == ("a", "b")
 
 
 def test_words_by_frequency_after_the_special_ones(folder: Path, tmp_path: Path) -> None:

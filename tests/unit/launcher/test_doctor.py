@@ -76,3 +76,11 @@ def test_gpus_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PATH", str(tmp_path))
     assert machine.gpus() == (["NVIDIA X, 80 MiB, 600.1"], "")
     assert "NVIDIA X" in machine.hardware_summary()
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_the_cache_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path) if writable else "/dev/null")
+    (check,) = [check for check in doctor._host(tmp_path) if check.name == "cache"]
+    assert check.level == ("ok" if writable else "warn")
+    assert writable or "XDG_CACHE_HOME" in check.advice

@@ -72,7 +72,7 @@ def test_a_foreign_unigram_model(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no pad and no mask token"):
         export(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    assert export(model, tmp_path / "out", add_missing=True, model_max_length=99) >= LINES
+    assert export(model, tmp_path / "out", add_missing=True, model_max_length=99) == len(TRICKY)
     tokenizer = load_tokenizer(tmp_path / "out")
     assert tokenizer.special == SpecialIds(bos=1, pad=600, eos=2, unk=0, mask=601)
     assert tokenizer.model_max_length == 99
@@ -89,7 +89,7 @@ def test_a_foreign_unigram_model(tmp_path: Path) -> None:
 def test_ties_of_a_foreign_model_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = foreign(tmp_path / "m.model")
     checked = export(model, tmp_path / "out", texts=lines(), add_missing=True)
-    assert checked == len(lines()) + len(TRICKY) + LINES
+    assert checked == len(lines()) + len(TRICKY)
     assert f"of {checked} lines got pieces of equal score in another order" in caplog.text
 
 

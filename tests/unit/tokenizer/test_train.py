@@ -153,7 +153,9 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path, trained: Path) -> None:
 
 def test_an_export_that_differs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenizer.pieces.NEVER_IN_TEXT", 0.0)  # control pieces now match text, in the export only
-    with pytest.raises(DataError, match="does not tokenize like SentencePiece, so nothing was written: '<s> </s>"):
+    with pytest.raises(
+        DataError, match=r"does not tokenize like SentencePiece, so nothing was written: \d of 2021 lines"
+    ):
         train(SMALL, tmp_path / "t", vocab_size=900)
     assert list(tmp_path.iterdir()) == []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,10 @@ from pretrain.base.errors import DataError
 from pretrain.embeddings.config import DataSection
 from pretrain.embeddings.data import corpus as module
 from pretrain.embeddings.data.corpus import EncodedCorpus, open_corpus
+from pretrain.embeddings.similarity_sets import read_set
+from pretrain.embeddings.vectors.read import read_vectors
+from pretrain.embeddings.vectors.word_vectors import WordVectors
+from pretrain.embeddings.vectors.write import write_vectors
 from tests.embeddings import write_text
 
 
@@ -49,6 +54,36 @@ def test_lines_are_sentences_without_rare_words(tmp_path: Path) -> None:
     kept = open_corpus(_data(tmp_path, tmp_path / "t.txt", lowercase=False))
     assert "DOG" not in kept.vocabulary.index
     assert open_corpus(_data(tmp_path, tmp_path / "t.txt", max_vocabulary=1)).vocabulary.words == ("the",)
+
+
+BLANKS = " \t\n\r\v\f"
+SPACES = [c for c in map(chr, range(0x10000)) if (c.isspace() or c in "\u200b\ufeff") and c not in BLANKS]
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
+def test_text_and_vectors_are_split_by_one_rule(tmp_path: Path, suffix: str) -> None:
+    """At the blanks of ASCII; every other space of Unicode is a character of the word, in text and in vectors."""
+    words = [f"new{space}york" for space in SPACES]
+    assert len(words) > 20
+    lines = [blank.join(words) for blank in BLANKS]
+    rows = [json.dumps({"text": line}) for line in lines] if suffix == ".jsonl" else lines
+    (tmp_path / f"t{suffix}").write_text("\n".join(rows), encoding="utf-8", newline="\n")
+    corpus = open_corpus(_data(tmp_path, tmp_path / f"t{suffix}", min_count=len(lines)))
+    assert sorted(corpus.vocabulary.words) == sorted(words)
+    assert corpus.raw_words == len(lines) * len(words)
+    vectors = WordVectors(tuple(words), np.ones((len(words), 2), dtype=np.float32))
+    for name, form in (("v.txt", "word2vec"), ("g.txt", "glove"), ("v.bin", "word2vec")):
+        write_vectors(vectors, tmp_path / name, form, binary=name.endswith(".bin"))
+        assert read_vectors(tmp_path / name).words == tuple(words)
+    scored = "".join(f"{word} {other} 1.5\n" for word, other in pairwise(words))
+    (tmp_path / "pairs.txt").write_text(scored, encoding="utf-8", newline="\n")
+    assert read_set(tmp_path / "pairs.txt").first == tuple(words[:-1])
+
+
+def test_a_long_line_is_cut_at_blanks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TASK", 50)
+    (tmp_path / "t.txt").write_text("new\u00a0york a\u3000b " * 200, encoding="utf-8")
+    assert sorted(open_corpus(_data(tmp_path, tmp_path / "t.txt")).vocabulary.words) == ["a\u3000b", "new\u00a0york"]
 
 
 def test_a_file_without_a_last_line_end_ends_its_sentence(tmp_path: Path) -> None:
