@@ -120,14 +120,14 @@ def _cell(text: str) -> str:
 
 
 def cli_markdown() -> str:
-    """The help of every verb, as ``capt VERB --help`` prints it."""
+    """The help of every verb, as ``capt VERB --help`` prints it on a terminal of 80 columns."""
     import typer
 
     from launcher.cli import app
 
     blocks = []
     for name, command in verbs(typer.main.get_command(app)):
-        context = command.make_context(f"capt {name}", [], resilient_parsing=True, terminal_width=100)
+        context = command.make_context(f"capt {name}", [], resilient_parsing=True, terminal_width=82)
         blocks.append(f"## capt {name}\n\n```text\n{command.get_help(context).strip()}\n```")
     return "\n\n".join(blocks)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import logging
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
@@ -28,7 +32,7 @@ from launcher.commands import (
 )
 from pretrain.base.errors import user_text
 from pretrain.base.safe_path import protect_children
-from pretrain.base.streams import open_closed_streams
+from pretrain.base.streams import coloured, error_line, open_closed_streams, takes_colours
 
 app = typer.Typer(
     help="Contrastive pretraining, from raw text to a Hugging Face encoder, on one laptop or a cluster.",
@@ -87,10 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, format="[capt] %(message)s")
     for package in ("launcher", "finetune", "pretrain", "tokenizer"):  # other libraries only warn
         logging.getLogger(package).setLevel(logging.DEBUG if debug else logging.INFO)
+    words = [word for word in given if word != "--debug"]
     try:
-        result = app(
-            [word for word in given if word != "--debug"], prog_name="capt", standalone_mode=False, obj={"debug": debug}
-        )
+        with _coloured_help(words):
+            result = app(words, prog_name="capt", standalone_mode=False, obj={"debug": debug})
     except typer.Abort:
         sys.exit(130)
     except Exception as error:
@@ -101,6 +105,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(result if isinstance(result, int) else 0)
 
 
+_HELP = (
+    (re.compile(r"^()(Usage|Arguments|Options|Commands)(?=:)", re.MULTILINE), "1;33"),
+    (re.compile(r"^(  )(\S+(?: \S+)*)(?=  +\S|\n {8,}\S)", re.MULTILINE), "36"),  # what a list explains
+    (re.compile(r"^(  Example: )(.+)$", re.MULTILINE), "32"),
+)
+"""Parts of a help text, and their colours."""
+
+
+@contextmanager
+def _coloured_help(words: Sequence[str]) -> Iterator[None]:
+    """Give the help of a verb colours where a terminal shows it."""
+    own = itertools.takewhile(lambda word: word != "--", words)
+    if not {"-h", "--help"} & set(own) or not takes_colours(sys.stdout):
+        yield
+        return
+    held = io.StringIO()
+    try:
+        with redirect_stdout(held):
+            yield
+    finally:
+        text = held.getvalue()
+        for pattern, code in _HELP:
+            text = pattern.sub(r"\1" + coloured(r"\2", code), text)
+        sys.stdout.write(text)
+
+
 def _usage(error: typer.TyperException) -> str:
     """What is wrong with a command line that cannot be read, and the ``--help`` of the verb where it is known."""
     text, context = error.format_message(), getattr(error, "ctx", None)
@@ -108,7 +138,7 @@ def _usage(error: typer.TyperException) -> str:
 
 
 def _die(text: str) -> None:
-    typer.echo(f"error: {' '.join(text.split())}", err=True)
+    typer.echo(error_line(" ".join(text.split()), sys.stderr), err=True)
     sys.exit(2)
 
 

@@ -26,6 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pretrain.base.errors import ConfigError, RunFailedError, UserError, is_passing, user_text
+from pretrain.base.streams import error_line
 from pretrain.config import load_job
 from pretrain.engine import heartbeat, interruption
 from pretrain.engine.run_folder import BAD_INPUT, FAILED, STOPPED
@@ -79,7 +80,7 @@ def _report(error: Exception, rank: int, *, debug: bool) -> int:
     text = user_text(error)
     if isinstance(error, RunFailedError) and not debug:
         if rank == 0 or not error.everywhere:
-            _say(f"error: {error}")
+            _say(str(error))
         return FAILED
     if text is None:
         logger.error("%s: %s", type(error).__name__, error, exc_info=True)
@@ -87,13 +88,13 @@ def _report(error: Exception, rank: int, *, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     if rank == 0 or not (isinstance(error, UserError) and error.everywhere):
-        _say(f"error: {text}")
+        _say(text)
     return FAILED if is_passing(error) else BAD_INPUT
 
 
-def _say(line: str) -> None:
+def _say(text: str) -> None:
     with suppress(OSError):  # a terminal that was closed; the status of the run tells it as well
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{error_line(text, sys.stderr)}\n")
 
 
 def _wait_for(path: Path) -> None:

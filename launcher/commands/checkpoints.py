@@ -103,6 +103,6 @@ def neighbors(
         )
         return
     for query, near in zip(queries, results, strict=True):
-        typer.echo(query)
+        o.say(query)
         for neighbor in near:
-            typer.echo(f"  {neighbor.similarity:.3f}  {neighbor.text}")
+            o.say(f"  {neighbor.similarity:.3f}  {neighbor.text}")

@@ -190,7 +190,7 @@ def _show(summary: ShardSummary, sequence_length: int) -> None:
         typer.echo(f"  {lower:>10} to {2 * lower - 1:<10} {count}")
     typer.echo(f"{summary.windows} windows of {sequence_length}, {summary.real_tokens:.2%} of their tokens are text")
     for sample in summary.samples:
-        typer.echo(f"  | {sample}")
+        o.say(f"  | {sample}")
 
 
 def _language_job(config: str, overrides: list[str] | None) -> LanguageJob:

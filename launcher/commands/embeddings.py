@@ -50,10 +50,10 @@ def neighbors(
     labels = [f"{wanted.start}-{wanted.stop - 1}" for wanted in ranks]
     width = max(8, 2 + max(map(len, labels)))
     for word, of_word in zip(words, found, strict=True):
-        typer.echo(word)
+        o.say(word)
         for label, each in zip(labels, of_word, strict=True):
             shown = "  ".join(f"{n.word} {n.cosine:.3f}" for n in each) or f"only {len(vectors):,} words"
-            typer.echo(f"  {label:<{width}}{shown}")
+            o.say(f"  {label:<{width}}{shown}")
 
 
 @app.command(epilog="\b\nExample: capt embeddings negatives runs/ace sword")
@@ -78,6 +78,6 @@ def negatives(
         o.echo_json([asdict(each) for each in found])
         return
     for each in found:
-        typer.echo(f"{each.word}: entropy {each.entropy:.2f} nats, as {exp(each.entropy):,.0f} equally probable words")
+        o.say(f"{each.word}: entropy {each.entropy:.2f} nats, as {exp(each.entropy):,.0f} equally probable words")
         for kind, drawn in (("hard", each.hard), ("easy", each.easy)):
-            typer.echo(f"  {kind}  " + ("  ".join(f"{n.word} {n.probability:.1e}" for n in drawn) or "nothing else"))
+            o.say(f"  {kind}  " + ("  ".join(f"{n.word} {n.probability:.1e}" for n in drawn) or "nothing else"))

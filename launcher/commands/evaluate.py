@@ -120,7 +120,7 @@ def evaluate(
     if json:
         o.echo_json(result)
     else:
-        typer.echo(module.as_text(result))
+        o.say(module.as_text(result))
 
 
 def _refuse_overwriting(outputs: Iterable[Path | None], inputs: Iterable[Path | None]) -> None:

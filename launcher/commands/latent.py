@@ -111,7 +111,7 @@ def perplexity(
         o.echo_json({"by": by, "number": number, "seed": seed, **perplexities})
         return
     for name, value in perplexities.items():
-        typer.echo(f"{name:<28} {value:10.2f}   {meaning(name)}")
+        o.say(f"{name:<28} {value:10.2f}   {meaning(name)}")
 
 
 def _show(rows: list[dict[str, str]], json: bool) -> None:
@@ -120,6 +120,6 @@ def _show(rows: list[dict[str, str]], json: bool) -> None:
         return
     for row in rows:
         for name, text in row.items():
-            typer.echo(f"{name + ':':<16}{text}" if len(row) > 1 else text)
+            o.say(f"{name + ':':<16}{text}" if len(row) > 1 else text)
         if len(row) > 1:
-            typer.echo("")
+            o.say("")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,6 +68,14 @@ def quiet(context: typer.Context) -> None:
 def echo_json(value: Any) -> None:
     """Print a value as JSON, which has neither NaN nor infinity: such a number is null."""
     typer.echo(json.dumps(finite(value), indent=1, sort_keys=True, default=str, allow_nan=False))
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def say(text: object) -> None:
+    """Print names or texts of others; control characters, on which a terminal would act, are shown as codes."""
+    typer.echo(_CONTROL.sub(lambda found: ascii(found[0])[1:-1], str(text)))
 
 
 def source_path(given: str) -> Path:

@@ -28,7 +28,7 @@ def report(
     """Draw curves and tables of one run, or compare several, as a page that needs no network."""
     from pretrain.report import report as write_report
 
-    typer.echo(write_report(runs, out))
+    o.say(write_report(runs, out))
 
 
 def doctor(

@@ -13,6 +13,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from launcher.sweep.trials import TrialSpec
+from pretrain.base.files import printable
 from pretrain.report.trials_file import TrialRecord
 
 log = logging.getLogger(__name__)
@@ -89,5 +90,7 @@ class ProgressTable:
         for column in ("study", "trial", "state", "step", "metric", "best"):
             grid.add_column(column)
         for row in [*self._recent, *self._rows.values()]:
-            grid.add_row(*(Text(cell, _COLOURS.get(cell, "") if index == 2 else "") for index, cell in enumerate(row)))
+            grid.add_row(
+                *(Text(printable(cell), _COLOURS.get(cell, "") if index == 2 else "") for index, cell in enumerate(row))
+            )
         return Group(grid, Text(f"{self._over} of {self._total} trials over{self._left()}", "bold"))

@@ -18,7 +18,7 @@ from pretrain.config.load import flatten, load_job
 from pretrain.embeddings.similarity import CASE_RULE, RULES
 from pretrain.engine.artifacts import EVALUATION
 from pretrain.report.compare import compare
-from pretrain.report.document import ReportFigure, ReportSection, Table
+from pretrain.report.document import Drawing, ReportFigure, ReportSection, Table
 from pretrain.report.plots import Theme, colour, count_steps, new_figure, smooth, style_axis, to_png
 from pretrain.report.runs import RunRecord, read_run
 from pretrain.report.sweeps import SweepRecord
@@ -195,7 +195,7 @@ def curves_figure(rows: Sequence[MethodRow]) -> list[ReportFigure]:
     if not panels:
         return []
 
-    def paint(theme: Theme) -> bytes:
+    def paint(theme: Theme) -> Drawing:
         handles = [Line2D([], [], color=colour(i, theme), linewidth=2, label=row.label) for i, row in enumerate(rows)]
         figure, axes = new_figure(len(panels), len(handles), theme)
         for axis, (key, name, unit) in zip(axes, panels, strict=True):
@@ -203,7 +203,8 @@ def curves_figure(rows: Sequence[MethodRow]) -> list[ReportFigure]:
                 for run in row.runs:
                     steps, values = run.series(key, validation=False)
                     marker = "." if len(values) == 1 else None  # a line through one point is invisible
-                    axis.plot(steps, smooth(values), color=colour(i, theme), linewidth=1.4, marker=marker)
+                    shade, label = colour(i, theme), row.label
+                    axis.plot(steps, smooth(values), color=shade, linewidth=1.4, marker=marker, label=label)
             style_axis(axis, name, "optimizer step", unit, theme)
             count_steps(axis, max(run.last_step for row in rows for run in row.runs))
         return to_png(figure, handles, theme)

@@ -7,12 +7,48 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pretrain.base.files import finite, write_json
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pretrain.base.errors import DataError
+from pretrain.base.files import finite, read_json, write_json
 
 logger = logging.getLogger(__name__)
 
 EVALUATION = "evaluation-{checkpoint}.json"
 """Of ``capt evaluate``: what was measured of one checkpoint, ``evaluation-step-00000100.json``."""
+
+Figures = dict[str, float | None]
+"""Metrics by name; None for a value that is not finite."""
+
+
+class Section(BaseModel):
+    """The metrics on one data set and the ``protocol`` of measuring them.
+
+    ``metrics`` are those of the whole model, ``poolers`` those of the vectors of each pooler, where there are several.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True)
+    name: str
+    protocol: str
+    metrics: Figures = {}
+    poolers: dict[str, Figures] = {}
+
+
+class _StoredEvaluation(BaseModel):
+    sections: list[Section]
+
+
+def read_sections(path: Path) -> list[Section]:
+    """Read the sections that ``capt evaluate`` has stored.
+
+    Raises:
+        DataError: the file is not what ``capt evaluate`` writes.
+    """
+    try:
+        return _StoredEvaluation.model_validate(read_json(path)).sections
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise DataError(f"{path}: {where or 'content'} is not what capt evaluate writes; remove the file") from None
 
 
 def run_of(path: Path) -> Path | None:

@@ -31,17 +31,22 @@ _FIGURES = 2000
 _NAME = 200
 _LARGEST = 10**100
 _STEPS = 1 << 53
+_TOKENS = 1 << 63
 _COUNTERS = frozenset({"step", "samples", "tokens"})
 _SHOWN = 10
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was logged at a step: ``figures`` by name, without the counters; nan (or inf) is one that is not finite."""
+    """What was logged at a step: ``figures`` by name, without the counters; nan (or inf) is one that is not finite.
+
+    ``tokens`` is how many positions the run had seen by then, 0 where that is not known.
+    """
 
     step: int
     split: str = TRAINING
     figures: dict[str, float] = field(default_factory=dict)
+    tokens: int = 0
 
     @property
     def is_validation(self) -> bool:
@@ -99,7 +104,8 @@ def parse_row(line: bytes) -> Row | None:
     if type(step) is not int or not 0 <= step < _STEPS or not isinstance(split, str):
         return None
     figures = {sys.intern(name): _number(value) for name, value in values.items() if _is_figure(name, value)}
-    return Row(step, split, figures)
+    tokens = values.get("tokens")
+    return Row(step, split, figures, tokens if type(tokens) is int and 0 <= tokens < _TOKENS else 0)
 
 
 def last_step_in(path: Path) -> int:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 import platform
+import re
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -21,6 +24,17 @@ def provenance() -> dict[str, str]:
         except PackageNotFoundError:
             facts[name] = "not installed"
     return facts
+
+
+def hardware(gpu: str | None) -> str:
+    """Name the GPU, or the processor and its cores where there is none."""
+    if gpu is not None:
+        return gpu
+    name = platform.processor() or platform.machine()
+    with suppress(OSError):
+        names = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
+        name = names[0].strip() if names else name
+    return f"{name}, {os.cpu_count()} cores"
 
 
 def revision() -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pretrain.convert.about import About, result
 from pretrain.convert.card import cell, compose, lookup, table, training_facts
-from pretrain.convert.evaluations import Section
+from pretrain.engine.artifacts import Section
 
 Form = Literal["hf", "sentence-transformers", "onnx"]
 

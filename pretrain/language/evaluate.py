@@ -13,13 +13,13 @@ from torch.nn import functional as F
 from pretrain.base.errors import CheckpointError, ConfigError, DataError
 from pretrain.contrast.accumulators import MaskedTokenAccumulator, PairAccumulator
 from pretrain.contrast.metrics import contrast_metrics, noise_invariance
-from pretrain.convert.evaluations import Figures, Section, with_earlier
+from pretrain.convert.evaluations import with_earlier
 from pretrain.data.config import CorruptionConfig, DataConfig
 from pretrain.data.corruption import Corruptor
 from pretrain.data.files import resolve_paths
 from pretrain.data.packing import PackedDataset
 from pretrain.data.prepare import prepare
-from pretrain.engine.artifacts import EVALUATION, save_artifact, write_result
+from pretrain.engine.artifacts import EVALUATION, Figures, Section, save_artifact, write_result
 from pretrain.engine.distributed import device, rank, world_size
 from pretrain.engine.provenance import provenance
 from pretrain.language.batches import Assembler, validation_batches

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pretrain.engine.judgement import direction
 from pretrain.report.runs import RunRecord
 
 SEED = "run.seed"
@@ -19,10 +20,6 @@ _NOT_COMPARED = (
 """Keys that do not change a run's metrics; a name with a dot at the end stands for all keys of a section.
 
 Runs that differ only in these, because one was stopped, resumed or run elsewhere, are seeds of one configuration."""
-_LOWER_IS_BETTER = ("loss", "alignment", "uniformity", "direction", "drift", "perplexity")
-_BOUNDS = ("nelbo_iw", "nelbo_exact", "ppl_iw", "ppl_exact", "ppl_known")
-"""Upper bounds of latent-variable models; what is named after the dual bounds nothing, and may be anything."""
-_HIGHER_IS_BETTER = ("accuracy", "retrieval", "top1", "gap", "spearman", "pearson", "f1", "matthews")
 
 
 @dataclass(frozen=True)
@@ -111,14 +108,6 @@ def compare(runs: Sequence[RunRecord]) -> Comparison:
             label = runs[0].folder.resolve().name
         groups.append(RunGroup(label, group))
     return Comparison(groups, differing)
-
-
-def direction(metric: str) -> int:
-    """1 where higher is better, -1 where lower is, 0 where the name does not say."""
-    parts = metric.lower().replace("_", "/").split("/")
-    if metric in _BOUNDS or any(word in parts for word in _LOWER_IS_BETTER):
-        return -1
-    return 1 if any(word in parts for word in _HIGHER_IS_BETTER) else 0
 
 
 def without_seed(config: Mapping[str, Any]) -> str:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
+from itertools import count
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -24,12 +28,24 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """A picture: a PNG image, and its panels with the points of their curves, which the page shows at the pointer.
+
+    A panel has ``box`` (left, bottom, right and top as parts of the image), ``x`` and ``y`` (limits, and whether they
+    are logarithmic), ``names`` (of places on an axis without numbers), and ``lines`` (name, colour and points).
+    """
+
+    png: bytes
+    panels: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class ReportFigure:
-    """A picture as two PNG images, for a light and for a dark page; the light one is also written as ``NAME.png``."""
+    """A picture for a light and for a dark page; the light one is also written as ``NAME.png``."""
 
     name: str
-    light: bytes
-    dark: bytes
+    light: Drawing
+    dark: Drawing
 
 
 @dataclass(frozen=True)
@@ -45,30 +61,50 @@ class ReportSection:
 
 
 def write_html(title: str, sections: Sequence[ReportSection], out: Path) -> Path:
-    """Write one page that contains its images and styles; a section without a title continues the one before."""
+    """Write one page that contains its images, styles and script; a section without a title continues the one before.
+
+    The page names the script by its hash, so that a browser runs no other and loads nothing.
+    """
     template = Template((files("pretrain.report") / "page.html").read_text(encoding="utf-8"))
+    script = (files("pretrain.report") / "page.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     body = "\n".join(_html_section(section) for section in sections)
-    write_text(out, template.substitute(title=escape(title), body=body))
+    write_text(out, template.substitute(title=escape(title), body=body, script=script, digest=digest))
     return out
 
 
 def write_markdown(title: str, sections: Sequence[ReportSection], out: Path) -> None:
     """Write tables and links to the PNG files beside it; tables that the HTML page folds away are left out."""
-    parts = [f"# {_markdown_text(title)}"]
-    for section in sections:
+    parts, files_ = [f"# {markdown_text(title)}"], _file_names(sections)
+    for number, section in enumerate(sections):
         tables = [_markdown_table(table) for table in section.tables if table.rows and table.details is None]
-        figures = [f"![{figure.name}]({figure.name}.png)" for figure in section.figures]
-        notes = ["\n".join(f"- {_markdown_text(note)}" for note in section.notes)] if section.notes else []
-        content = [*notes, *tables, *map(_markdown_text, section.remarks), *figures]
-        parts += [f"## {_markdown_text(section.title)}", *content] if section.title and content else content
+        names = zip(section.figures, files_[number], strict=True)
+        figures = [f"![{markdown_text(figure.name)}]({file})" for figure, file in names]
+        notes = ["\n".join(f"- {markdown_text(note)}" for note in section.notes)] if section.notes else []
+        content = [*notes, *tables, *map(markdown_text, section.remarks), *figures]
+        parts += [f"## {markdown_text(section.title)}", *content] if section.title and content else content
     write_text(out, "\n\n".join(parts) + "\n")
 
 
 def write_figures(sections: Sequence[ReportSection], folder: Path) -> None:
     """Write the light image of every figure as ``NAME.png``."""
+    for section, names in zip(sections, _file_names(sections), strict=True):
+        for figure, name in zip(section.figures, names, strict=True):
+            write_bytes(folder / name, figure.light.png)
+
+
+def _file_names(sections: Sequence[ReportSection]) -> list[list[str]]:
+    """Return the file name of each figure: letters, digits, ``.``, ``_`` and ``-`` alone, each name once."""
+    taken: set[str] = set()
+    names: list[list[str]] = []
     for section in sections:
+        names.append([])
         for figure in section.figures:
-            write_bytes(folder / f"{figure.name}.png", figure.light)
+            stem = re.sub(r"[^A-Za-z0-9._-]+", "-", figure.name)[:100].strip("-.") or "figure"
+            tries = (f"{stem}{f'-{number}' if number > 1 else ''}.png" for number in count(1))
+            names[-1].append(next(name for name in tries if name.lower() not in taken))
+            taken.add(names[-1][-1].lower())
+    return names
 
 
 def _html_section(section: ReportSection) -> str:
@@ -92,21 +128,36 @@ def _html_table(table: Table) -> str:
 
 
 def _html_figure(figure: ReportFigure) -> str:
+    panels = json.dumps(figure.light.panels, separators=(",", ":"), allow_nan=False)
     return (
-        f"<figure><picture><source media='(prefers-color-scheme: dark)' srcset='{_data_uri(figure.dark)}'>"
-        f"<img src='{_data_uri(figure.light)}' alt='Curves: {escape(figure.name)}'></picture></figure>"
+        f"<figure data-panels='{escape(panels)}'>"
+        f"<picture><source media='(prefers-color-scheme: dark)' srcset='{_data_uri(figure.dark.png)}'>"
+        f"<img src='{_data_uri(figure.light.png)}' alt='Curves: {escape(figure.name)}'></picture></figure>"
     )
 
 
 def _markdown_table(table: Table) -> str:
-    header, *rows = [[_markdown_text(cell).replace("|", "\\|") for cell in row] for row in (table.header, *table.rows)]
+    header, *rows = [[markdown_text(cell) for cell in row] for row in (table.header, *table.rows)]
     lines: list[Sequence[str]] = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _markdown_text(text: str) -> str:
-    """``text`` as one line of Markdown, with HTML escaped."""
-    return " ".join(text.split()).replace("<", "&lt;")
+_MARKDOWN = re.compile(
+    r"[\\`*\[\]|~$]"  # code, emphasis, links, pictures, cells of a table, formulas
+    r"|(?<![^\W_])_|_(?![^\W_])"  # an underscore inside of a word is no emphasis
+    r"|:(?=//)|(?<=\bwww)\.|@"  # addresses that become links by themselves
+    r"|!(?=\[)",
+    re.IGNORECASE,
+)
+_BLOCK = re.compile(r"^(\d{1,9}(?=[.)](?:\s|$))|(?=[-+](?:[\s-]|$)|[#=:]))")
+"""What makes a list, a heading or a quotation of a line that it begins."""
+
+
+def markdown_text(text: str) -> str:
+    """Return ``text`` as one line of Markdown that shows it as it is: no markup, link, picture or HTML."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    line = _BLOCK.sub(r"\1\\", _MARKDOWN.sub(lambda match: "\\" + match[0], line))
+    return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _data_uri(png: bytes) -> str:

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
-from pretrain.report.compare import Comparison, MetricSummary, RunGroup, direction
-from pretrain.report.document import ReportFigure, ReportSection, Table
+from pretrain.engine.judgement import direction
+from pretrain.report.compare import Comparison, MetricSummary, RunGroup
+from pretrain.report.document import Drawing, ReportFigure, ReportSection, Table
 from pretrain.report.runs import RunRecord
 
 _BEST = "Best is the best validation point of each run, per metric"
 _STD = "; ± is the standard deviation over the seeds (n - 1)"
 _FLOOR = "The floor of loss/capt, and so of loss, follows the temperature: compare runs by the validation metrics."
+_TIME = (
+    "Training time is the time of the steps, without validation and checkpoints. Parameters and hardware are those of "
+    "the newest checkpoint."
+)
+_LONGEST = 1e11
+"""Seconds that a duration can show."""
 _ARROWS = {1: "↑", -1: "↓", 0: ""}
 
 
 def run_sections(
-    comparison: Comparison, light: Mapping[str, bytes], dark: Mapping[str, bytes], added: Sequence[ReportSection] = ()
+    comparison: Comparison,
+    light: Mapping[str, Drawing],
+    dark: Mapping[str, Drawing],
+    added: Sequence[ReportSection] = (),
 ) -> list[ReportSection]:
     """The sections of a report on runs: the runs, their results, the tasks' own sections, curves, configurations."""
     configurations = [_differences_table(comparison), *(_config_table(run) for run in comparison.runs)]
@@ -26,8 +38,11 @@ def run_sections(
     curves = [ReportFigure(name, image, dark[name]) for name, image in light.items()]
     remarks = [_FLOOR] if "loss/capt" in comparison.keys(validation=False) else []
     return [
-        ReportSection("", notes=_notes(comparison), tables=[_runs_table(comparison)]),
+        ReportSection(
+            "", notes=_notes(comparison), tables=[_runs_table(comparison), _judgements(comparison)], remarks=[_TIME]
+        ),
         *([validation] if comparison.keys(validation=True) else []),
+        *_evaluation(comparison),
         *added,
         ReportSection("Curves", remarks=remarks, figures=curves),
         ReportSection("Configuration", tables=configurations),
@@ -55,7 +70,17 @@ def run_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _run_json(run: RunRecord) -> dict[str, Any]:
-    return {"folder": str(run.folder), "last_step": run.last_step, "status": run.status, "notes": run.notes}
+    facts = run.checkpoint
+    return {
+        "folder": str(run.folder), "last_step": run.last_step, "status": run.status, "notes": run.notes,
+        "tokens": run.tokens, "training_seconds": run.seconds,
+        "parameters": facts.parameters if facts else None, "ranks": facts.world_size if facts else None,
+        "provenance": facts.provenance if facts else {}, "judgement": asdict(run.judgement),
+        "evaluations": {
+            checkpoint: [section.model_dump() for section in sections]
+            for checkpoint, sections in run.evaluations.items()
+        },
+    }  # fmt: skip
 
 
 def _summary_json(summary: MetricSummary | None) -> dict[str, Any] | None:
@@ -79,12 +104,52 @@ def _notes(comparison: Comparison) -> list[str]:
 
 
 def _runs_table(comparison: Comparison) -> Table:
-    rows = [
-        [group.label, str(run.folder), seed, str(run.last_step), str(run.status.get("state", "unknown"))]
-        for group in comparison.groups
-        for run, seed in zip(group.runs, group.seeds, strict=True)
-    ]
-    return Table(["configuration", "run", "seed", "last step", "state"], rows)
+    header = ["configuration", "run", "seed", "last step", "state", "tokens", "training time", "parameters", "hardware"]
+    rows = []
+    for group in comparison.groups:
+        for run, seed in zip(group.runs, group.seeds, strict=True):
+            facts, seconds = run.checkpoint, run.seconds
+            rows.append([
+                group.label, str(run.folder), seed, str(run.last_step), str(run.status.get("state", "unknown")),
+                f"{run.tokens:,}" if run.tokens else "",
+                "" if seconds is None or seconds > _LONGEST else str(timedelta(seconds=round(seconds))),
+                f"{facts.parameters:,}" if facts else "", facts.hardware if facts else "",
+            ])  # fmt: skip
+    used = [i for i, name in enumerate(header) if i < 5 or any(row[i] for row in rows)]
+    return Table([header[i] for i in used], [[row[i] for i in used] for row in rows])
+
+
+def _judgements(comparison: Comparison) -> Table:
+    rows = [[run.folder.resolve().name, run.judgement.verdict, run.judgement.reason] for run in comparison.runs]
+    return Table(["run", "judgement", "by its records"], rows)
+
+
+def _evaluation(comparison: Comparison) -> list[ReportSection]:
+    """A table for each data set and protocol: a column for each checkpoint, a row for each figure and pooler."""
+    columns: dict[tuple[str, str], dict[str, dict[str, float | None]]] = {}
+    for run in comparison.runs:
+        for checkpoint, sections in run.evaluations.items():
+            for section in sections:
+                found = columns.setdefault((section.name, section.protocol), {})
+                figures = found.setdefault(f"{run.folder.resolve().name}, {checkpoint}", {})
+                figures.update(section.metrics)
+                for pooler, values in section.poolers.items():
+                    figures.update({f"{name} ({pooler})": value for name, value in values.items()})
+    tables = []
+    for (name, _), found in columns.items():
+        rows = list(dict.fromkeys(figure for figures in found.values() for figure in figures))
+        cells = [
+            [f"{row} {_ARROWS[direction(row.partition(' ')[0])]}".strip(), *(_figure(f, row) for f in found.values())]
+            for row in rows
+        ]
+        tables.append(Table([name, *found], cells))
+    remarks = [f"{name}: {protocol}" for name, protocol in columns]
+    return [ReportSection("Evaluation", tables=tables, remarks=remarks)] if tables else []
+
+
+def _figure(figures: Mapping[str, float | None], name: str) -> str:
+    value = figures.get(name)
+    return "" if value is None else f"{value:.4g}"
 
 
 def _results_table(comparison: Comparison) -> Table:

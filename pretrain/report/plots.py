@@ -8,17 +8,21 @@ import re
 import textwrap
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, FixedFormatter, MaxNLocator
 
 from pretrain.report.compare import Comparison, RunGroup
+from pretrain.report.document import Drawing
 from pretrain.report.runs import RunRecord
 
 Theme = Literal["light", "dark"]
@@ -65,12 +69,16 @@ _UNITS = {
 _COLUMNS = 3
 _RATES = ("seconds_per_step", "mfu", "own_time_ratio")
 _DASHES = (0, (4, 2))
+HIDDEN = "_hidden"
+"""The label of a curve that the pointer does not show."""
+_MOST_POINTS = 40_000
+"""Points that a page holds of a figure, at most."""
 _SMOOTH_FROM = 40  # points; with fewer the raw curve is readable
 _SCHEDULES = frozenset({"lr", "temperature"})  # free of noise: an average would only blunt their corners
 
 
-def draw_curves(comparison: Comparison, theme: Theme) -> dict[str, bytes]:
-    """PNG images by the name of the figure (``losses``, ``validation``, ...); figures without curves are left out."""
+def draw_curves(comparison: Comparison, theme: Theme) -> dict[str, Drawing]:
+    """Drawings by the name of the figure (``losses``, ``validation``, ...); figures without curves are left out."""
     return {name: _figure(comparison, keys, theme) for name, keys in figure_keys(comparison).items()}
 
 
@@ -108,7 +116,7 @@ def smooth(values: Sequence[float]) -> list[float]:
     return out
 
 
-def _figure(comparison: Comparison, keys: Sequence[str], theme: Theme) -> bytes:
+def _figure(comparison: Comparison, keys: Sequence[str], theme: Theme) -> Drawing:
     handles = _legend(comparison, keys, theme)
     figure, axes = new_figure(len(keys), len(handles), theme)
     for axis, key in zip(axes, keys, strict=True):
@@ -129,14 +137,54 @@ def new_figure(panels: int, legend_lines: int, theme: Theme) -> tuple[Figure, li
     return figure, axes[:panels]
 
 
-def to_png(figure: Figure, handles: Sequence[Line2D], theme: Theme) -> bytes:
-    """Draw the legend and return the figure as a PNG image."""
+def to_png(figure: Figure, handles: Sequence[Line2D], theme: Theme) -> Drawing:
+    """Draw the legend and return the figure as a PNG image with the points of its curves."""
     figure.legend(handles=handles, loc="outside upper left", frameon=False, labelcolor=_TEXT[theme], fontsize=9)
     buffer = io.BytesIO()
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a letter that the font lacks is drawn as a box
         figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+    axes = [axis for axis in figure.axes if axis.get_visible()]
+    most = _MOST_POINTS // max(1, sum(len(axis.lines) for axis in axes))
+    return Drawing(buffer.getvalue(), [_points_of(axis, most) for axis in axes])
+
+
+def _points_of(axis: Axes, most: int) -> dict[str, Any]:
+    """Describe a panel that has been drawn: its place, its axes, and at most ``most`` points of each of its curves."""
+    box, ticks = axis.get_position(), axis.xaxis.get_major_formatter()
+    names = dict(zip(axis.get_xticks(), ticks.seq, strict=False)) if isinstance(ticks, FixedFormatter) else {}
+    lines = []
+    for line in axis.lines:
+        name = str(line.get_label())
+        x, y = (np.asarray(values, dtype=float) for values in line.get_data())
+        finite = np.isfinite(x) & np.isfinite(y)
+        is_curve = (
+            all(line.get_transform().contains_branch_seperately(axis.transData)) and line.get_linestyle() != "None"
+        )
+        if name == HIDDEN or not is_curve or not finite.any():
+            continue
+        step = math.ceil(finite.sum() / max(most, 20))
+        points = [
+            [float(f"{a:.6g}"), float(f"{b:.6g}")] for a, b in zip(x[finite][::step], y[finite][::step], strict=True)
+        ]
+        lines.append({
+            "name": "" if name.startswith("_") else name, "colour": to_hex(line.get_color()), "points": points,
+        })  # fmt: skip
+    return {
+        "box": [round(float(value), 5) for value in (box.x0, box.y0, box.x1, box.y1)],
+        "x": [*map(float, axis.get_xlim()), axis.get_xscale() == "log"],
+        "y": [*map(float, axis.get_ylim()), axis.get_yscale() == "log"],
+        "title": [axis.get_xlabel(), axis.get_title(loc="left")],
+        "names": {f"{float(place):g}": str(name) for place, name in names.items() if not _is_number(str(name))},
+        "lines": lines,
+    }
+
+
+def _is_number(text: str) -> bool:
+    with suppress(ValueError):
+        float(text)
+        return True
+    return False
 
 
 def style_axis(axis: Axes, title: str, x: str, y: str, theme: Theme) -> None:
@@ -162,25 +210,30 @@ def count_steps(axis: Axes, last: int) -> None:
 
 
 def _panel(axis: Axes, comparison: Comparison, key: str, theme: Theme) -> None:
+    faint = 0.4 / math.sqrt(len(comparison.runs))
     for number, group in enumerate(comparison.groups):
-        for run in group.runs:
-            _curve(axis, run, key, colour(number, theme), faint=0.4 / math.sqrt(len(comparison.runs)))
+        for run, seed in zip(group.runs, group.seeds, strict=True):
+            several = f" seed {seed}" if len(group.runs) > 1 else ""
+            name = f"{group.label.split(':')[0]}{several}: " if len(comparison.runs) > 1 else ""
+            _curve(axis, run, key, colour(number, theme), faint, name)
     style_axis(axis, key, "optimizer step", _UNITS.get(key, _UNITS.get(key.split("/")[-1], "value")), theme)
     count_steps(axis, max(run.last_step for run in comparison.runs))
     if axis.dataLim.ymax >= 10_000:
         axis.yaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def _curve(axis: Axes, run: RunRecord, key: str, shade: str, faint: float) -> None:
+def _curve(axis: Axes, run: RunRecord, key: str, shade: str, faint: float, name: str) -> None:
     steps, values = run.series(key, validation=False)
+    label = f"{name}training"
     if _is_smoothed(key, values):
-        axis.plot(steps, values, color=shade, linewidth=0.7, alpha=faint)
-        axis.plot(steps, smooth(values), color=shade, linewidth=1.6)
+        axis.plot(steps, values, color=shade, linewidth=0.7, alpha=faint, label=HIDDEN)
+        axis.plot(steps, smooth(values), color=shade, linewidth=1.6, label=f"{label}, average")
     elif values:
-        axis.plot(steps, values, color=shade, linewidth=1.6, marker="." if len(values) == 1 else None)
+        axis.plot(steps, values, color=shade, linewidth=1.6, marker="." if len(values) == 1 else None, label=label)
     steps, values = run.series(key, validation=True)
     if values:
-        axis.plot(steps, values, color=shade, linewidth=1.4, linestyle=_DASHES, marker="o", markersize=3.5)
+        label = f"{name}validation"
+        axis.plot(steps, values, color=shade, linewidth=1.4, linestyle=_DASHES, marker="o", markersize=3.5, label=label)
 
 
 def _legend(comparison: Comparison, keys: Sequence[str], theme: Theme) -> list[Line2D]:

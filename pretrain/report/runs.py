@@ -1,19 +1,55 @@
-"""Read a run folder for a report: metrics.jsonl, config.yaml, status.json."""
+"""Read a run folder for a report: metrics, configuration, status, the newest checkpoint, and evaluations."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from pretrain.base.errors import ConfigError, DataError
+from pretrain.base.files import read_json
+from pretrain.base.records import Count, Record, read_record
 from pretrain.config import flatten, load_mapping
+from pretrain.engine.artifacts import EVALUATION, Section, read_sections
+from pretrain.engine.judgement import Judgement, judge
 from pretrain.engine.metrics_file import METRICS, Row, read_metrics
 from pretrain.engine.run_folder import read_status
 
 _NO_CURVE = frozenset({"validation_samples"})
 _MOST_CURVES = 500
+_STEP = re.compile(r"step-(\d{1,18})", re.ASCII)
+
+
+class NothingLoggedError(DataError):
+    """A run or a sweep has logged nothing yet; a report of several leaves it out."""
+
+
+class _Shapes(Record):
+    shapes: dict[str, Annotated[list[Count], Field(max_length=16)]]
+
+
+class CheckpointFacts(Record):
+    """What a report shows of a checkpoint's ``manifest.json``: the parameters, and where it was written."""
+
+    world_size: int = Field(ge=1)
+    modules: dict[str, _Shapes]
+    provenance: dict[str, str] = Field({}, max_length=1000)
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters of all modules; tied ones count once."""
+        return sum(math.prod(shape) for module in self.modules.values() for shape in module.shapes.values())
+
+    @property
+    def hardware(self) -> str:
+        """The ranks and their GPU, or the processor of the first."""
+        ranks = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
+        return f"{ranks}, {self.provenance['hardware'][:200]}" if "hardware" in self.provenance else ranks
 
 
 @dataclass(frozen=True)
@@ -21,6 +57,7 @@ class RunRecord:
     """The metrics, configuration and status of a run.
 
     ``config`` has flat keys (``"optimizer.lr"``); ``notes`` are warnings about damaged or missing files.
+    ``checkpoint`` are the facts of the newest one, ``evaluations`` what ``capt evaluate`` has measured, by checkpoint.
     """
 
     folder: Path
@@ -29,11 +66,31 @@ class RunRecord:
     training: list[Row]
     validation: list[Row]
     notes: list[str]
+    checkpoint: CheckpointFacts | None = None
+    evaluations: dict[str, list[Section]] = field(default_factory=dict)
 
     @property
     def last_step(self) -> int:
         """The last step of all rows."""
         return max(row.step for row in (*self.training, *self.validation))
+
+    @property
+    def tokens(self) -> int:
+        """The positions that the run had seen at its last row; 0 where it has no tokens."""
+        return max(row.tokens for row in (*self.training, *self.validation))
+
+    @property
+    def seconds(self) -> float | None:
+        """The time in training steps, without validation and checkpoints; None where no rate was logged."""
+        steps, rates = self.series("seconds_per_step", validation=False)
+        spans = zip([0, *steps], steps, rates, strict=False)
+        return sum((step - before) * rate for before, step, rate in spans if math.isfinite(rate)) if steps else None
+
+    @property
+    def judgement(self) -> Judgement:
+        """Whether the run learns, by its records."""
+        best = self.config.get("checkpoint.best")
+        return judge(self.training, self.validation, best if isinstance(best, str) else None)
 
     def series(self, key: str, *, validation: bool) -> tuple[list[int], list[float]]:
         """The steps and values of one curve; both empty where the run never logged it."""
@@ -50,18 +107,20 @@ def read_run(folder: Path) -> RunRecord:
     """Read one run folder.
 
     Raises:
-        DataError: the folder, metrics.jsonl or config.yaml is missing or no regular file, or no line is a row.
+        DataError: the folder, metrics.jsonl or config.yaml is missing or no regular file.
+        NothingLoggedError: metrics.jsonl is missing in the folder of a run, or no line in it is a row.
         ConfigError: config.yaml is malformed.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such run folder")
-    for name in (METRICS, "config.yaml"):
+    for name in ("config.yaml", METRICS):
         if not (folder / name).exists():
-            raise DataError(f"{folder / name}: no such file; a run folder holds metrics.jsonl and config.yaml")
+            kind = NothingLoggedError if name == METRICS else DataError
+            raise kind(f"{folder / name}: no such file; a run folder holds metrics.jsonl and config.yaml")
     metrics = read_metrics(folder / METRICS)
     rows, notes = [*metrics.training, *metrics.validation], metrics.notes
     if not rows:
-        raise DataError(
+        raise NothingLoggedError(
             f"{folder / METRICS}: no line is a JSON object with a step: nothing was logged yet, or the file is damaged"
         )
     names = {name for row in rows for name in row.figures}
@@ -72,7 +131,32 @@ def read_run(folder: Path) -> RunRecord:
     if not_finite:
         notes.append(f"values that are not finite were logged for {', '.join(sorted(not_finite))}")
     config = flatten(load_mapping(folder / "config.yaml", resolved=True))
-    return RunRecord(folder, config, status, metrics.training, metrics.validation, notes)
+    checkpoint, evaluations = _newest_checkpoint(folder, notes), dict(_evaluations(folder, notes))
+    return RunRecord(folder, config, status, metrics.training, metrics.validation, notes, checkpoint, evaluations)
+
+
+def _newest_checkpoint(folder: Path, notes: list[str]) -> CheckpointFacts | None:
+    manifests = [path for path in folder.glob("checkpoints/step-*/manifest.json") if _STEP.fullmatch(path.parent.name)]
+    if not manifests:
+        return None
+    newest = max(manifests, key=lambda path: int(path.parent.name.removeprefix("step-")))
+    try:
+        return read_record(CheckpointFacts, newest, error=DataError)
+    except (DataError, OSError):
+        notes.append(f"{newest.relative_to(folder)} is damaged and was left out")
+        return None
+
+
+def _evaluations(folder: Path, notes: list[str]) -> Iterator[tuple[str, list[Section]]]:
+    """Yield checkpoints and what was measured of them; tasks with a form of their own report it themselves."""
+    for path in sorted(folder.glob(EVALUATION.format(checkpoint="step-*"))):
+        checkpoint = path.stem.removeprefix("evaluation-")
+        try:
+            content = read_json(path)
+            if _STEP.fullmatch(checkpoint) and isinstance(content, dict) and "sections" in content:
+                yield checkpoint, read_sections(path)
+        except (DataError, OSError):
+            notes.append(f"{path.name} is not what capt evaluate writes and was left out")
 
 
 def _read_status(folder: Path, notes: list[str]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from pretrain.base.errors import DataError
-from pretrain.report.document import ReportFigure
-from pretrain.report.plots import Theme, colour, count_steps, new_figure, style_axis, to_png
+from pretrain.report.document import Drawing, ReportFigure
+from pretrain.report.plots import HIDDEN, Theme, colour, count_steps, new_figure, style_axis, to_png
 from pretrain.report.runs import read_run
 from pretrain.report.sweeps import Configuration, Study, SweepRecord, is_number
 
@@ -90,16 +90,17 @@ def _themed_figure(name: str, draw: Any, *arguments: Any) -> ReportFigure:
 
 def _draw_curves(
     names: Sequence[str], curves: Mapping[str, Sequence[Curves | None]], last: int | None, theme: Theme
-) -> bytes:
+) -> Drawing:
     figure, axes = new_figure(len(curves), len(names) + 1, theme)
     for axis, (study, several) in zip(axes, curves.items(), strict=True):
         drawn = [(number, one) for number, one in enumerate(several) if one]
         for number, one in drawn:
             shade = colour(number, theme)
             for steps, values in one.seeds:
-                axis.plot(steps, values, color=shade, linewidth=0.7, alpha=0.45)
+                axis.plot(steps, values, color=shade, linewidth=0.7, alpha=0.45, label=HIDDEN)
             steps, values = one.median()
-            axis.plot(steps, values, color=shade, linewidth=1.8, marker="o", markersize=3)
+            label = f"{names[number]}, median"
+            axis.plot(steps, values, color=shade, linewidth=1.8, marker="o", markersize=3, label=label)
         style_axis(axis, study, "optimizer step", drawn[0][1].metric, theme)
         count_steps(axis, last or max(one.last for _, one in drawn))
     return to_png(figure, [*_legend(names, theme), _text_entry("thin: each seed; thick: median")], theme)
@@ -118,7 +119,7 @@ def _varied(sweeps: Sequence[SweepRecord]) -> list[tuple[str, str]]:
 
 def _draw_parameters(
     names: Sequence[str], sweeps: Sequence[SweepRecord], panels: Sequence[tuple[str, str]], theme: Theme
-) -> bytes:
+) -> Drawing:
     figure, axes = new_figure(len(panels), len(names) + 1, theme)
     for axis, (name, key) in zip(axes, panels, strict=True):
         studies = [next((s for s in sweep.studies if s.name == name), None) for sweep in sweeps]
@@ -130,7 +131,8 @@ def _draw_parameters(
             for value, scores in points.items():
                 axis.plot([place(value)] * len(scores), scores, ".", color=shade, alpha=0.5, markersize=5)
             middle = [(place(value), statistics.median(scores)) for value, scores in points.items()]
-            axis.plot(*zip(*sorted(middle), strict=True) if middle else ((), ()), color=shade, linewidth=1.6)
+            line = zip(*sorted(middle), strict=True) if middle else ((), ())
+            axis.plot(*line, color=shade, linewidth=1.6, label=f"{names[number]}, median")
         style_axis(axis, name, key, metric, theme)
     return to_png(figure, [*_legend(names, theme), _text_entry("dots: trials; line: median")], theme)
 

@@ -14,9 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from pretrain.base.errors import ConfigError, DataError
+from pretrain.base.errors import ConfigError
 from pretrain.config import flatten, load_mapping
 from pretrain.report.ranking import from_the_median, ranked
+from pretrain.report.runs import NothingLoggedError
 from pretrain.report.trials_file import TRIALS, TrialRecord, read_trials
 
 SWEEP = "sweep.yaml"
@@ -176,14 +177,15 @@ def read_sweep(folder: Path) -> SweepRecord:
     """Read a sweep folder; of several lines about a run the last counts, and torn lines are left out and noted.
 
     Raises:
-        DataError: trials.jsonl is missing, no regular file, or holds no trial.
+        NothingLoggedError: trials.jsonl is missing or holds no trial.
+        DataError: it is no regular file.
     """
     path = folder / TRIALS
     if not path.exists():
-        raise DataError(f"{path}: no such file; a sweep folder holds {TRIALS} once its first trial has ended")
+        raise NothingLoggedError(f"{path}: no such file; a sweep folder holds {TRIALS} once its first trial has ended")
     lines, notes = read_trials(path)
     if not lines:
-        raise DataError(f"{path}: no line is a finished trial's" + (f" ({notes[0]})" if notes else ""))
+        raise NothingLoggedError(f"{path}: no line is a finished trial's" + (f" ({notes[0]})" if notes else ""))
     seeds = _seeds(folder)
     by_study: dict[str, list[TrialRecord]] = {}
     for line in lines.values():

@@ -7,7 +7,7 @@ from typing import Any
 
 from pretrain.convert.about import About, result
 from pretrain.convert.card import cell, compose, lookup, table, training_facts
-from pretrain.convert.evaluations import Section
+from pretrain.engine.artifacts import Section
 
 _HEAD: dict[str, Any] = {
     "library_name": "transformers",

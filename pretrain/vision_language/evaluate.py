@@ -13,8 +13,8 @@ from pretrain.base.errors import ConfigError, DataError
 from pretrain.base.verification import ALONE, Verifier
 from pretrain.contrast.accumulators import PairAccumulator
 from pretrain.contrast.metrics import noise_invariance
-from pretrain.convert.evaluations import Section, with_earlier
-from pretrain.engine.artifacts import EVALUATION, save_artifact, write_result
+from pretrain.convert.evaluations import with_earlier
+from pretrain.engine.artifacts import EVALUATION, Section, save_artifact, write_result
 from pretrain.engine.distributed import device, rank
 from pretrain.engine.provenance import provenance
 from pretrain.regions.store import RegionStore

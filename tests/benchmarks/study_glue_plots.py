@@ -31,7 +31,7 @@ def plot_curves(points: Sequence[Point], out: Path) -> None:
         style_axis(axis, task, "optimizer step", "dev metric", "light")
         count_steps(axis, max(point.step for point in points if point.task == task))
     handles = [Line2D([], [], color=colour(number, "light"), label=arm) for number, arm in enumerate(arms)]
-    out.write_bytes(to_png(figure, handles, "light"))
+    out.write_bytes(to_png(figure, handles, "light").png)
 
 
 def plot_differences(differences: Sequence[Difference], out: Path) -> None:
@@ -57,7 +57,7 @@ def plot_differences(differences: Sequence[Difference], out: Path) -> None:
         Line2D([], [], color=shade, linewidth=1.2, label="95%: runs, seeds and examples"),
         Line2D([], [], color=shade, linewidth=4.0, label="95%: examples alone"),
     ]
-    out.write_bytes(to_png(figure, handles, "light"))
+    out.write_bytes(to_png(figure, handles, "light").png)
 
 
 def _mean(points: Sequence[Point], seed: int, step: int) -> float:

@@ -40,4 +40,4 @@ def plot_trials(trials: Sequence[Trial], out: Path) -> None:
         Line2D([], [], color=colour(0, "light"), marker="o", linestyle="", label="a run"),
         Line2D([], [], color=colour(1, "light"), linewidth=2, label="mean of the seeds"),
     ]
-    out.write_bytes(to_png(figure, handles, "light"))
+    out.write_bytes(to_png(figure, handles, "light").png)

@@ -40,4 +40,4 @@ def plot_trials(trials: Sequence[Trial], out: Path) -> None:
     handles = [
         Line2D([], [], color=colour(number, "light"), linewidth=2, label=guard) for number, guard in enumerate(guards)
     ]
-    out.write_bytes(to_png(figure, handles, "light"))
+    out.write_bytes(to_png(figure, handles, "light").png)

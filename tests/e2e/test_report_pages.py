@@ -151,6 +151,36 @@ def test_a_report_in_the_browser(name: str, browser: Browser, tmp_path: Path) ->
             assert _complaints(browser) == [], where
 
 
+POINT = """(name => {
+  for (const figure of document.querySelectorAll('figure')) {
+    const panel = JSON.parse(figure.dataset.panels).find(panel => panel.title[1] === name);
+    if (!panel) continue;
+    const image = figure.querySelector('img');
+    image.scrollIntoView({block: 'center'});
+    const frame = image.getBoundingClientRect();
+    const [left, bottom, right, top] = panel.box;
+    return {x: frame.left + (left + 0.5 * (right - left)) * frame.width,
+            y: frame.top + (1 - (bottom + top) / 2) * frame.height};
+  }
+})"""
+
+
+def test_the_pointer_shows_the_values_of_a_panel(browser: Browser, tmp_path: Path) -> None:
+    page = report([write_run(tmp_path / f"s{seed}", seed=seed) for seed in (1, 2)], tmp_path / "report")
+    for width in (PHONE, DESKTOP):
+        browser.call("Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=False)
+        browser.open(page)
+        place = browser.evaluate(f"{POINT}('loss')")
+        browser.call("Input.dispatchMouseEvent", type="mouseMoved", **place)
+        tip = browser.evaluate("[...document.querySelector('.tip').children].map(row => row.textContent)")
+        assert tip[0].startswith("loss, optimizer step 3"), tip
+        names = [f"s1 seed {seed}: training, average" for seed in (1, 2)]
+        assert all(row.startswith(f"{name} 0.") for name, row in zip(names, tip[1:], strict=True)), tip
+        browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=1, y=1)
+        assert browser.evaluate("document.querySelector('.tip')") is None
+        assert _complaints(browser) == []
+
+
 def _complaints(browser: Browser) -> list[str]:
     """What the page wrote to the console as a warning or an error, its exceptions, and requests to any other place."""
     complaints = []

@@ -114,7 +114,9 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/engine/ephemeral/places.py": (".read_text", "/proc and /sys"),
     "pretrain/engine/ephemeral/transfer.py": (".open", "the state of another host, in a private folder"),
     "pretrain/engine/heartbeat.py": ("mmap.mmap", "memory without a name, inherited from the launcher"),
-    "pretrain/engine/provenance.py": ("subprocess.run", "git, in the source checkout; " + TOOL),
+    "pretrain/engine/provenance.py": (
+        "subprocess.run .read_text", "git, in the source checkout; /proc/cpuinfo, of the kernel; " + TOOL,
+    ),
     "pretrain/report/__init__.py": (".write_text", OUT),
     "pretrain/report/additions.py": ("importlib.import_module", REGISTRY),
     "pretrain/report/document.py": (".read_text .write_bytes .write_text", "a template of the package; " + OUT),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -22,6 +23,7 @@ from pretrain.config.schema import EngineSection, OptimizerSection
 from pretrain.contrast.kernels import KERNELS
 from pretrain.data.config import CORRUPTIONS
 from pretrain.registry import CALLBACKS, job_class
+from tests.browser import CHROMIUM, Browser
 from tests.documented import BLOCK, ROOT
 from tests.unit.test_docs import BIN, OWN, SHIPPED
 
@@ -192,3 +194,53 @@ def test_the_shipped_queues_are_those_of_the_jobs() -> None:
             float(steps),
             named,
         ), name
+
+
+def test_the_figures_of_the_landing_page_are_those_of_the_benchmark() -> None:
+    picture = (ROOT / "docs/speed.svg").read_text()
+    record = json.loads((ROOT / "docs/benchmarks/step.json").read_text())
+    rows = [row for row in record["result"]["rows"] if "same allocator" in row["name"]]
+    told = [int(value.replace(",", "")) for value in re.findall(r'class="value"[^>]*>([\d,]+)<', picture)]
+    assert told == [row[key] for row in rows for key in ("tokens/s of the Trainer", "tokens/s")]
+    widths = [int(width) for width in re.findall(r'<rect class="(?:own|other)"[^>]* width="(\d+)"', picture)]
+    assert widths == [round(value / max(told) * max(widths)) for value in told]
+    assert re.findall(r"([\d.]+) times", picture) == [f"{row['value']:.2f}" for row in rows]
+    assert record["date"] in picture
+    page = (ROOT / "docs/index.md").read_text()
+    for row in rows:
+        assert f"{row['value']:.2f}" in page
+
+
+FITS = """(() => {
+  const page = document.documentElement;
+  const cut = [...document.querySelectorAll('pre > code')].filter(code => code.scrollWidth > code.clientWidth + 1);
+  const broken = [...document.querySelectorAll('td:first-child > code:only-child')].filter(code =>
+    code.getClientRects().length > 1);
+  return {page: page.scrollWidth - page.clientWidth, cut: cut.map(code => code.textContent.slice(0, 40)),
+          broken: broken.map(code => code.textContent), columns: document.querySelector('pre > code')?.clientWidth};
+})()"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (apt-get install chromium)")
+def test_no_page_cuts_code_or_breaks_keys(site: Path, tmp_path: Path) -> None:
+    """At the width of a phone, a tablet and a desktop."""
+    pages = [
+        "",
+        "quickstart",
+        "reference/cli",
+        "reference/keys",
+        "reference/keys-capt_vl",
+        "reliability",
+        "results/glue",
+    ]
+    with Browser(tmp_path / "profile") as browser:
+        for width in (390, 1024, 1440):
+            browser.call("Emulation.setDeviceMetricsOverride",
+                         width=width, height=900, deviceScaleFactor=1, mobile=width < 500)  # fmt: skip
+            for page in pages:
+                browser.open(site / page / "index.html")
+                seen = browser.evaluate(FITS)
+                where = f"{page or 'index'}, {width} px"
+                assert seen["page"] <= 0, f"{where}: the page scrolls sideways"
+                assert seen["cut"] == [], where
+                assert seen["broken"] == [], where

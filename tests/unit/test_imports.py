@@ -46,8 +46,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.engine.callbacks": (
         *(*BASE, "pretrain.config", "pretrain.registry"),
         *_in("pretrain.engine", "checkpoint", "checksums", "distributed", "durable", "ephemeral", "flags", "heartbeat"),
-        *_in("pretrain.engine", "interruption", "ledger", "loop", "metrics_file", "row_shard", "run_folder", "task"),
-        *_in("pretrain.engine", "own_time", "rollbacks", "spikes"),
+        *_in("pretrain.engine", "interruption", "judgement", "ledger", "loop", "metrics_file", "row_shard"),
+        *_in("pretrain.engine", "own_time", "rollbacks", "run_folder", "spikes", "task"),
     ),
     "pretrain.engine.ledger": (
         *(*BASE, "pretrain.data.sampler"),

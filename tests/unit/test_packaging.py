@@ -143,3 +143,4 @@ def test_the_wheel_holds_the_shipped_jobs_and_the_marks_of_typed_packages(enviro
     shipped = {path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
     assert {path.relative_to(site) for path in (site / "configs").rglob("*.yaml")} == shipped
     assert (site / "pretrain" / "report" / "page.html").is_file()
+    assert (site / "pretrain" / "report" / "page.js").is_file()

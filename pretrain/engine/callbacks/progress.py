@@ -1,68 +1,145 @@
-"""Shows progress to a person: a bar on a terminal, elsewhere one line for each logging interval."""
+"""Show progress to a person: a display that fits the terminal, elsewhere one line for each logging interval."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.console import Console, ConsoleOptions
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
+from pretrain.base.files import printable
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.callbacks.metrics import Metrics
+from pretrain.engine.judgement import direction
 from pretrain.engine.loop import NEVER, Callback, Run
 from pretrain.engine.task import StepMetrics, is_logged
 
 logger = logging.getLogger(__name__)
 
+_BAR, _LONGEST_BAR, _LONGEST_NAME = 10, 40, 24
+"""Columns that a bar has at least and at most, and a run's name at most."""
+
+
+@dataclass
+class ProgressView:
+    """What a terminal shows of a run: bar, step, total and time left in a line, and below it figures and remarks.
+
+    Nothing is cut: the name and the bar shrink or go, and figures continue on the next line.
+    """
+
+    name: str
+    total: int
+    done: int = 0
+    left: str = "-:--:--"
+    figures: Sequence[str] = ()
+    remarks: Sequence[str] = ()
+
+    def lines(self, width: int) -> list[Text]:
+        """Lay it out in lines of at most ``width`` columns."""
+        facts = [
+            Text(f"{self.done}/{self.total}", "bold"),
+            Text(f"{self._share():.0%}"),
+            Text(f"eta {self.left}", "cyan"),
+        ]
+        name = Text(printable(self.name))
+        name.truncate(min(_LONGEST_NAME, max(width // 4, 8)), overflow="ellipsis")
+        head = [name, *facts]
+        if _width(head) > width:
+            head = [facts[0], facts[2]]
+        figures = [Text(figure) for figure in self.figures]
+        together = not self.remarks and _width([*head, *figures]) + 2 + _BAR <= width
+        if together:
+            head += figures
+        room = min(width - _width(head) - 2, _LONGEST_BAR)
+        if room >= _BAR and head[0] is name:
+            head.insert(1, self._bar(room))
+        lines = [Text("  ").join(head)]
+        remarks = [Text(printable(remark), "bold yellow") for remark in self.remarks]
+        for group in ([] if together else figures, remarks):
+            lines += _wrapped(group, width)
+        return lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        for line in self.lines(options.max_width):
+            line.no_wrap, line.overflow = len(line) <= options.max_width, "fold"
+            yield line
+
+    def _share(self) -> float:
+        return min(1.0, self.done / max(self.total, 1))
+
+    def _bar(self, width: int) -> Text:
+        full = round(width * self._share())
+        return Text("━" * full, "green") + Text("━" * (width - full), "bright_black")
+
+
+def _width(parts: Sequence[Text]) -> int:
+    return sum(part.cell_len for part in parts) + 2 * (len(parts) - 1)
+
+
+def _wrapped(parts: Sequence[Text], width: int) -> list[Text]:
+    """Fill lines with whole parts, two spaces between them."""
+    lines: list[list[Text]] = []
+    for part in parts:
+        if lines and _width([*lines[-1], part]) <= width:
+            lines[-1].append(part)
+        else:
+            lines.append([part])
+    return [Text("  ").join(line) for line in lines]
+
 
 class ProgressDisplay(Callback):
-    """Shows the parts of the loss, temperature, learning rate, tokens per second, time left; every ``run.log_every``
-    steps, and after each validation a line with its values.
+    """Show the parts of the loss, temperature, learning rate, tokens per second and time left, every ``run.log_every``
+    steps, and the values of each validation: as a table on a terminal, elsewhere as a line.
 
     The training loss itself is not shown where it has parts: their weights and the temperature change what it means.
-    A terminal that was closed ends the bar and not the run.
+    A terminal that was closed ends the display and not the run.
     """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._bar: Bar | None = None
+        self._live: Live | None = None
         self._told = -1
+        self._before: Mapping[str, float] = {}
 
     def on_start(self, run: Run) -> None:
         self._began, self._first = time.monotonic(), run.progress.step
-        self._told = run.validated_at
+        self._told, self._before = run.validated_at, run.validation
         console = Console(stderr=True)
         if distributed.rank() == 0 and console.is_terminal:
-            self._bar = Bar(
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                TextColumn("{task.fields[values]}"), console=console,
-            )  # fmt: skip
-            total = run.job.schedule.max_steps
-            self._id = self._bar.add_task(run.dir.name, total=total, completed=run.progress.step, values="")
-            self._show(Bar.start)
+            self._view = ProgressView(run.dir.name, run.job.schedule.max_steps, run.progress.step)
+            self._live = Live(self._view, console=console, refresh_per_second=4)
+            self._show(Live.start)
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
-        due = is_logged(run.job, run.progress.step)
-        self._show(lambda bar: bar.update(self._id, completed=run.progress.step))
-        if due and distributed.rank() == 0:
+        if self._live is not None:
+            self._view.done, self._view.left = run.progress.step, self._left(run)
+        if is_logged(run.job, run.progress.step) and distributed.rank() == 0:
             self._tell_step(run)
         self._tell_validation(run)
 
     def next_due(self, run: Run) -> int:
         return NEVER
 
+    def _left(self, run: Run) -> str:
+        done = run.progress.step
+        seconds = (time.monotonic() - self._began) / max(done - self._first, 1)
+        return str(timedelta(seconds=round(seconds * (run.job.schedule.max_steps - done))))
+
     def _tell_step(self, run: Run) -> None:
-        values = summary(self._metrics.latest, "  ".join(filter(None, (run.task.status, *run.remarks.values()))))
-        if not self._show(lambda bar: bar.update(self._id, values=values)):
-            done, total = run.progress.step, run.job.schedule.max_steps
-            left = (time.monotonic() - self._began) / max(done - self._first, 1) * (total - done)
-            logger.info("step %d/%d eta %s %s", done, total, timedelta(seconds=round(left)), values)
+        remarks = [text for text in (run.task.status, *run.remarks.values()) if text]
+        if self._live is not None:
+            self._view.figures, self._view.remarks = figures(self._metrics.latest), remarks
+        if not self._show(Live.refresh):
+            values = summary(self._metrics.latest, "  ".join(remarks))
+            logger.info("step %d/%d eta %s %s", run.progress.step, run.job.schedule.max_steps, self._left(run), values)
 
     def on_end(self, run: Run) -> None:
         self._tell_validation(run)
@@ -73,29 +150,30 @@ class ProgressDisplay(Callback):
             return
         self._told = run.validated_at
         if run.validation and distributed.rank() == 0:
-            line = f"step {self._told} validation: {validation_summary(run.validation, run.job)}"
-            if not self._show(lambda bar: bar.console.print(line, markup=False, highlight=False, soft_wrap=True)):
-                logger.info("%s", line)
+            table = validation_table(self._told, run.validation, self._before, run.job)
+            if not self._show(lambda live: live.console.print(table)):
+                logger.info("step %d validation: %s", self._told, validation_summary(run.validation, run.job))
+            self._before = run.validation
 
     def close(self, run: Run) -> None:
-        self._show(Bar.stop)
+        self._show(Live.stop)
 
-    def _show(self, action: Callable[[Bar], object]) -> bool:
-        """Do it with the bar, and return whether there is one. Where the terminal is gone there is none any more."""
-        if self._bar is None:
+    def _show(self, action: Callable[[Live], object]) -> bool:
+        """Do it with the display, and return whether there is one: none is left where the terminal is gone."""
+        if self._live is None:
             return False
         try:
-            action(self._bar)
+            action(self._live)
         except OSError as error:
-            bar, self._bar = self._bar, None
+            live, self._live = self._live, None
             with suppress(OSError):
-                bar.stop()
+                live.stop()
             logger.warning("the terminal takes no more output (%s): no progress bar from here on", error.strerror)
-        return self._bar is not None
+        return self._live is not None
 
 
-def summary(values: dict[str, float], status: str = "") -> str:
-    """Return the metrics of a step in one short line, with what the task and the guards remark."""
+def figures(values: Mapping[str, float]) -> list[str]:
+    """Return the metrics of a step, each as a short text that stays together."""
     parts = [f"{name.removeprefix('loss/')} {value:.4f}" for name, value in values.items() if name.startswith("loss/")]
     if not parts and "loss" in values:
         parts = [f"loss {values['loss']:.4f}"]
@@ -108,14 +186,39 @@ def summary(values: dict[str, float], status: str = "") -> str:
     ):
         if name in values and (values[name] or name != "tokens_per_second"):  # a job without tokens has none a second
             parts.append(f"{label} {values[name]:{form}}")
-    return "  ".join([*parts, status] if status else parts)
+    return parts
 
 
-def validation_summary(values: Mapping[str, float], job: Job) -> str:
-    """Return the values of a validation in one line, that of ``checkpoint.best`` first.
+def summary(values: Mapping[str, float], status: str = "") -> str:
+    """Return the metrics of a step in one short line, with what the task and the guards remark."""
+    return "  ".join([*figures(values), status] if status else figures(values))
+
+
+def _shown(values: Mapping[str, float], job: Job) -> list[str]:
+    """Return the names of the values that a person is shown, that of ``checkpoint.best`` first.
 
     Those of finer detail, with two slashes in their names, are in ``metrics.jsonl`` alone.
     """
     shown = [name for name in values if name.count("/") < 2 and name != "validation_samples"]
-    shown.sort(key=lambda name: name != job.checkpoint.best)
-    return "  ".join(f"{name} {values[name]:.4g}" for name in shown)
+    return sorted(shown, key=lambda name: name != job.checkpoint.best)
+
+
+def validation_summary(values: Mapping[str, float], job: Job) -> str:
+    """Return the values of a validation in one line, that of ``checkpoint.best`` first."""
+    return "  ".join(f"{name} {values[name]:.4g}" for name in _shown(values, job))
+
+
+def validation_table(step: int, values: Mapping[str, float], before: Mapping[str, float], job: Job) -> Table:
+    """Return the values of a validation as a table, with the change since the one before: green where it is better."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(f"validation at step {step}", overflow="fold")
+    for header in ("value", *(["change"] if before else [])):
+        table.add_column(header, justify="right", no_wrap=True)
+    for name in _shown(values, job):
+        change = Text()
+        if name in before:
+            difference = values[name] - before[name]
+            sign = direction(name) * difference
+            change = Text(f"{difference:+.2g}", "green" if sign > 0 else "yellow" if sign < 0 else "")
+        table.add_row(Text(printable(name)), Text(f"{values[name]:.4g}"), *([change] if before else []))
+    return table

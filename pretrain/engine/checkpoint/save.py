@@ -32,7 +32,7 @@ from pretrain.engine.checkpoint.manifest import CONFIG, FORMAT_VERSION
 from pretrain.engine.checkpoint.pending import PendingSave, TensorFiles
 from pretrain.engine.durable import describe_write_error
 from pretrain.engine.engines.base import Engine
-from pretrain.engine.provenance import provenance
+from pretrain.engine.provenance import hardware, provenance
 from pretrain.engine.spikes import SpikeState
 from pretrain.engine.task import Progress, Task
 
@@ -133,8 +133,12 @@ def _manifest(job: Job, modules: Mapping[str, nn.Module], progress: dict[str, in
         "world_size": distributed.world_size(),
         "zero_stage": job.engine.zero_stage,
         "modules": {name: _describe(module) for name, module in modules.items()},
-        "provenance": provenance(),
+        "provenance": {**provenance(), "hardware": hardware(_gpu_name())},
     }
+
+
+def _gpu_name() -> str | None:
+    return torch.cuda.get_device_name(distributed.device()) if torch.cuda.is_available() else None
 
 
 def _prepare_folder(folder: Path, job: Job, task: Task) -> list[str]:

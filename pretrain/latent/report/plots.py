@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodF
 
 from pretrain.latent.artifacts import CODES
 from pretrain.latent.report.rows import ModelRow, cluster_label
-from pretrain.report.document import ReportFigure
+from pretrain.report.document import Drawing, ReportFigure
 from pretrain.report.plots import Theme, colour, count_steps, new_figure, style_axis, to_png
 from pretrain.report.runs import RunRecord
 
@@ -57,7 +57,7 @@ def plotted(row: ModelRow, name: str) -> float | None:
     return there["value"] if there is not None else row.get(name)
 
 
-def _paint_bounds(rows: Sequence[ModelRow], all_rows: Sequence[ModelRow], theme: Theme) -> bytes:
+def _paint_bounds(rows: Sequence[ModelRow], all_rows: Sequence[ModelRow], theme: Theme) -> Drawing:
     handles = [Line2D([], [], color=colour(i, theme), marker=mark, linestyle="", label=label)
                for i, (_, label, mark) in enumerate(_PERPLEXITIES)]  # fmt: skip
     language_model = [row for row in all_rows if row.name == "LSTM language model" and row.get("ppl_rec")]
@@ -91,7 +91,7 @@ def training_figure(rows: Sequence[ModelRow]) -> list[ReportFigure]:
     if not panels:
         return []
 
-    def paint(theme: Theme) -> bytes:
+    def paint(theme: Theme) -> Drawing:
         styles = [_SOLID if i < 7 else _DASHED for i in range(len(rows))]  # there are seven colours
         handles = [Line2D([], [], color=colour(i, theme), linestyle=style, linewidth=2, label=row.label)
                    for i, (row, style) in enumerate(zip(rows, styles, strict=True))]  # fmt: skip
@@ -99,7 +99,7 @@ def training_figure(rows: Sequence[ModelRow]) -> list[ReportFigure]:
         for axis, (key, name) in zip(axes, panels, strict=True):
             for i, row in enumerate(rows):
                 steps, values = row.run.series(key, validation=True)
-                axis.plot(steps, values, color=colour(i, theme), linestyle=styles[i], marker=".")
+                axis.plot(steps, values, color=colour(i, theme), linestyle=styles[i], marker=".", label=row.label)
             style_axis(axis, name, "optimizer step", "nats", theme)
             count_steps(axis, max(row.run.last_step for row in rows))
         return to_png(figure, handles, theme)
@@ -116,13 +116,15 @@ def dropout_figure(rows: Sequence[ModelRow]) -> list[ReportFigure]:
     if not series:
         return []
 
-    def paint(theme: Theme) -> bytes:
+    def paint(theme: Theme) -> Drawing:
         handles = [Line2D([], [], color=colour(i, theme), linewidth=2, label=name) for i, name in enumerate(series)]
         figure, axes = new_figure(2, len(handles), theme)
         for axis, (key, title) in zip(axes, (("ppl_dual", "PPL, dual"), ("ppl_exact", "PPL, exact")), strict=True):
-            for i, group in enumerate(series.values()):
+            for i, (name, group) in enumerate(series.items()):
                 points = sorted((_dropout(row), value) for row in group if (value := row.get(key)) is not None)
-                axis.plot([d for d, _ in points], [v for _, v in points], color=colour(i, theme), marker="o")
+                axis.plot(
+                    [d for d, _ in points], [v for _, v in points], color=colour(i, theme), marker="o", label=name
+                )
             style_axis(axis, title, "dropout of the encoder's word vectors", "perplexity", theme)
         return to_png(figure, handles, theme)
 
@@ -146,7 +148,7 @@ def scatter_figures(runs: Sequence[RunRecord]) -> list[ReportFigure]:
     return figures
 
 
-def _paint_codes(run: RunRecord, paths: dict[int, Path], theme: Theme) -> bytes:
+def _paint_codes(run: RunRecord, paths: dict[int, Path], theme: Theme) -> Drawing:
     figure, axes = new_figure(len(paths), 1, theme)
     for axis, (step, path) in zip(axes, paths.items(), strict=True):
         for number, points in enumerate(np.load(path)):

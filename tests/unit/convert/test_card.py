@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard
 from pretrain.base.errors import ConfigError
 from pretrain.convert.about import About
 from pretrain.convert.card import final_metrics
-from pretrain.convert.evaluations import Section
+from pretrain.engine.artifacts import Section
 from pretrain.language.card import model_card
 
 JOB = {

@@ -191,7 +191,7 @@ def test_report_of_two_seeds_and_another_method(pairs: Path, tmp_path: Path) -> 
     training, drop, zero, coverage = run_sections([read_run(run) for run in runs])
     assert [row[0] for row in training.tables[0].rows] == ["noise (sgns)", "self-adversarial (sgns)"]
     assert training.tables[0].rows[0][1:4] == ["2", "3", "2,000 ± 0"]
-    assert training.figures[0].light.startswith(b"\x89PNG")
+    assert training.figures[0].light.png.startswith(b"\x89PNG")
     mean, deviation = np.mean([r["drop"] for r in results[:2]]), np.std([r["drop"] for r in results[:2]], ddof=1)
     assert drop.tables[0].rows[0] == ["noise (sgns)", "2", f"{mean:.2f} ± {deviation:.2f}"]
     assert zero.tables[0].rows[1] == ["self-adversarial (sgns)", "1", f"{results[2]['zero']:.2f}"]

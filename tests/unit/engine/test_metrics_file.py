@@ -24,7 +24,7 @@ def test_rows_are_typed_and_null_is_not_finite(tmp_path: Path) -> None:
         '{"step": 2, "split": "validation", "accuracy": null, "loss": NaN, "huge": 1e999, "long": 1' + "0" * 400 + "}\n"
     )
     found = read_metrics(path)
-    assert found.training == [Row(1, "train", {"loss": 2.5, "lr": 1.0})]
+    assert found.training == [Row(1, "train", {"loss": 2.5, "lr": 1.0}, tokens=64)]
     (row,) = found.validation
     assert [*row.figures] == ["accuracy", "loss", "huge", "long"]
     assert not any(map(math.isfinite, row.figures.values()))

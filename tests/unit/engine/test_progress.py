@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from pretrain.config import load_job
 from pretrain.engine.callbacks.metrics import Metrics
 from pretrain.engine.callbacks.next_steps import NextSteps
-from pretrain.engine.callbacks.progress import ProgressDisplay, summary, validation_summary
+from pretrain.engine.callbacks.progress import (
+    ProgressDisplay,
+    ProgressView,
+    summary,
+    validation_summary,
+    validation_table,
+)
 from pretrain.engine.loop import Run
 from pretrain.engine.task import Progress
 from tests.support import ClosedTerminal
@@ -73,11 +82,110 @@ def test_a_terminal_that_is_closed_ends_the_bar_and_not_the_run(
     ]
 
 
-def test_a_finished_run_says_what_to_do_next(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = _run(tmp_path)
+FIGURES = ["mlm 7.1591", "capt 11.2277", "tau 0.075", "lr 5.83e-04", "norm 6.16", "tok/s 11,987"]
+
+PICTURES = {
+    80: """\
+first  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━  1200/20000  6%  eta 1:23:45
+mlm 7.1591  capt 11.2277  tau 0.075  lr 5.83e-04  norm 6.16  tok/s 11,987
+""",
+    100: """\
+first  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━  1200/20000  6%  eta 1:23:45
+mlm 7.1591  capt 11.2277  tau 0.075  lr 5.83e-04  norm 6.16  tok/s 11,987
+""",
+    120: """\
+first  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━  1200/20000  6%  eta 1:23:45
+mlm 7.1591  capt 11.2277  tau 0.075  lr 5.83e-04  norm 6.16  tok/s 11,987
+""",
+    40: """\
+first  1200/20000  6%  eta 1:23:45
+mlm 7.1591  capt 11.2277  tau 0.075
+lr 5.83e-04  norm 6.16  tok/s 11,987
+""",
+}  # fmt: skip
+
+
+def _printed(what: Any, width: int, **options: Any) -> str:
+    console = Console(file=io.StringIO(), width=width, **options)
+    console.print(what)
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", PICTURES)
+def test_the_display_fits_the_terminal(width: int) -> None:
+    assert _printed(ProgressView("first", 20000, 1200, "1:23:45", FIGURES), width) == PICTURES[width]
+
+
+def test_a_wide_terminal_takes_one_line() -> None:
+    assert _printed(ProgressView("first", 20000, 1200, "1:23:45", FIGURES), 150).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["r", "a-run-of-a-very-long-name" * 4, "名前" * 20, "[red]x[/] [/nothing]", "a\x1b[31m\nb"]
+)
+@pytest.mark.parametrize("remarks", [(), ("COLLAPSED (AU 0)", "rank 3 is slow")])
+def test_no_width_and_no_name_costs_a_figure(name: str, remarks: tuple[str, ...]) -> None:
+    view = ProgressView(name, 10**7, 123456, "12 days, 1:23:45", FIGURES, remarks)
+    for width in range(40, 200, 4):
+        text = _printed(view, width)
+        for part in (*FIGURES, *remarks, "eta 12 days, 1:23:45", "123456/10000000"):
+            assert any(part in line for line in text.splitlines()), f"{part} is broken or gone at {width}"
+        assert all(cell_len(line) <= width for line in text.splitlines())
+        assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 120])
+def test_a_validation_is_a_table_without_broken_numbers(width: int) -> None:
+    job = load_job("capt_tiny", ["checkpoint.best=accuracy/mlm"])
+    values = {"loss/mlm": 2.5, "accuracy/mlm": 0.75, "retrieval/to_corrupted": 0.123456, "noise/cls/drift": 0.1}
+    text = _printed(validation_table(200, values, {"loss/mlm": 3.0, "accuracy/mlm": 0.8}, job), width)
+    assert re.sub(" +", " ", text) == (
+        "validation at step 200 value change\naccuracy/mlm 0.75 -0.05\nloss/mlm 2.5 -0.5\n"
+        "retrieval/to_corrupted 0.1235\n"
+    )
+
+
+def test_colours_are_for_terminals_without_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = ProgressView("first", 20, 10, "0:01", FIGURES, ["COLLAPSED"])
+    assert "\x1b[" in _printed(view, 80, force_terminal=True, color_system="standard")
+    assert "\x1b[" not in _printed(view, 80)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[[0-9;]*3\dm", _printed(view, 80, force_terminal=True, color_system="standard"))
+
+
+def _finished(tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: list[dict[str, Any]]) -> list[str]:
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run, callback = _run(tmp_path), NextSteps()
     with caplog.at_level(logging.INFO):
-        NextSteps().on_end(run)
+        callback.on_start(run)
+        callback.on_end(run)
         assert not caplog.records, "it has stopped early: the launcher says how to go on"
-        run.progress.step = 4
-        NextSteps().on_end(run)
-    assert [record.message for record in caplog.records] == [f"next: capt report {tmp_path}"]
+        run.progress.step, run.progress.tokens = 4, 2048
+        callback.on_end(run)
+    return [record.message for record in caplog.records]
+
+
+def test_a_finished_run_says_what_came_of_it_and_what_to_do_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"step": s, "split": "validation", "loss/mlm": v} for s, v in ((2, 3.0), (3, 1.5), (4, 1.6))]
+    assert _finished(tmp_path, caplog, rows) == [
+        "done: step 4, 2,048 tokens; 0:00:00",
+        "validation: loss/mlm 1.6 at the end, best 1.5 at step 3",
+        "judgement: learning: loss/mlm went from 3 at step 2 to 1.6 at step 4",
+        f"next: capt report {tmp_path}",
+    ]
+
+
+def test_a_record_that_cannot_be_read_fails_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "run").mkdir()
+    run, callback = _run(tmp_path / "run"), NextSteps()
+    (tmp_path / "run/metrics.jsonl").mkdir()
+    run.progress.step = 4
+    with caplog.at_level(logging.INFO):
+        callback.on_start(run)
+        callback.on_end(run)
+    told = [record.message for record in caplog.records]
+    assert told[0].startswith("done: step 4")
+    assert told[1].endswith("no judgement of the run")
+    assert told[2].startswith("next: ")

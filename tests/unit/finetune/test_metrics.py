@@ -118,6 +118,6 @@ def test_the_leaderboards_average_averages_a_tasks_metrics_first() -> None:
 
 
 def test_every_metric_has_a_name_that_says_higher_is_better() -> None:
-    from pretrain.report.compare import direction
+    from pretrain.engine.judgement import direction
 
     assert [direction(name) for name in METRICS] == [1] * len(METRICS)

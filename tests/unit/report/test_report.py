@@ -6,7 +6,9 @@ import json
 import math
 import re
 import statistics
+from html import unescape
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ import yaml
 
 from pretrain.base.errors import ConfigError, DataError
 from pretrain.config import flatten
+from pretrain.engine.judgement import direction
 from pretrain.report import report
-from pretrain.report.compare import compare, direction
+from pretrain.report.compare import compare
 from pretrain.report.plots import figure_keys, smooth
 from pretrain.report.runs import read_run
 
@@ -57,6 +60,9 @@ def write_run(
     return folder
 
 
+SCRIPT = (files("pretrain.report") / "page.js").read_text()
+
+
 class Page(HTMLParser):
     """Collects what a page would load, its text, and checks that every tag is closed."""
 
@@ -65,11 +71,16 @@ class Page(HTMLParser):
         self.loads: list[str] = []
         self.text = ""
         self.open: list[str] = []
+        self.tags: list[str] = []
+        self.script = ""
         self.feed(path.read_text())
         assert self.open == []
+        assert self.script == SCRIPT
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag not in ("script", "link", "iframe")
+        assert tag not in ("link", "iframe")
+        assert tag != "script" or (not attrs and "script" not in self.tags), "only the page's own script"
+        self.tags.append(tag)
         self.loads += [value or "" for name, value in attrs if name in ("src", "srcset", "href")]
         if tag not in ("meta", "img", "source"):
             self.open.append(tag)
@@ -78,7 +89,10 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        if self.open[-1:] == ["script"]:
+            self.script += data
+        else:
+            self.text += data
 
 
 def test_one_run(tmp_path: Path) -> None:
@@ -88,7 +102,7 @@ def test_one_run(tmp_path: Path) -> None:
     assert len(page.loads) == 2 * 4
     assert all(load.startswith("data:image/png;base64,iVBOR") for load in page.loads)
     plain = re.sub("data:image/png;base64,[A-Za-z0-9+/=]+", "", page_path.read_text())
-    assert not re.search(r"http|url\(|@import", plain)
+    assert not re.search(r"https?:|url\(|@import", plain)
     assert "accuracy/mlm ↑" in page.text
     assert "contrast.temperature.type" in page.text
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
@@ -106,6 +120,74 @@ def test_one_run(tmp_path: Path) -> None:
     assert group["runs"][0]["status"] == {"state": "done"}
     assert group["validation"]["loss/mlm"]["final"]["mean"] == pytest.approx(5 / 60 + 0.1)
     assert group["validation"]["loss/mlm"]["best"]["steps"] == [60]
+
+
+def evaluation(folder: Path, step: int, **metrics: float | None) -> None:
+    poolers = {"cls": {"top1": 0.25}, "mean": {"top1": 0.75}}
+    section = {"name": "held.txt, 15% masked", "protocol": "512 windows", "metrics": metrics, "poolers": poolers}
+    content = {"checkpoint": "x", "versions": {}, "sections": [section]}
+    (folder / f"evaluation-step-{step:08d}.json").write_text(json.dumps(content))
+
+
+def test_what_evaluate_has_measured_is_in_the_report(tmp_path: Path) -> None:
+    one, two = write_run(tmp_path / "one"), write_run(tmp_path / "two", weight=0.0)
+    evaluation(one, 40, **{"loss/mlm": 2.5})
+    evaluation(one, 60, **{"loss/mlm": 1.25, "accuracy/mlm": None})
+    evaluation(two, 60, **{"loss/mlm": 1.5})
+    (two / "evaluation-step-00000020.json").write_text('{"word_similarity": {}}')  # as other tasks write theirs
+    (two / "evaluation-step-00000030.json").write_text('{"sections": [1]}')
+    report([one, two], tmp_path / "out")
+    markdown = (tmp_path / "out/report.md").read_text()
+    assert "| held.txt, 15% masked | one, step-00000040 | one, step-00000060 | two, step-00000060 |" in markdown
+    assert "| loss/mlm ↓ | 2.5 | 1.25 | 1.5 |" in markdown
+    assert "| top1 (mean) ↑ | 0.75 | 0.75 | 0.75 |" in markdown
+    assert "held.txt, 15% masked: 512 windows" in markdown
+    assert "evaluation-step-00000030.json is not what capt evaluate writes and was left out" in markdown
+    (group, _) = json.loads((tmp_path / "out/report.json").read_text())["groups"]
+    assert group["runs"][0]["evaluations"]["step-00000060"][0]["metrics"]["loss/mlm"] == 1.25
+
+
+def test_runs_that_have_logged_nothing_are_named_and_left_out(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"run{i}") for i in range(3)]
+    (runs[0] / "metrics.jsonl").write_text("")
+    (runs[2] / "metrics.jsonl").unlink()
+    page = Page(report(runs, tmp_path / "out"))
+    assert page.text.count("left out: ") == 2
+    assert f"left out: {runs[0] / 'metrics.jsonl'}: no line is" in page.text
+    assert "Run run1" in page.text
+    assert len(json.loads((tmp_path / "out/report.json").read_text())["left_out"]) == 2
+
+
+def test_the_head_of_a_report_says_time_tokens_parameters_hardware_and_judgement(tmp_path: Path) -> None:
+    lines = [line | {"seconds_per_step": 60.0} if "split" not in line else line for line in rows()]
+    folder = write_run(tmp_path / "run", lines)
+    for step, size in ((20, 3), (60, 5)):
+        manifest = {
+            "world_size": 2, "provenance": {"hardware": "a GPU"},
+            "modules": {"model": {"shapes": {"a": [size, 10], "b": [7]}, "ties": {"c": "a"}}},
+        }  # fmt: skip
+        checkpoint = folder / f"checkpoints/step-{step:08d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    report([folder], tmp_path / "out")
+    markdown = (tmp_path / "out/report.md").read_text()
+    assert "| done | 3,840 | 1:00:00 | 57 | 2 ranks, a GPU |" in markdown
+    assert "| run | learning | loss/mlm went from 0.35 at step 20 to 0.1833 at step 60 |" in markdown
+    (checkpoint / "manifest.json").write_text('{"world_size": -1}')
+    assert read_run(folder).notes == ["checkpoints/step-00000060/manifest.json is damaged and was left out"]
+
+
+def test_the_points_of_the_curves_are_in_the_page(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / f"s{seed}", seed=seed) for seed in (1, 2)]
+    page = report(folders, tmp_path / "out").read_text()
+    figures = [json.loads(unescape(found)) for found in re.findall("data-panels='(.*?)'", page)]
+    losses = next(panel for panels in figures for panel in panels if panel["title"][1] == "loss/mlm")
+    names = [line["name"] for line in losses["lines"]]
+    assert names == [f"s1 seed {s}: {kind}" for s in (1, 2) for kind in ("training, average", "validation")]
+    assert losses["lines"][1]["points"] == [[s, float(f"{5 / s + 0.1:.6g}")] for s in (20, 40, 60)]
+    left, bottom, right, top = losses["box"]
+    assert 0 <= left < right <= 1
+    assert 0 <= bottom < top <= 1
 
 
 def test_several_runs_are_named_by_what_differs_and_summed_over_seeds(tmp_path: Path) -> None:
@@ -227,6 +309,8 @@ def test_missing_and_malformed_files(tmp_path: Path) -> None:
         (folder / "metrics.jsonl").write_text(content)
         with pytest.raises(DataError, match=r"metrics\.jsonl: no line is a JSON object with a step"):
             report([folder], tmp_path / "out")
+        with pytest.raises(DataError, match=r"metrics\.jsonl: no line is a JSON object with a step"):
+            report([folder, folder], tmp_path / "out")
     (folder / "metrics.jsonl").unlink()
     with pytest.raises(DataError, match=r"metrics\.jsonl: no such file"):
         read_run(folder)

@@ -140,7 +140,7 @@ def test_one_sweep(tmp_path: Path) -> None:
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert names == ["curves.png", "hyperparameters.png", "report.html", "report.json", "report.md"]
     assert len(page.loads) == 2 * 2
-    assert not re.search(r"http|url\(|@import", re.sub("base64,[A-Za-z0-9+/=]+", "", page_path.read_text()))
+    assert not re.search(r"https?:|url\(|@import", re.sub("base64,[A-Za-z0-9+/=]+", "", page_path.read_text()))
     markdown = (tmp_path / "out/report.md").read_text()
     assert "# Sweep sweep" in markdown
     row = "| one | accuracy ↑ | batch.global=16, optimizer.lr=0.0003 | 0.6900 | 0.6700 ± 0.044 | 0.7000, 0.6200, 0.6900"

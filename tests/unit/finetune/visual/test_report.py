@@ -85,7 +85,7 @@ def test_other_files_than_the_official_dev_set_have_a_column_of_their_own(tmp_pa
 def test_curves_compare_the_start_of_fine_tuning(runs: list[RunRecord]) -> None:
     (section,) = run_sections(runs)
     assert [figure.name for figure in section.figures] == ["finetuning-curves"]
-    assert section.figures[0].light[:4] == b"\x89PNG"
+    assert section.figures[0].light.png[:4] == b"\x89PNG"
     early = {row[0]: row[1:] for row in section.tables[2].rows}
     assert early["GQA"] == [f"{100 * (0.52 + 0.62 + 0.5) / 3:.2f}", f"{100 * (0.42 + 0.6 + 0.4) / 3:.2f}", ""]
 

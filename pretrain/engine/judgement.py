@@ -1,0 +1,186 @@
+"""Judge a run in one sentence by its own records: is it learning, has it collapsed, does it over-fit?
+
+The rules are plain and look at logged figures alone, so that the end of a run and ``capt report`` say the same.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Literal
+
+from pretrain.engine.metrics_file import Row
+
+Verdict = Literal[
+    "learning", "levelled off", "not learning", "over-fitted", "getting worse", "collapsed", "diverged",
+    "too early to tell",
+]  # fmt: skip
+
+_LOWER_IS_BETTER = ("loss", "alignment", "uniformity", "direction", "drift", "perplexity")
+_BOUNDS = ("nelbo_iw", "nelbo_exact", "ppl_iw", "ppl_exact", "ppl_known")
+"""Upper bounds of latent-variable models; what is named after the dual bounds nothing, and may be anything."""
+_HIGHER_IS_BETTER = ("accuracy", "retrieval", "top1", "gap", "spearman", "pearson", "f1", "matthews")
+
+_COLLAPSES = (
+    (True, "retrieval/to_corrupted", "uniformity", "first_direction"),
+    (False, "contrast/accuracy", "contrast/uniformity", "contrast/first_direction"),
+)
+"""Figures of a validation, and of a training step, by which a collapse shows."""
+_ONE_POINT, _FEW = -0.1, 0.5
+"""Uniformity above the first and retrieval below the second: all representations are nearly one point."""
+_LOOKS = 3
+"""Training rows in a row that show a collapse: the samples of a step are few, and others each time."""
+_LOST = 0.5
+"""Two figures that have less than this part of their best distance from collapse: a collapse."""
+_WORSE = 0.1
+"""Over-fitted: this part of what validation had gained is lost again."""
+_LEVEL = 0.02
+"""Levelled off: the last quarter of the steps brought less than this part of the whole gain."""
+_NO_GAIN = 1e-3
+"""Not learning: the gain is less than this part of the first value."""
+_ROWS = 10
+"""Rows that the training loss needs before it says anything."""
+
+Series = list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict, and the figures that it rests on."""
+
+    verdict: Verdict
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.reason}"
+
+
+def direction(metric: str) -> int:
+    """1 where higher is better, -1 where lower is, 0 where the name does not say."""
+    parts = metric.lower().replace("_", "/").split("/")
+    if metric in _BOUNDS or any(word in parts for word in _LOWER_IS_BETTER):
+        return -1
+    return 1 if any(word in parts for word in _HIGHER_IS_BETTER) else 0
+
+
+def judge(training: Sequence[Row], validation: Sequence[Row], best: str | None = None) -> Judgement:
+    """Judge a run by its rows in the order of their steps.
+
+    Args:
+        training: the rows of training steps.
+        validation: the rows of validations.
+        best: the validation metric that chooses the best checkpoint, which is then the one that is judged.
+    """
+    if training and not math.isfinite(training[-1].figures.get("loss", 0.0)):
+        return Judgement("diverged", f"the loss of step {training[-1].step} is not a finite number")
+    if (collapse := _collapse(training, validation)) is not None:
+        return collapse
+    metric = judged_metric(validation, best)
+    values = series(validation, metric) if metric else []
+    if metric is None or len(values) < 2:
+        return _by_training(training, len(validation))
+    return _by_validation(metric, values, training)
+
+
+def judged_metric(validation: Sequence[Row], best: str | None = None) -> str | None:
+    """Choose ``best`` where it was logged, else the first loss, CAPT's own after others, else any known direction."""
+    names = dict.fromkeys(name for row in validation for name in row.figures if direction(name))
+    losses = sorted((name for name in names if name.split("/")[0] == "loss"), key=lambda name: "capt" in name)
+    return best if best in names else next(iter([*losses, *names]), None)
+
+
+def series(rows: Sequence[Row], name: str) -> Series:
+    """Return the steps and values of one figure, without those that are not finite."""
+    found = [(row.step, row.figures[name]) for row in rows if name in row.figures]
+    return [(step, value) for step, value in found if math.isfinite(value)]
+
+
+def best_of(values: Series, metric: str) -> tuple[int, float]:
+    """Return the step and value of the best point of a series."""
+    return max(values, key=lambda point: direction(metric) * point[1])
+
+
+def _collapse(training: Sequence[Row], validation: Sequence[Row]) -> Judgement | None:
+    """Apply the rules of the collapse watch to the last validation, or to the last training rows without one."""
+    if validation and validation[-1].figures.get("au") == 0:
+        return Judgement("collapsed", f"no unit of the posterior is active (AU 0) at step {validation[-1].step}")
+    for at_validation, *names in _COLLAPSES:
+        rows = [row for row in (validation if at_validation else training) if all(n in row.figures for n in names[:2])]
+        if not rows:
+            continue
+        distances = [_distances(row, names) for row in rows]
+        finite = [each for each in distances if all(map(math.isfinite, each))]
+        if not finite:
+            continue
+        best = [max(each[i] for each in finite if len(each) > i) for i in range(len(finite[-1]))]
+        if all(_is_fallen(each, best) for each in finite[-1 if at_validation else -_LOOKS :]):
+            retrieval, spread, *_ = finite[-1]
+            return Judgement(
+                "collapsed",
+                f"the representations are nearly alike (uniformity {-spread:.2f}, at its best {-best[1]:.2f}; "
+                f"{retrieval:.0%} find their positive, at best {best[0]:.0%})",
+            )
+        return None
+    return None
+
+
+def _is_fallen(distances: Sequence[float], best: Sequence[float]) -> bool:
+    retrieval, spread, *_ = distances
+    one_point = -spread > _ONE_POINT and retrieval < _FEW
+    return one_point or sum(now < _LOST * then for now, then in zip(distances, best, strict=False)) >= 2
+
+
+def _distances(row: Row, names: Sequence[str]) -> list[float]:
+    """Return how far a row is from collapse: retrieval, minus uniformity, and what lies outside the first direction."""
+    retrieval, uniformity, first = (row.figures.get(name) for name in names)
+    assert retrieval is not None
+    assert uniformity is not None
+    return [retrieval, -uniformity, *([] if first is None else [1 - first])]
+
+
+def _by_validation(metric: str, values: Series, training: Sequence[Row]) -> Judgement:
+    sign = direction(metric)
+    (first_step, first), (last_step, last) = values[0], values[-1]
+    best_step, best = best_of(values, metric)
+    gain, lost = sign * (best - first), sign * (best - last)
+    told = f"{metric} went from {first:.4g} at step {first_step} to {last:.4g} at step {last_step}"
+    later = sum(step > best_step for step, _ in values)
+    if later >= 2 and lost > _WORSE * gain and lost > _NO_GAIN * abs(best):
+        worse = f"{metric} was best at step {best_step} with {best:.4g} and is {last:.4g} at step {last_step}"
+        loss = _training_loss(training)
+        before = [value for step, value in loss if step <= best_step][-_ROWS:]
+        after = [value for _, value in loss][-_ROWS:]
+        if before and fmean(after) < fmean(before):
+            fell = f"while the training loss fell from {fmean(before):.4g} to {fmean(after):.4g}"
+            return Judgement("over-fitted", f"{worse}, {fell}")
+        return Judgement("getting worse", f"{worse}, and the training loss does not fall")
+    if gain <= _NO_GAIN * abs(first):
+        start = _by_training([row for row in training if row.step <= first_step], 0)
+        return Judgement("levelled off" if start.verdict == "learning" else "not learning", told)
+    three_quarters = [value for step, value in values if step <= first_step + 0.75 * (last_step - first_step)][-1]
+    if len(values) >= 4 and sign * (last - three_quarters) < _LEVEL * gain:
+        return Judgement("levelled off", f"{told}, hardly any better in the last quarter")
+    return Judgement("learning", told)
+
+
+def _training_loss(training: Sequence[Row]) -> Series:
+    """Return the loss that a schedule of the temperature does not move: a part other than CAPT's, else the whole."""
+    names = list(dict.fromkeys(name for row in training for name in row.figures if name.split("/")[0] == "loss"))
+    names.sort(key=lambda name: (not name.startswith("loss/"), name.startswith("loss/capt")))
+    return series(training, names[0]) if names else []
+
+
+def _by_training(training: Sequence[Row], validations: int) -> Judgement:
+    """Compare the first and the last tenth of the training loss (at least five rows) with the noise of their means."""
+    values = [value for _, value in _training_loss(training)]
+    if len(values) < _ROWS:
+        return Judgement("too early to tell", f"{len(training)} logged steps and {validations} validations")
+    part = max(_ROWS // 2, len(values) // 10)
+    first, last = values[:part], values[-part:]
+    noise = math.hypot(stdev(first), stdev(last)) / math.sqrt(part)
+    told = f"the training loss went from {fmean(first):.4g} to {fmean(last):.4g}; validation does not tell"
+    fell = fmean(first) - fmean(last)
+    return Judgement("learning" if fell > max(3 * noise, _NO_GAIN * abs(fmean(first))) else "not learning", told)

@@ -1,0 +1,137 @@
+"""The sentence about a run: plain rules, tried on made curves whose truth is known."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pretrain.engine.judgement import Verdict, judge
+from pretrain.engine.metrics_file import VALIDATION, Row
+
+Curve = Callable[[float], float]
+
+
+def rows(curve: Curve, metric: str, steps: int, every: int, noise: float = 0.0, split: str = "train") -> list[Row]:
+    """Rows of a figure that goes as ``curve`` does over 0 to 1, with noise."""
+    random_ = random.Random(7)
+    at = range(every, steps + 1, every)
+    return [Row(step, split, {metric: curve(step / steps) + random_.gauss(0, noise)}) for step in at]
+
+
+def falls(start: float, end: float) -> Curve:
+    return lambda t: end + (start - end) * math.exp(-3 * t)
+
+
+def flat(value: float) -> Curve:
+    return lambda t: value
+
+
+def levels(start: float, end: float) -> Curve:
+    return lambda t: end + (start - end) * math.exp(-40 * t)
+
+
+def turns(start: float, best: float, end: float) -> Curve:
+    return lambda t: start + (best - start) * t / 0.4 if t < 0.4 else best + (end - best) * (t - 0.4) / 0.6
+
+
+@pytest.mark.parametrize("metric", ["loss", "loss/mlm", "nelbo_iw", "accuracy", "stsb/pearson"])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 500.0])
+@pytest.mark.parametrize("points", [4, 10, 50])
+@pytest.mark.parametrize(
+    ("verdict", "curve", "training"),
+    [
+        ("learning", falls(8, 2), falls(8, 2)),
+        ("levelled off", levels(8, 2), falls(8, 2)),
+        ("not learning", flat(5), flat(5)),
+        ("over-fitted", turns(8, 4, 7), falls(8, 1)),
+        ("over-fitted", lambda t: 4 + 3 * t, falls(8, 1)),
+        ("getting worse", turns(8, 4, 7), turns(8, 4, 8)),
+    ],
+)
+def test_the_verdict_follows_validation_and_training(
+    verdict: Verdict, curve: Curve, training: Curve, points: int, scale: float, metric: str
+) -> None:
+    up = metric in ("accuracy", "stsb/pearson")
+
+    def scaled(t: float) -> float:
+        return scale * (10 - curve(t) if up else curve(t))
+
+    validation = rows(scaled, metric, 1000, 1000 // points, split=VALIDATION)
+    found = judge(rows(training, "loss", 1000, 5, noise=0.05), validation)
+    assert found.verdict == verdict, found
+    assert metric in found.reason
+
+
+def _judged(training: Sequence[Row], validation: Sequence[Row] = (), best: str | None = None) -> str:
+    return str(judge(training, validation, best))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("name", ["loss", "loss/mlm", "loss/rec"])
+def test_without_validation_the_training_loss_tells(noise: float, name: str) -> None:
+    assert judge(rows(falls(8, 2), name, 1000, 5, noise), []).verdict == "learning"
+    assert judge(rows(flat(5), name, 1000, 5, noise), []).verdict == "not learning"
+    assert judge(rows(falls(8, 2), name, 1000, 200, noise), []).verdict == "too early to tell"
+
+
+def test_a_loss_that_the_temperature_moves_is_not_the_judge() -> None:
+    risen = [
+        Row(step, "train", {"loss": 10 + step / 50, "loss/capt": step / 50, "loss/mlm": 9 - step / 200})
+        for step in range(5, 1001, 5)
+    ]
+    assert judge(risen, []).verdict == "learning"
+
+
+def test_the_metric_of_the_best_checkpoint_is_judged() -> None:
+    validation = [Row(s, VALIDATION, {"loss/mlm": 8 - s / 100, "accuracy": 0.5}) for s in range(100, 600, 100)]
+    assert _judged([], validation).startswith("learning: loss/mlm went from 7 at step 100 to 3 at step 500")
+    assert _judged([], validation, "accuracy").startswith("not learning: accuracy went from 0.5")
+    assert _judged([], validation, "absent").startswith("learning: loss/mlm")
+
+
+def test_a_loss_that_is_no_number_is_a_divergence() -> None:
+    training = [Row(1, "train", {"loss": 3.0}), Row(2, "train", {"loss": math.nan})]
+    assert _judged(training) == "diverged: the loss of step 2 is not a finite number"
+
+
+@pytest.mark.parametrize("at_validation", [True, False])
+def test_a_collapse_is_named_and_an_even_spread_is_none(at_validation: bool) -> None:
+    names = (
+        ("retrieval/to_corrupted", "uniformity", "first_direction")
+        if at_validation
+        else ("contrast/accuracy", "contrast/uniformity", "contrast/first_direction")
+    )
+
+    def verdict(*figures: tuple[float, float, float]) -> Verdict:
+        split = VALIDATION if at_validation else "train"
+        found = [
+            Row(step, split, dict(zip(names, each, strict=True)) | {"loss": 9.0 - step})
+            for step, each in enumerate([*figures, figures[-1], figures[-1]])
+        ]
+        return judge([] if at_validation else found, found if at_validation else []).verdict
+
+    assert verdict((0.99, -3.5, 0.1), (0.99, -3.4, 0.1), (0.98, -3.3, 0.1)) != "collapsed"
+    assert verdict((0.99, -3.5, 0.1), (0.9, -2.0, 0.2), (0.02, -0.01, 0.99)) == "collapsed"
+    assert verdict((0.99, -3.5, 0.1), (0.9, -1.0, 0.8), (0.9, -0.9, 0.8)) == "collapsed"
+    assert verdict((0.01, -0.02, 0.99), (0.01, -0.02, 0.99)) == "collapsed"
+    assert verdict((0.9, -0.02, 0.99), (0.95, -0.03, 0.98)) != "collapsed", "a new encoder that pools by the mean"
+    assert verdict((0.99, -3.5, 0.1), (math.nan, math.nan, math.nan)) != "collapsed"
+
+
+def test_one_training_row_is_no_collapse() -> None:
+    figures = {"contrast/accuracy": 0.9, "contrast/uniformity": -3.0, "loss": 1.0}
+    bad = figures | {"contrast/accuracy": 0.0, "contrast/uniformity": 0.0}
+    assert judge([Row(1, "train", figures), Row(2, "train", bad)], []).verdict != "collapsed"
+    assert judge([Row(1, "train", figures), *(Row(s, "train", bad) for s in (2, 3, 4))], []).verdict == "collapsed"
+
+
+def test_a_posterior_without_active_units_has_collapsed() -> None:
+    validation = [Row(s, VALIDATION, {"nelbo_iw": 100.0 - s, "au": 0.0}) for s in (1, 2, 3)]
+    assert judge([], validation).verdict == "collapsed"
+
+
+def test_nothing_logged_is_too_early() -> None:
+    assert _judged([]) == "too early to tell: 0 logged steps and 0 validations"
