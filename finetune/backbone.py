@@ -17,7 +17,8 @@ from pretrain.language.config import LanguageJob
 from pretrain.language.restore import load_model
 from pretrain.models.encoder import Encoder
 from pretrain.models.foreign.build import load_encoder
-from pretrain.models.foreign.read import PretrainedEncoder, encoder_keys, read_encoder, read_tokenizer
+from pretrain.models.foreign.families import read_tokenizer
+from pretrain.models.foreign.read import PretrainedEncoder, encoder_keys, read_encoder
 from pretrain.models.hf_folder import is_hf
 from pretrain.models.hub import local_folder
 from tokenizer.encode import TextTokenizer

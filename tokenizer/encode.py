@@ -89,15 +89,18 @@ class TextTokenizer:
         with rust_errors("tokenizer", "ids cannot be decoded"):
             return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special))
 
-    def save(self, out: Path, *, model_max_length: int | None = None) -> None:
+    def save(self, out: Path, *, model_max_length: int | None = None, types: bool = True) -> None:
         """Write ``tokenizer.json`` and ``tokenizer_config.json`` into the folder ``out``, other files stay.
 
         ``transformers.AutoTokenizer.from_pretrained(out)`` then gives our ids. The class is ``PreTrainedTokenizerFast``
         for every kind, the only one that takes the pipeline from the file; ``RobertaTokenizer``, or no class, rebuilds
-        a pipeline of its own, without an error.
+        a pipeline of its own, without an error. With ``types=False`` it gives no token types, for a model with one
+        segment: RoBERTa has no row for the second text of a pair of BERT's kind.
         """
         bos, pad, eos, unk, mask = (self.backend.id_to_token(i) for i in asdict(self.special).values())
-        types = ["token_type_ids"] if is_bert_like(self.backend, self.special) else []
+        inputs = ["token_type_ids"] if types and is_bert_like(self.backend, self.special) else []
+        added = self.backend.get_added_tokens_decoder().values()
+        controls = [t.content for t in added if t.special and t.content not in (bos, pad, eos, unk, mask)]
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": model_max_length or self.model_max_length,
@@ -109,7 +112,8 @@ class TextTokenizer:
             "unk_token": unk,
             "mask_token": mask,
             "clean_up_tokenization_spaces": False,
-            "model_input_names": ["input_ids", *types, "attention_mask"],
+            "model_input_names": ["input_ids", *inputs, "attention_mask"],
+            **({"control_symbols": controls} if controls else {}),
         }
         with new_file(out / "tokenizer.json") as file:
             file.write(self.backend.to_str(pretty=True))

@@ -1,4 +1,7 @@
-"""The four kinds of tokenizer folder, opened as one: a ``tokenizers`` pipeline and the special tokens it declares."""
+"""The four kinds of tokenizer folder, opened as one: a ``tokenizers`` pipeline and the special tokens it declares.
+
+Every file and key that changes ids counts as it does for ``AutoTokenizer``, or is refused by name.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from pretrain.base.errors import DataError
+from pretrain.base.errors import DataError, shown
 from pretrain.base.files import file_in, read_json, read_text
 from pretrain.base.records import Record, read_record
 from tokenizer.bounds import check_ids, check_pipeline, rust_errors
-from tokenizer.special import NEVER_IN_TEXT
+from tokenizer.classes import BYTE_LEVEL, CONVERT, WORD_PIECE, class_of, conform, require_class
+from tokenizer.special import NEVER_IN_TEXT, ROLE_NAMES
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +36,15 @@ _DECLARED = (
 
 
 _DEBERTA = "spm.model"
-_CONVERT = "save it as tokenizer.json: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers"
 
 
 class _Token(Record):
     content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool | None = None
+    special: bool = False
 
 
 class _Config(Record):
@@ -55,6 +63,16 @@ class _Config(Record):
     split_by_punct: bool | None = None
     tokenize_chinese_chars: bool | None = None
     strip_accents: bool | None = None
+    keep_accents: bool | None = None
+    split_special_tokens: bool | None = None
+    padding_side: str | None = None
+    truncation_side: str | None = None
+    fast_tokenizer_files: list[str] | None = None
+    additional_special_tokens: list[str | _Token] | None = None
+    extra_special_tokens: list[str | _Token] | dict[str, str | _Token] | None = None
+    added_tokens_decoder: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], _Token] | None = None
+    control_symbols: list[str] | None = None
+    """Written here alone: special tokens without a role that no text holds, such as SentencePiece's."""
 
 
 _FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", _DEBERTA)
@@ -70,80 +88,171 @@ class Opened:
     model_max_length: int
 
 
+@dataclass(frozen=True)
+class _Folder:
+    """What the files beside the vocabulary say.
+
+    Attributes:
+        path: the folder.
+        config: the keys of ``tokenizer_config.json`` and ``special_tokens_map.json``.
+        keys: those that are set, as a mapping.
+        kind: the class of transformers; None where ``tokenizer.json`` is taken as it is.
+        declared: names of special tokens by role.
+        further: special tokens without a role.
+        special: those of them that are special from the start, and not looked for in normalised text.
+    """
+
+    path: Path
+    config: _Config
+    keys: dict[str, Any]
+    kind: str | None
+    declared: dict[str, str]
+    further: list[_Token]
+    special: list[_Token]
+
+    def is_text(self, token: str) -> bool:
+        """Whether a special token is one that texts hold on purpose, and none that surrounds, fills or hides them."""
+        never = {*self.declared.values(), *ROLE_NAMES, *(self.config.control_symbols or ())}
+        return not self.config.split_special_tokens and token not in never
+
+
 def open_folder(path: Path) -> Opened:
     """Open a tokenizer folder of any of the four kinds.
 
     Raises:
-        DataError: there is no such folder, no tokenizer in it, or a file of it is damaged.
+        DataError: there is no such folder, no tokenizer in it, a file of it is damaged, or a file or key of it asks for
+            ids that cannot be given here.
     """
     if not path.is_dir():
         raise DataError(f"{path}: no such folder; a tokenizer is a folder, `capt tokenizer train` makes one")
-    config = _read_config(path)
+    folder = _read_folder(path)
     has = {name: file_in(path, name) is not None for name in _FILES}
     with rust_errors(path, "damaged tokenizer"):
         if has["tokenizer.json"]:
-            tokenizer = _from_tokenizer_json(path / "tokenizer.json")
-        elif has["vocab.json"] and has["merges.txt"]:
-            tokenizer = _byte_level_bpe(path, config)
+            tokenizer = _from_tokenizer_json(path / "tokenizer.json", folder)
+        elif has["vocab.json"] and has["merges.txt"] and not (folder.kind in WORD_PIECE and has["vocab.txt"]):
+            tokenizer = _byte_level_bpe(path, folder)
         elif has["vocab.txt"]:
-            tokenizer = _word_piece(path / "vocab.txt", config)
+            tokenizer = _word_piece(path / "vocab.txt", folder)
         elif has[_DEBERTA]:
-            tokenizer = _sentencepiece_of_deberta(path, config)
+            tokenizer = _sentencepiece_of_deberta(path, folder.config)
         else:
             raise DataError(f"{path}: {_what_is_missing(path)}")
+        _add_tokens(tokenizer, folder)
         check_ids(tokenizer, path)
-    declared = {role: name for key, role in _DECLARED if (name := _content(getattr(config, key))) is not None}
-    longest = config.model_max_length or 512
+    longest = folder.config.model_max_length or 512
     # transformers writes 1e30 for "no limit"
-    return Opened(tokenizer, declared, int(longest) if longest < 1_000_000_000 else 512)
+    return Opened(tokenizer, folder.declared, int(longest) if longest < 1_000_000_000 else 512)
 
 
-def _read_config(path: Path) -> _Config:
-    """Read what both files declare; a key of the second counts before that of the first."""
-    values: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (file := file_in(path, name)) is not None:
-            values |= read_record(_Config, file, error=DataError).model_dump(exclude_none=True)
-    return _Config.model_validate(values)
+def _read_folder(path: Path) -> _Folder:
+    """Read what is declared beside the vocabulary.
+
+    A key of ``special_tokens_map.json`` counts before that of ``tokenizer_config.json``, but not where the latter has
+    ``added_tokens_decoder``: such files are of newer releases, which read the former no more.
+    """
+    first, second = (
+        read_record(_Config, file, error=DataError) if (file := file_in(path, name)) is not None else _Config()
+        for name in ("tokenizer_config.json", "special_tokens_map.json")
+    )
+    if first.added_tokens_decoder is not None:
+        second = _Config()
+    values = first.model_dump(exclude_none=True) | second.model_dump(exclude_none=True)
+    config = _Config.model_validate(values)
+    for key in ("padding_side", "truncation_side"):
+        if getattr(config, key) not in (None, "right"):
+            raise DataError(
+                f"{path}: {key} is {shown(getattr(config, key))}; texts are padded and cut on the right here"
+            )
+    if config.fast_tokenizer_files:
+        raise DataError(f"{path}: fast_tokenizer_files names other files than tokenizer.json; {CONVERT}")
+    kind = class_of(_object(path, "tokenizer_config.json"), _object(path, "config.json"), path)
+    declared = {role: name for key, role in _DECLARED if (name := _content(getattr(config, key))) is not None}
+    defaults = WORD_PIECE.get(kind or "") or BYTE_LEVEL.get(kind or "") or {}
+    return _Folder(path, config, values, kind, {**defaults, **declared}, *_further(first, second, path))
 
 
-def _from_tokenizer_json(path: Path) -> Tokenizer:
+def _further(first: _Config, second: _Config, path: Path) -> tuple[list[_Token], list[_Token]]:
+    """Special tokens without a role, of both files, and those that ``tokenizer_config.json`` names.
+
+    Raises:
+        DataError: they are given twice and differ, and releases of transformers disagree on which of them count.
+    """
+    lists: list[list[_Token]]
+    if isinstance(first.extra_special_tokens, dict):
+        named = [*_listed(first.extra_special_tokens), *_listed(first.additional_special_tokens)]
+        lists = [named] if first.extra_special_tokens or first.additional_special_tokens is not None else []
+    else:
+        both = (first.extra_special_tokens, first.additional_special_tokens)
+        lists = [_listed(given) for given in both if given]
+        lists = lists or [_listed(given) for given in both if given is not None][:1]
+    own = lists[0] if lists else []
+    lists += [_listed(given) for given in (second.extra_special_tokens, second.additional_special_tokens) if given]
+    for other in lists[1:]:
+        if {token.content for token in other} != {token.content for token in lists[0]}:
+            given = " and ".join(", ".join(shown(token.content) for token in one[:5]) or "none" for one in lists)
+            raise DataError(
+                f"{path}: further special tokens are given twice and differ ({given}); releases of transformers "
+                f"disagree on which of them count; {CONVERT}"
+            )
+    return (lists[0] if lists else []), own
+
+
+def _object(path: Path, name: str) -> dict[str, Any]:
+    """A JSON object in the folder; empty where there is no such file."""
+    value = read_json(path / name) if file_in(path, name) is not None else {}
+    if not isinstance(value, dict):
+        raise DataError(f"{path / name}: a JSON object was expected, found {type(value).__name__}")
+    return value
+
+
+def _from_tokenizer_json(path: Path, folder: _Folder) -> Tokenizer:
     spec = read_json(path)
     if not isinstance(spec, dict):
         raise DataError(f"{path}: a JSON object was expected, found {type(spec).__name__}")
     check_pipeline(spec, path)
+    conform(spec, folder.kind, folder.keys, path)
+    for part, key in (("truncation", "direction"), ("padding", "direction")):
+        if str((spec.get(part) or {}).get(key, "Right")) != "Right":
+            raise DataError(f"{path}: {part} is on the left; texts are padded and cut on the right here")
     spec["truncation"] = spec["padding"] = None  # sentence encoders carry theirs; lengths are the caller's business
     if spec["model"]["type"] == "Unigram":
         vocabulary = spec["model"]["vocab"]
         for token in spec["added_tokens"]:
             if token["special"] and token["id"] < len(vocabulary) and vocabulary[token["id"]][0] == token["content"]:
                 vocabulary[token["id"]][1] = NEVER_IN_TEXT
+    for token in spec["added_tokens"]:
+        if token["special"] and folder.is_text(token["content"]):
+            token["special"] = False
     return Tokenizer.from_str(json.dumps(spec))
 
 
-def _byte_level_bpe(path: Path, config: _Config) -> Tokenizer:
-    vocabulary = read_json(path / "vocab.json")
-    if not isinstance(vocabulary, dict):
-        raise DataError(f"{path / 'vocab.json'}: a JSON object was expected, found {type(vocabulary).__name__}")
+def _byte_level_bpe(path: Path, folder: _Folder) -> Tokenizer:
+    require_class(folder.kind, BYTE_LEVEL, "vocab.json", path)
+    vocabulary = _object(path, "vocab.json")
     read_text(path / "merges.txt")  # for its size and its encoding
     letters = set(pre_tokenizers.ByteLevel.alphabet())
     if not letters <= vocabulary.keys() or any(token.endswith("</w>") for token in vocabulary):
         raise DataError(f"{path}: vocab.json is not a byte-level BPE vocabulary as GPT-2's and RoBERTa's are")
     tokenizer = Tokenizer(models.BPE.from_file(str(path / "vocab.json"), str(path / "merges.txt")))
-    prefix = bool(config.add_prefix_space)
+    prefix = bool(folder.config.add_prefix_space)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def _word_piece(path: Path, config: _Config) -> Tokenizer:
+def _word_piece(path: Path, folder: _Folder) -> Tokenizer:
+    require_class(folder.kind, WORD_PIECE, "vocab.txt", path.parent)
     tokens = read_text(path).splitlines()
+    config = folder.config
     lower_case = config.do_lower_case
-    if lower_case is None:
+    if lower_case is None and folder.kind is not None:
+        lower_case = True  # as its class does
+    elif lower_case is None:
         # an uncased vocabulary has no capitals outside its special tokens
         lower_case = not any(token != token.lower() for token in tokens if not token.startswith("["))
         logger.info("%s: taken as %s", path, "uncased" if lower_case else "cased")
-    tokenizer = Tokenizer(models.WordPiece.from_file(str(path), unk_token=_content(config.unk_token) or "[UNK]"))
+    tokenizer = Tokenizer(models.WordPiece.from_file(str(path), unk_token=folder.declared.get("unk", "[UNK]")))
     tokenizer.normalizer = normalizers.BertNormalizer(
         handle_chinese_chars=config.tokenize_chinese_chars is not False,
         strip_accents=config.strip_accents,
@@ -160,21 +269,84 @@ def _sentencepiece_of_deberta(path: Path, config: _Config) -> Tokenizer:
 
     for key in ("do_lower_case", "split_by_punct"):
         if getattr(config, key):
-            raise DataError(f"{path}: tokenizer_config.json sets {key}, which {_DEBERTA} alone does not do; {_CONVERT}")
-    proto = read_model(path / _DEBERTA)
-    tokenizer = to_tokenizer(proto, path / _DEBERTA)
-    added = {"[MASK]": len(proto.pieces)}
-    if (file := file_in(path, "added_tokens.json")) is not None:
-        try:
-            added |= _ADDED.validate_python(read_json(file), strict=True)
-        except ValidationError:
-            raise DataError(f"{file}: expected an object of tokens and their ids") from None
-    for token in added:
-        tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True, lstrip=token == "[MASK]")])
-    odd = next((token for token, number in added.items() if tokenizer.token_to_id(token) != number), None)
-    if odd is not None:
-        raise DataError(f"{path}: added_tokens.json gives {odd!r} an id that does not follow {_DEBERTA}; {_CONVERT}")
+            raise DataError(f"{path}: tokenizer_config.json sets {key}, which {_DEBERTA} alone does not do; {CONVERT}")
+    tokenizer = to_tokenizer(read_model(path / _DEBERTA), path / _DEBERTA)
+    tokenizer.add_special_tokens([AddedToken("[MASK]", normalized=False, special=True, lstrip=True)])
     return tokenizer
+
+
+def _add_tokens(tokenizer: Tokenizer, folder: _Folder) -> None:
+    """Add the tokens that stand beside the vocabulary, in the order of their ids, and further special ones behind them.
+
+    Raises:
+        DataError: a token would get another id than its file says, or one that is random.
+    """
+    config, source = folder.config, "tokenizer_config.json: added_tokens_decoder"
+    decoder = config.added_tokens_decoder
+    if decoder is not None:
+        added = {int(number): token for number, token in decoder.items()}
+    else:
+        source, numbers = "added_tokens.json", _object(folder.path, "added_tokens.json")
+        try:
+            ids = _ADDED.validate_python(numbers, strict=True)
+        except ValidationError:
+            raise DataError(f"{folder.path / source}: expected an object of tokens and their ids") from None
+        special = {*folder.declared.values(), *(token.content for token in folder.special)}
+        added = {number: _Token(content=token, special=token in special) for token, number in ids.items()}
+        if len(added) != len(ids):
+            raise DataError(f"{folder.path / source}: two tokens have the same id")
+    before = tokenizer.get_added_tokens_decoder()
+    for number, token in sorted(added.items()):
+        known = before.get(number)
+        if known is None or known.content != token.content:
+            _add(tokenizer, token, folder)
+        elif folder.is_text(token.content) and _flags(known) != _flags(token):
+            raise DataError(
+                f"{folder.path}: {source} and tokenizer.json disagree on the flags of {shown(token.content)}"
+            )
+        if tokenizer.token_to_id(token.content) != number:
+            raise DataError(
+                f"{folder.path}: {source} gives {shown(token.content)} the id {number}, but it has "
+                f"{tokenizer.token_to_id(token.content)}: added tokens follow the vocabulary; {CONVERT}"
+            )
+    for token in folder.further:
+        if all(known.content != token.content for known in tokenizer.get_added_tokens_decoder().values()):
+            _add(tokenizer, token, folder)
+    _require_different(tokenizer, folder.path)
+
+
+def _require_different(tokenizer: Tokenizer, path: Path) -> None:
+    """Refuse added tokens that are one text once it is normalised: which of them is found changes from run to run."""
+    found: dict[str, str] = {}
+    for token in tokenizer.get_added_tokens_decoder().values():
+        if tokenizer.normalizer is None or token.special or not token.normalized:
+            continue
+        other = found.setdefault(tokenizer.normalizer.normalize_str(token.content), token.content)
+        if other != token.content:
+            raise DataError(
+                f"{path}: the added tokens {shown(other)} and {shown(token.content)} are one text after normalisation, "
+                "so which of them a text gets is random; remove one"
+            )
+
+
+def _add(tokenizer: Tokenizer, token: _Token, folder: _Folder) -> None:
+    special = token.special and not folder.is_text(token.content)
+    tokenizer.add_tokens([AddedToken(**token.model_dump() | {"special": special, "normalized": _is_normalized(token)})])
+
+
+def _flags(token: AddedToken | _Token) -> tuple[bool, ...]:
+    return token.single_word, token.lstrip, token.rstrip, _is_normalized(token)
+
+
+def _is_normalized(token: AddedToken | _Token) -> bool:
+    """Whether a token is looked for in normalised text; by default special ones are not."""
+    return not token.special if token.normalized is None else token.normalized
+
+
+def _listed(tokens: list[str | _Token] | dict[str, str | _Token] | None) -> list[_Token]:
+    """Further special tokens, which newer releases write under names."""
+    listed = list(tokens.values()) if isinstance(tokens, dict) else tokens or []
+    return [token if isinstance(token, _Token) else _Token(content=token, special=True) for token in listed]
 
 
 def _what_is_missing(path: Path) -> str:
@@ -182,7 +354,7 @@ def _what_is_missing(path: Path) -> str:
     if models_here == ["sentencepiece.model"]:  # of ours
         return f"a SentencePiece model only; `capt tokenizer export {path} OUT` writes a tokenizer.json, to be put here"
     if models_here:  # their ids are not SentencePiece's own, or their text is changed before
-        return f"a SentencePiece model only ({models_here[0]}), to which its class adds what no file says; {_CONVERT}"
+        return f"a SentencePiece model only ({models_here[0]}), to which its class adds what no file says; {CONVERT}"
     for has, lacks in (("vocab.json", "merges.txt"), ("merges.txt", "vocab.json")):
         if (path / has).is_file():
             return f"has {has} but no {lacks}"

@@ -39,6 +39,8 @@ _WELL_KNOWN = {
     "unk": ("<unk>", "[UNK]", "<|endoftext|>"),
     "mask": ("<mask>", "[MASK]"),
 }
+ROLE_NAMES = frozenset(name for names in _WELL_KNOWN.values() for name in names)
+"""Names that stand for no text in any folder."""
 
 
 def resolve_special_ids(
@@ -52,7 +54,8 @@ def resolve_special_ids(
     end of the vocabulary if ``add_missing``, by its declared name or as in `TRAINED`; the ids that exist do not move.
 
     Raises:
-        DataError: a role has no token in the vocabulary and ``add_missing`` is false.
+        DataError: a role has no token in the vocabulary and ``add_missing`` is false, or the folder puts other special
+            tokens around a text or a pair than encoders here are given.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     candidates = {role: (declared[role],) if role in declared else _WELL_KNOWN[role] for role in ROLES}
@@ -77,7 +80,7 @@ def resolve_special_ids(
     )
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     special = SpecialIds(**{role: vocabulary[tokens[role]] for role in ROLES})
-    _set_template(tokenizer, special)
+    _set_template(tokenizer, special, where)
     _keep_text_as_text(tokenizer, special, where)
     logger.debug("%s: special ids %s", where, asdict(special))
     return special
@@ -139,14 +142,29 @@ def _is_taken(tokenizer: Tokenizer, name: str, token: int) -> bool:
     )
 
 
-def _set_template(tokenizer: Tokenizer, special: SpecialIds) -> None:
-    bare = tokenizer.encode("a", add_special_tokens=False).ids
-    if tokenizer.encode("a").ids == [special.bos, *bare, special.eos]:
-        return
+def _set_template(tokenizer: Tokenizer, special: SpecialIds, where: Path) -> None:
+    """Set the template of a tokenizer that puts nothing around a text, as GPT-2's; check that of any other."""
+    a, b = (tokenizer.encode(text, add_special_tokens=False).ids for text in "ab")
     bos, eos = tokenizer.id_to_token(special.bos), tokenizer.id_to_token(special.eos)
     bert = is_bert_like(tokenizer, special)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A {eos}",
-        pair=f"{bos} $A {eos} $B:1 {eos}:1" if bert else f"{bos} $A {eos} {eos} $B {eos}",
-        special_tokens=[(bos, special.bos), (eos, special.eos)],
-    )
+    single, pair = tokenizer.encode("a"), tokenizer.encode("a", "b")
+    if single.ids == a:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A {eos}",
+            pair=f"{bos} $A {eos} $B:1 {eos}:1" if bert else f"{bos} $A {eos} {eos} $B {eos}",
+            special_tokens=[(bos, special.bos), (eos, special.eos)],
+        )
+        return
+    gap = [special.eos] if bert else [special.eos, special.eos]
+    types = [0] * (len(a) + 2) + [1] * (len(b) + 1)
+    if single.ids != [special.bos, *a, special.eos]:
+        raise DataError(
+            f"{where}: the post_processor of tokenizer.json makes {' '.join(single.tokens)} of the text a; "
+            f"encoders here read {bos} a {eos}"
+        )
+    if pair.ids != [special.bos, *a, *gap, *b, special.eos] or (bert and pair.type_ids != types):
+        raise DataError(
+            f"{where}: the post_processor of tokenizer.json makes {' '.join(pair.tokens)} (types {pair.type_ids}) of "
+            f"the pair a, b; encoders here read {bos} a {eos} {'b' if bert else f'{eos} b'} {eos}"
+            f"{f' (types {types})' if bert else ''}"
+        )

@@ -22,9 +22,9 @@ from finetune.text_rows import TextRows
 from pretrain.base.errors import CheckpointError
 from pretrain.base.files import write_json
 from pretrain.convert.about import About, result
-from pretrain.convert.card import final_metrics
+from pretrain.convert.card import final_metrics, plain_text, table
 from pretrain.convert.output import new_folder
-from pretrain.convert.reference import TEXTS, require_close
+from pretrain.convert.reference import TEXTS, card_inputs, require_close
 from pretrain.engine.checkpoint import read_metadata
 from pretrain.engine.durable import write_tensors
 from pretrain.engine.quiet import quiet_transformers
@@ -45,7 +45,7 @@ _CARD = """\
 
 # {name}
 
-An encoder fine-tuned on GLUE's {folder}, from `{init}`. {meaning}
+An encoder fine-tuned on GLUE's {folder}, from {init}. {meaning}
 
 ## Use
 
@@ -54,13 +54,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{location}")
 model = AutoModelForSequenceClassification.from_pretrained("{location}")
-logits = model(**tokenizer({texts}, return_tensors="pt")).logits
+logits = model(**tokenizer({texts}, truncation=True, return_tensors="pt")).logits
 ```
 
 ## Last measurements of the run
 
-| | |
-|---|---|
 {metrics}
 """
 
@@ -94,7 +92,7 @@ def export(source: Path | GlueClassifier, out: Path, *, overwrite: bool = False,
         config = {**hf_config, **_labels(restored.job.data.glue_task), "architectures": [family.architecture]}
         write_json(folder / "config.json", config)
         write_tensors(folder / "model.safetensors", _tensors(restored, family), {"format": "pt"})
-        restored.tokenizer.save(folder, model_max_length=length)
+        restored.tokenizer.save(folder, model_max_length=length, types=restored.model.reads_types)
         (folder / "README.md").write_text(_card(restored, about or About()), encoding="utf-8")
         with quiet_transformers():
             difference = _check(restored, family, folder)
@@ -160,6 +158,11 @@ def _check(restored: GlueClassifier, family: Family, folder: Path) -> float:
         theirs = loaded(input_ids=inputs.tokens, attention_mask=mask, **segments).logits
         ours = scale * model(*inputs)
         worst = max(worst, require_close(f"{family.architecture}, logits", ours, theirs))
+    pair = restored.job.data.glue_task.pair
+    for given in card_inputs(folder, pairs=pair, singles=not pair):
+        ours = scale * model(given["input_ids"], given.get("token_type_ids"), padded=True)
+        theirs = loaded(**given).logits
+        worst = max(worst, require_close(f"{family.architecture}, what its tokenizer gives", ours, theirs))
     check_with_transformers(folder, TEXTS)
     return worst
 
@@ -177,10 +180,10 @@ def _card(restored: GlueClassifier, about: About) -> str:
     return _CARD.format(
         head=about.head(fields, run.name, results),
         location=about.location,
-        name=run.name,
+        name=plain_text(run.name),
         folder=task.folder,
-        init=restored.job.model.init.name,
+        init=plain_text(restored.job.model.init.name),
         meaning=meaning,
         texts='"the first text", "the second text"' if task.pair else '"a text"',
-        metrics="\n".join(f"| {name} | {value:.4g} |" for name, value in {"steps": step, **metrics}.items()),
+        metrics=table({"steps": step, **metrics}),
     )

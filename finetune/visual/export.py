@@ -34,7 +34,7 @@ model = LxmertForQuestionAnswering.from_pretrained("PATH").eval()
 regions = 36
 features = torch.zeros(1, regions, model.config.visual_feat_dim)  # of a detector or extractor, see below
 boxes = torch.rand(1, regions, 4)  # left, top, right, bottom, divided by the width and the height of the picture
-question = tokenizer("What colour is the ball?", return_tensors="pt")
+question = tokenizer("What colour is the ball?", truncation=True, return_tensors="pt")
 scores = model(**question, visual_feats=features, visual_pos=boxes).question_answering_score.sigmoid()
 answer = model.config.id2label[int(scores.argmax())]
 ```"""

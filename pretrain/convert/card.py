@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,6 +20,8 @@ _NOT_OF_THE_MODEL = {
     "lr", "grad_norm", "mfu", "seconds_per_step", "samples_per_second", "tokens_per_second",
 }  # fmt: skip
 """Figures that describe the machine or a setting and not the model."""
+_MARKUP = re.compile(r"[&<>\[\]|`*\\~$!]|\b_|_\b|(?<=\w):(?=//)|^([#+-]|\d+[.)])|(?<=www)\.")
+"""What is or begins markup. An underscore within a word, as in names of metrics, does not."""
 _PATHS = {"model.init", "data.name", "data.files", "data.train", "data.regions"}
 """Keys of jobs that name files, folders or models of the hub."""
 
@@ -48,7 +51,7 @@ def compose(
         metrics: last measurements of the run (`final_metrics`).
         caveats: the limitations, a line each.
     """
-    parts = [head, f"# {name}", summary, "## Use\n\n" + use, "## Model\n\n" + table(model)]
+    parts = [head, f"# {plain_text(name)}", summary, "## Use\n\n" + use, "## Model\n\n" + table(model)]
     if training:
         parts.append("## Training\n\n" + table(training))
     if evaluations:
@@ -117,7 +120,7 @@ def final_metrics(run: Path, step: int) -> dict[str, float]:
 
 def table(facts: Mapping[str, Any]) -> str:
     """A Markdown table of two columns without titles."""
-    rows = [f"| {key} | {cell(value)} |" for key, value in facts.items()]
+    rows = [f"| {plain_text(key)} | {cell(value)} |" for key, value in facts.items()]
     return "\n".join(["| | |", "|---|---|", *rows])
 
 
@@ -127,7 +130,16 @@ def cell(value: Any) -> str:
         return f"{value:.6g}"
     if isinstance(value, list | tuple):
         return ", ".join(cell(item) for item in value)
-    return str(value).replace("|", "\\|").replace("\n", " ")
+    return str(value) if isinstance(value, int) else plain_text(str(value))
+
+
+def plain_text(text: str) -> str:
+    """``text`` so that Markdown and HTML show it as it is, in one line: it may be somebody else's.
+
+    Entities and not backslashes: they mean the same to a reader of Markdown and to one that only knows HTML.
+    """
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return _MARKUP.sub(lambda found: "".join(f"&#{ord(c)};" for c in found[0]), line)
 
 
 def last_part(path: Any) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from pretrain.base.errors import CheckpointError
 from pretrain.base.files import write_json
 from pretrain.convert.output import new_folder
-from pretrain.convert.reference import TEXTS, probe_batches, require_close
+from pretrain.convert.reference import TEXTS, card_inputs, probe_batches, require_close
 from pretrain.engine.durable import write_tensors
 from pretrain.engine.quiet import quiet_transformers
 from pretrain.models.build import build_model
@@ -90,7 +90,7 @@ def write_description(
         )
     described = config.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos)
     write_json(folder / "config.json", described | {"architectures": [architecture]})
-    tokenizer.save(folder, model_max_length=max_length)
+    tokenizer.save(folder, model_max_length=max_length, types=False)
 
 
 def write_encoder(model: CaptModel, tokenizer: TextTokenizer, folder: Path, *, max_length: int) -> None:
@@ -133,6 +133,11 @@ def check_hf(model: CaptModel, tokenizer: TextTokenizer, folder: Path) -> float:
         ours = model.mlm.logits(model.encode(tokens, padded=True)[real])
         theirs = loaded(input_ids=tokens, attention_mask=real.long()).logits[real]
         worst = max(worst, require_close("Hugging Face export, logits", ours, theirs))
+    for given in card_inputs(folder):
+        tokens, real = given["input_ids"], given["attention_mask"].bool()
+        ours = model.mlm.logits(model.encode(tokens, padded=True)[real])
+        theirs = loaded(**given).logits[real]
+        worst = max(worst, require_close("Hugging Face export, what its tokenizer gives", ours, theirs))
     check_with_transformers(folder, TEXTS)
     if load_tokenizer(folder).fingerprint != tokenizer.fingerprint:
         raise CheckpointError("the written tokenizer is not the checkpoint's; nothing written")

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from pretrain.base.errors import CheckpointError
-from pretrain.convert.reference import TEXTS, require_close, tokenize
+from pretrain.convert.reference import TEXTS, card_inputs, require_close, tokenize
 from pretrain.models.lxmert.build import build_model
 from pretrain.models.lxmert.config import LxmertConfig
 from pretrain.models.lxmert.encoder import LxmertEncoder
@@ -58,6 +58,17 @@ def check_lxmert_hf(
         mine = _answering(ours, *batch) if answering else _pretraining(ours, *batch)
         for name, theirs in _stock(loaded, config, *batch).items():
             worst = max(worst, require_close(f"Hugging Face export, {name}", mine[name], theirs))
+    generator = torch.Generator().manual_seed(1)
+    for given in card_inputs(folder, pairs=False):
+        regions = len(given["input_ids"]), _REGIONS
+        features = torch.randn(*regions, config.known("feature_size"), generator=generator)
+        boxes = torch.rand(*regions, 4, generator=generator)
+        batch = (given["input_ids"], features, boxes, torch.ones(regions, dtype=torch.bool))
+        mine = _answering(ours, *batch) if answering else _pretraining(ours, *batch)
+        for name, theirs in _stock(loaded, config, *batch, **given).items():
+            worst = max(
+                worst, require_close(f"Hugging Face export, what its tokenizer gives, {name}", mine[name], theirs)
+            )
     check_with_transformers(folder, TEXTS)
     if load_tokenizer(folder).fingerprint != tokenizer.fingerprint:
         raise CheckpointError("the written tokenizer is not the checkpoint's; nothing written")
@@ -84,13 +95,17 @@ def _probes(config: LxmertConfig, tokenizer: TextTokenizer) -> Iterator[Probe]:
         yield tokens, features * real, boxes * real, present
 
 
-def _stock(loaded: Any, config: LxmertConfig, *batch: Tensor) -> dict[str, Tensor]:
-    """The logits of transformers' class, those of words and regions where there are any."""
+def _stock(loaded: Any, config: LxmertConfig, *batch: Tensor, **given: Tensor) -> dict[str, Tensor]:
+    """The logits of transformers' class, those of words and regions where there are any.
+
+    ``given`` is what its tokenizer gives; without it the class is called with ids and mask.
+    """
     tokens, features, boxes, present = batch
     real = tokens != config.known("pad_id")
+    inputs = given or {"input_ids": tokens, "attention_mask": real.float()}
     out = loaded(
-        input_ids=tokens, visual_feats=features, visual_pos=boxes, attention_mask=real.float(),
-        visual_attention_mask=present.float(), output_hidden_states=True,
+        **inputs, visual_feats=features, visual_pos=boxes, visual_attention_mask=present.float(),
+        output_hidden_states=True,
     )  # fmt: skip
     found = {"answers": out.question_answering_score} if config.answers else {}
     if hasattr(loaded, "obj_predict_head"):

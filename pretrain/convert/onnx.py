@@ -22,6 +22,7 @@ from pretrain.convert.huggingface import write_description
 from pretrain.convert.output import new_folder
 from pretrain.convert.reference import (
     Pooling,
+    card_inputs,
     embed,
     pool,
     probe_batches,
@@ -51,9 +52,14 @@ class _Embedder(nn.Module):
     def forward(
         self, input_ids: Int[Tensor, "n L"], attention_mask: Int[Tensor, "n L"]
     ) -> tuple[Float[Tensor, "n h"], Float[Tensor, "n L h"]]:
-        tokens = torch.where(attention_mask.bool(), input_ids, self.model.config.pad_id)
-        hidden = self.model.encode(tokens, padded=True)
-        return pool(self.model, hidden, tokens, self.pooling), hidden
+        pad, real = self.model.config.pad_id, attention_mask.bool()
+        tokens = torch.where(real, input_ids, pad)
+        # The graph's softmax over nothing is NaN. So a row of nothing but padding is computed as one other token ...
+        empty = ~real.any(1, keepdim=True)
+        first = torch.where(empty, (pad + 1) % self.model.config.classes, tokens[:, :1])
+        hidden = self.model.encode(torch.cat([first, tokens[:, 1:]], 1), padded=True)
+        # ... and has the sentence embedding zero.
+        return pool(self.model, hidden, tokens, self.pooling).masked_fill(empty, 0.0), hidden
 
 
 def export_onnx(
@@ -70,7 +76,8 @@ def export_onnx(
     """Write ``out/model.onnx`` with its tokenizer and configuration, and compare it with our model in onnxruntime.
 
     Inputs ``input_ids`` and ``attention_mask``, int64 (batch, sequence), both axes dynamic. Outputs
-    ``sentence_embedding``, unit rows (batch, hidden), and ``last_hidden_state`` (batch, sequence, hidden), fp32.
+    ``sentence_embedding``, unit rows (batch, hidden), and ``last_hidden_state`` (batch, sequence, hidden), fp32. Where
+    the whole mask of a row is 0, its sentence embedding is 0.
 
     Args:
         state: weights of a :class:`CaptModel`.
@@ -158,4 +165,8 @@ def check_onnx(model: CaptModel, tokenizer: TextTokenizer, path: Path, *, poolin
         keep = real.bool()
         ours = model.encode(tokens, padded=True)[keep]
         worst = max(worst, require_close("ONNX export, last_hidden_state", ours, hidden[keep.numpy()]))
+    for given in card_inputs(path.parent):
+        (sentences,) = session.run(_OUTPUTS[:1], {name: values.numpy() for name, values in given.items()})
+        ours = embed(model, given["input_ids"], pooling)
+        worst = max(worst, require_close("ONNX export, what its tokenizer gives", ours, sentences))
     return worst

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 from pretrain.base.errors import CheckpointError
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
+from pretrain.models.pooling import mean_over_tokens
 from tokenizer.encode import TextTokenizer
 
 Pooling = Literal["head", "cls", "mean"]
@@ -44,6 +46,22 @@ def probe_batches(config: RobertaConfig, tokenizer: TextTokenizer) -> Iterator[I
     yield ids.masked_fill(ids == config.pad_id, tokenizer.special.unk)
 
 
+def card_inputs(folder: Path, *, pairs: bool = True, singles: bool = True) -> Iterator[dict[str, Tensor]]:
+    """What the tokenizer in ``folder`` gives as a model card uses it: for a text, a pair, batches, a text to be cut.
+
+    Every key that the tokenizer returns is in it: the exported model must take them all.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    backwards = list(TEXTS[::-1])
+    given: list[tuple[str | list[str], ...]] = []
+    given += [(TEXTS[0],), (list(TEXTS),), (LONG_TEXT,)] if singles else []
+    given += [(TEXTS[0], TEXTS[1]), (list(TEXTS), backwards), (LONG_TEXT[:4000], TEXTS[1])] if pairs else []
+    for texts in given:
+        yield dict(tokenizer(*texts, padding=True, truncation=True, return_tensors="pt"))
+
+
 def tokenize(texts: Sequence[str], tokenizer: TextTokenizer, max_length: int) -> Int[Tensor, "n L"]:
     """``<s> text </s>`` of each text, cut to ``max_length`` ids and padded on the right to the longest."""
     special = tokenizer.special
@@ -57,8 +75,7 @@ def pool(
 ) -> Float[Tensor, "n h"]:
     """Unit rows from final hidden states: ``head`` is s(x) of CAPT's Eq. 1, ``cls`` and ``mean`` leave the head out."""
     kind = model.config.pooling if pooling == "head" else pooling
-    real = (tokens != model.config.pad_id).unsqueeze(-1)
-    pooled = hidden[:, 0] if kind == "cls" else (hidden * real).sum(1) / real.sum(1)
+    pooled = hidden[:, 0] if kind == "cls" else mean_over_tokens(hidden, tokens, model.config.pad_id)
     if pooling == "head" and model.aggregation is not None:
         return model.aggregation(pooled)  # type: ignore[no-any-return]
     return F.normalize(pooled, dim=-1, eps=1e-12)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -25,10 +27,24 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     """
     try:
         save_file(dict(tensors), path, metadata=dict(metadata))
+        if len(metadata) > 1:
+            _sort_metadata(path)
         sync(path)
     except (OSError, SafetensorError) as error:
         need = sum(t.numel() * t.element_size() for t in tensors.values())
         raise CheckpointError(describe_write_error(path, error, need)) from error
+
+
+def _sort_metadata(path: Path) -> None:
+    """Put the metadata of a safetensors file in order of names: the library's order is random."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header: dict[str, Any] = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        ordered = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(length)
+        assert len(ordered) == length, "the same header in another order"
+        file.seek(8)
+        file.write(ordered)
 
 
 class GrowingFile:

@@ -32,7 +32,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("PATH")
 model = AutoModelForMaskedLM.from_pretrained("PATH")
-logits = model(**tokenizer("A text with a <mask> in it.", return_tensors="pt")).logits
+text = f"A text with a {tokenizer.mask_token} in it."
+logits = model(**tokenizer(text, truncation=True, return_tensors="pt")).logits
 ```""",
     "sentence-transformers": """\
 ```python
@@ -46,10 +47,10 @@ embeddings = model.encode(["one sentence", "another sentence"])  # unit rows: a 
 import onnxruntime
 from transformers import AutoTokenizer
 
-batch = AutoTokenizer.from_pretrained("PATH")(["one sentence", "another one"], padding=True, return_tensors="np")
+tokenizer = AutoTokenizer.from_pretrained("PATH")
 session = onnxruntime.InferenceSession("PATH/model.onnx")
-inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-embeddings = session.run(["sentence_embedding"], inputs)[0]  # unit rows: a dot product is a cosine
+inputs = tokenizer(["one sentence", "another one"], padding=True, truncation=True, return_tensors="np")
+embeddings = session.run(["sentence_embedding"], dict(inputs))[0]  # unit rows: a dot product is a cosine
 ```""",
 }
 

@@ -83,11 +83,12 @@ class LanguageJob(Job):
 
     def check_inputs(self) -> list[str]:
         """Describe the corpus, the tokenizer and ``model.init``; see `pretrain.language.inputs.describe_inputs`."""
-        from pretrain.language.inputs import describe_inputs
+        from pretrain.language.inputs import check_model, describe_inputs
 
         tokenizer = self.tokenizer
         trained = f"{tokenizer.type} of {tokenizer.vocab_size} ids, trained on the corpus"
-        return describe_inputs(self.data, self.model.init, tokenizer.path, trained_tokenizer=trained)
+        lines = describe_inputs(self.data, self.model.init, tokenizer.path, trained_tokenizer=trained)
+        return lines + check_model(self.model, self.data.sequence_length, tokenizer.path)
 
 
 JOB = LanguageJob

@@ -13,6 +13,7 @@ from pretrain.data.config import NO_TEXT, DataConfig
 from pretrain.models.hub import hub_id
 
 if TYPE_CHECKING:
+    from pretrain.models.config import RobertaConfig
     from tokenizer.encode import TextTokenizer
 
 
@@ -49,6 +50,54 @@ def describe_inputs(
         _check_shards_are_of(data, loaded)
         lines.append(f"tokenizer: {source}, {loaded.vocab_size} ids")
     return lines + ([f"model.init: {init}"] if init is not None else [])
+
+
+def check_model(model: RobertaConfig, length: int, tokenizer_folder: Path | None) -> list[str]:
+    """Refuse a model that does not fit its tokenizer or ``model.init``, as the job would; nothing is read of the hub.
+
+    Args:
+        model: the job's ``model``.
+        length: tokens of a sequence.
+        tokenizer_folder: the job's ``tokenizer.path``.
+
+    Raises:
+        UserError: what the start of the job would raise for the same files.
+    """
+    from pretrain.models.hf_folder import read_description
+    from tokenizer.encode import load_tokenizer
+
+    init = model.init
+    if init is not None and hub_id(init) is None:
+        config, own = read_description(init)
+        local = tokenizer_folder is not None and hub_id(tokenizer_folder) is None
+        tokenizer = load_tokenizer(tokenizer_folder) if local and tokenizer_folder is not None else own
+        complete = with_sizes_of_init(model, length, config, own, tokenizer)
+        complete.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    elif init is None and tokenizer_folder is not None and hub_id(tokenizer_folder) is None:
+        tokenizer = load_tokenizer(tokenizer_folder)
+        unused = model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad).unused_positions()
+        return [] if unused is None else [f"note: {unused}"]
+    return []
+
+
+def with_sizes_of_init(
+    model: RobertaConfig, length: int, config: RobertaConfig, own: TextTokenizer, tokenizer: TextTokenizer
+) -> RobertaConfig:
+    """The ``model`` of a job with the sizes of its ``init``, which has ``config`` and its ``own`` tokenizer.
+
+    Raises:
+        ConfigError: ``tokenizer`` has another vocabulary, or ``length`` is longer than the position table.
+        CheckpointError: the job sets another size.
+    """
+    if tokenizer.backend.get_vocab() != own.backend.get_vocab():
+        raise ConfigError(f"tokenizer.path: not the vocabulary of model.init {model.init}; leave tokenizer.path out")
+    completed = model.with_sizes_of(config, str(model.init))
+    if length > completed.max_positions:
+        raise ConfigError(
+            f"data.sequence_length {length} is longer than the position table of {model.init}: "
+            f"at most {completed.max_positions}"
+        )
+    return completed
 
 
 def check_hf_folder(folder: Path) -> None:

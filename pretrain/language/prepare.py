@@ -9,7 +9,6 @@ from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
-from pretrain.base.errors import ConfigError
 from pretrain.base.overlap import report_overlap, shared
 from pretrain.base.progress import ProgressCallback
 from pretrain.base.verification import ALONE, Ranks, Verifier
@@ -21,6 +20,7 @@ from pretrain.data.prepare import prepare as prepare_shards
 from pretrain.data.shards import ShardSet
 from pretrain.engine.kept import kept_in_run
 from pretrain.language.config import LanguageJob
+from pretrain.language.inputs import with_sizes_of_init
 from pretrain.models.config import RobertaConfig
 from pretrain.models.hf_model import HFModel, read_hf
 from pretrain.models.hub import TOKENIZER_FILES, local_folder
@@ -121,8 +121,15 @@ def prepare(
         tokenizer = load_tokenizer(folder)
         if job.model.init is not None:
             source = read_hf(job.model.init)
-            job = _with_sizes_of_init(job, source, tokenizer)
+            model = with_sizes_of_init(job.model, length, source.config, source.tokenizer, tokenizer)
+            job = job.model_copy(update={"model": model})
+            logger.info(
+                "%s: %d layers x %d, %d heads, %d ids, %d positions", job.model.init,
+                model.layers, model.hidden, model.heads, model.vocab_rows, model.max_positions,
+            )  # fmt: skip
         config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    if source is None and (unused := config.unused_positions()) is not None:
+        logger.warning(unused)
     train = prepare_shards(job.data, tokenizer, "train", progress, verifier)
     assert train is not None, "every job has training text"
     held_out = prepare_shards(job.data, tokenizer, "validation", progress, verifier)
@@ -155,20 +162,3 @@ def _documents(shards: ShardSet, count: int) -> Iterator[bytes]:
     for begin, end in pairwise(shards.starts[: count + 1].tolist()):
         tokens = shards.read(begin, end)
         yield sha256((tokens[:-1] if len(tokens) and tokens[-1] == eos else tokens).tobytes()).digest()
-
-
-def _with_sizes_of_init(job: LanguageJob, source: HFModel, tokenizer: TextTokenizer) -> LanguageJob:
-    name = job.model.init
-    if tokenizer.backend.get_vocab() != source.tokenizer.backend.get_vocab():
-        raise ConfigError(f"tokenizer.path: not the vocabulary of model.init {name}; leave tokenizer.path out")
-    model = job.model.with_sizes_of(source.config, str(name))
-    if job.data.sequence_length > model.max_positions:
-        raise ConfigError(
-            f"data.sequence_length {job.data.sequence_length} is longer than the position table of {name}: "
-            f"at most {model.max_positions}"
-        )
-    logger.info(
-        "%s: %d layers x %d, %d heads, %d ids, %d positions",
-        name, model.layers, model.hidden, model.heads, model.vocab_rows, model.max_positions,
-    )  # fmt: skip
-    return job.model_copy(update={"model": model})

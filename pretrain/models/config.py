@@ -41,6 +41,8 @@ _HF_FIELDS: dict[str, str] = {
 SIZES = ("layers", "hidden", "heads", "ffn", "vocab_size", "max_positions", "pad_id", "layer_norm_eps")
 """Fields that ``init`` decides where the job does not set them."""
 
+_FEW_ROWS = 16
+"""Rows of the position table without a token that are not worth a word: RoBERTa has 2."""
 _ARCHITECTURE = ("layers", "hidden", "heads", "ffn", "layer_norm_eps", "pad_id", "max_positions")
 
 
@@ -121,6 +123,17 @@ class RobertaConfig(Section):
     def position_rows(self) -> int:
         """Rows of the position table: fairseq counts positions from ``pad_id + 1`` (514 rows for 512)."""
         return self.max_positions + self.pad_id + 1
+
+    def unused_positions(self) -> str | None:
+        """Describe the rows of the position table that belong to no token, in a sentence; None where they are few."""
+        unused = self.pad_id + 1
+        if unused <= _FEW_ROWS:
+            return None
+        return (
+            f"model.pad_id is {self.pad_id}, and RoBERTa counts positions from the padding id on: {unused:,} of the "
+            f"{self.position_rows:,} rows of the position table belong to no token ({unused * self.hidden:,} "
+            "parameters); a tokenizer with a small padding id, such as 0 or 1, avoids them"
+        )
 
     @property
     def vocab_rows(self) -> int:

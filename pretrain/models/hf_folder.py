@@ -2,7 +2,7 @@
 
 ``trust_remote_code=False`` was no boundary in several releases (CVE-2026-4372, CVE-2026-5241), and shard names and
 FIFOs in a folder were (CVE-2026-69112). So ``config.json`` is read here and never handed to ``transformers``; only
-safetensors are opened; only regular files with plain names inside the folder are read.
+safetensors are opened; only regular files with plain names inside the folder are read. No torch until tensors are.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from pretrain.base import files as safe_files
 from pretrain.base.errors import CheckpointError, shown
+from pretrain.models.config import RobertaConfig
 from pretrain.models.hf_config import list_names
+from tokenizer.encode import TextTokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MAX_JSON_BYTES = 4_000_000
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -51,6 +55,8 @@ TO_SAFETENSORS = (
 
 _RUNS_CODE = re.compile(r"auto_map|trust_remote_code|custom_(pipelines|generate)|_?(attn|experts)_implementation.*")
 """Keys through which a configuration names code to import, a kernel to download, or a wish to be trusted."""
+_NO_CODE = (None, False, True, "eager", "sdpa")
+"""Values of such keys that name none: flags of old releases, and the implementations that torch itself has."""
 
 _FIXED: dict[str, tuple[Any, ...]] = {
     "model_type": ("roberta", "xlm-roberta"),
@@ -88,6 +94,28 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def read_description(folder: Path) -> tuple[RobertaConfig, TextTokenizer]:
+    """The configuration and the tokenizer of a RoBERTa or XLM-R; no tensor is read.
+
+    Raises:
+        CheckpointError: as `read_config`, or a size is impossible.
+        DataError: its tokenizer cannot be read.
+        ConfigError: tokenizer and model do not fit.
+    """
+    config = RobertaConfig.from_hf(read_config(folder), str(folder / "config.json"))
+    read_tokenizer_configs(folder)
+    tokenizer = load_tokenizer(folder)
+    config.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    return config, tokenizer
+
+
+def read_tokenizer_configs(folder: Path) -> None:
+    """Raise ``CheckpointError`` where a file beside the tokenizer is no plain JSON, or names code to run."""
+    for name in TOKENIZER_CONFIGS:
+        if (folder / name).exists():
+            read_json(folder / name)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a regular file of a sane size.
 
@@ -108,7 +136,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _refuse_code(value: Any, path: Path, where: str) -> None:
     if isinstance(value, dict):
         for key, inner in value.items():
-            if _RUNS_CODE.fullmatch(key):
+            if _RUNS_CODE.fullmatch(key) and (inner not in _NO_CODE or (key == "trust_remote_code" and inner)):
                 raise CheckpointError(
                     f"{path}: key {shown(where + key)} names code to run or to fetch; this is refused, remove the key"
                 )

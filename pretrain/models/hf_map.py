@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from pretrain.models.name_table import check_names, check_ties, concatenate, expand, split
+from pretrain.models.name_table import check_names, check_ties, concatenate, expand, split, with_first_names
 
 WHAT = "RoBERTa"
 
@@ -42,7 +42,8 @@ HF_TIED = {
     "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
     "lm_head.decoder.bias": "lm_head.bias",
 }
-"""The second names of transformers, which leaves them out of its files; other tools write them."""
+"""The second names of transformers, which leaves them out of its files; other tools write them beside the first names,
+or instead of them."""
 
 HF_UNUSED = re.compile(r"roberta\.(embeddings\.(position|token_type)_ids|pooler\.dense\.(weight|bias))")
 """Buffers of old releases, and the pooler, which masked-language modelling never trains."""
@@ -86,6 +87,7 @@ def from_hf(state: Mapping[str, Tensor], layers: int, source: str = "the Hugging
             releases of transformers load it untied, with only a warning).
     """
     check_ties(state, HF_TIED, source, WHAT)
+    state = with_first_names(state, HF_TIED)
     headless = not any(name.startswith("lm_head.") for name in state)
     table = {ours: parts for ours, parts in parameter_names(layers) if not (headless and ours.startswith(MLM))}
     theirs = {name for name in state if name not in HF_TIED and not HF_UNUSED.fullmatch(name)}

@@ -14,18 +14,11 @@ from pretrain.base.errors import CheckpointError
 from pretrain.models.build import load_weights
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig
-from pretrain.models.hf_folder import (
-    TOKENIZER_CONFIGS,
-    open_tensors,
-    read_config,
-    read_json,
-    read_tensor_file,
-    read_tensors,
-)
+from pretrain.models.hf_folder import open_tensors, read_description, read_tensor_file, read_tensors
 from pretrain.models.hf_map import HEAD, HEAD_FILE, MLM, TIED, from_hf, with_roberta_prefix
 from pretrain.models.hub import local_folder
 from pretrain.models.vocabulary import with_rows
-from tokenizer.encode import TextTokenizer, load_tokenizer
+from tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +61,7 @@ def read_hf(folder: Path) -> HFModel:
     """
     folder = local_folder(folder)
     path = folder / "config.json"
-    claimed = RobertaConfig.from_hf(read_config(folder), str(path))
-    for name in TOKENIZER_CONFIGS:
-        if (folder / name).exists():
-            read_json(folder / name)
-    tokenizer = load_tokenizer(folder)
+    claimed, tokenizer = read_description(folder)
     config = claimed.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     tensors = with_roberta_prefix(read_tensors(folder))
     layers = {match[1] for name in tensors if (match := _LAYER.match(name))}

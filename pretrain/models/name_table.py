@@ -52,6 +52,14 @@ def check_names(given: set[str], wanted: set[str], source: str, what: str) -> No
         raise CheckpointError(f"{source} does not have the tensors of this {what}: {problem}")
 
 
+def with_first_names(state: Mapping[str, Tensor], ties: Mapping[str, str]) -> dict[str, Tensor]:
+    """``state`` where a shared parameter that has only its second name gets its first one; ``ties``: second -> first.
+
+    Of two names of a tensor ``safetensors.torch.save_model`` writes the one that sorts first, whichever that is.
+    """
+    return {ties[name] if name in ties and ties[name] not in state else name: x for name, x in state.items()}
+
+
 def check_ties(state: Mapping[str, Tensor], ties: Mapping[str, str], source: str, what: str) -> None:
     """Raise ``CheckpointError`` where ``state`` has both names of a shared parameter with different values."""
     for name, other in ties.items():

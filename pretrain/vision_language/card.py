@@ -24,7 +24,8 @@ model = LxmertForPreTraining.from_pretrained("PATH")
 regions = 36
 features = torch.zeros(1, regions, model.config.visual_feat_dim)  # of a detector or extractor, see below
 boxes = torch.rand(1, regions, 4)  # left, top, right, bottom, divided by the width and the height of the picture
-output = model(**tokenizer("A sentence about a picture.", return_tensors="pt"), visual_feats=features, visual_pos=boxes)
+sentence = tokenizer("A sentence about a picture.", truncation=True, return_tensors="pt")
+output = model(**sentence, visual_feats=features, visual_pos=boxes)
 matches = output.cross_relationship_score.softmax(-1)[:, 1]
 ```"""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from pretrain.base.errors import CheckpointError, ConfigError, DataError, counted
+from pretrain.models.hf_folder import is_hf, read_json
 from pretrain.models.hub import hub_id
+from pretrain.models.lxmert.hf_config import parse_hf_config
 from pretrain.models.tokenizer import TokenizerSection
 from pretrain.vision_language.sections import VisionLanguageData
 
@@ -33,6 +35,8 @@ def describe_inputs(data: VisionLanguageData, init: Path | None, tokenizer: Toke
     if init is not None:
         if hub_id(init) is None and not init.exists():
             raise CheckpointError(f"model.init: no file or folder {init}")
+        if hub_id(init) is None and is_hf(init):
+            parse_hf_config(read_json(init / "config.json"), str(init / "config.json"))
         lines.append(f"model.init: {init}")
     return lines
 

@@ -110,6 +110,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/engine/allocator.py": ("ctypes.CDLL", "libc's mallopt"),
     "pretrain/engine/callbacks/profiler.py": (".read_bytes", "of a private temporary folder"),
     "pretrain/engine/checkpoint/index.py": ("safe_open", TENSORS),
+    "pretrain/engine/durable.py": (".open", "the safetensors file that was written just before"),
     "pretrain/engine/ephemeral/hosts.py": (".read_text", "/proc"),
     "pretrain/engine/ephemeral/places.py": (".read_text", "/proc and /sys"),
     "pretrain/engine/ephemeral/transfer.py": (".open", "the state of another host, in a private folder"),

@@ -103,5 +103,7 @@ def _compare(shapes: Mapping[str, torch.Size], state: Mapping[str, Tensor], sour
         return
     problem = "; ".join(f"{kind}: {list_names(names)}" for kind, names in differences.items() if names)
     if not allow_missing:
-        raise CheckpointError(f"{source}: not the weights of its encoder ({problem}); model.allow_missing=true goes on")
+        # no such hint where weights are missing: the model would be trained from random ones in their place
+        hint = "" if differences["missing"] else "; model.allow_missing=true leaves them out"
+        raise CheckpointError(f"{source}: not the weights of its encoder ({problem}){hint}")
     logger.warning("%s: missing weights stay as initialised, unexpected ones are left out: %s", source, problem)

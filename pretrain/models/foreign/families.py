@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from pretrain.base.errors import CheckpointError, shown
+from pretrain.base.errors import CheckpointError, DataError, shown
+from pretrain.models.hf_folder import read_config, read_json, read_tokenizer_configs
+from tokenizer.encode import TextTokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -70,3 +73,30 @@ def family_of(hf_config: Mapping[str, Any], source: str) -> Family:
             f"{source}: model_type is {shown(kind)}; encoders of {', '.join(FAMILIES)} can be fine-tuned"
         )
     return FAMILIES[kind]
+
+
+def read_description(folder: Path) -> tuple[dict[str, Any], TextTokenizer]:
+    """The keys of ``config.json`` and the tokenizer of an encoder of a known family; no tensor is read.
+
+    Raises:
+        CheckpointError: the family is not known, the files are damaged or name code to run, there is no usable
+            tokenizer, or model and tokenizer pad with different ids.
+    """
+    hf_config = read_json(folder / "config.json")
+    family_of(hf_config, str(folder / "config.json"))
+    if hf_config["model_type"] in ROBERTA_TYPES:
+        hf_config = read_config(folder)
+    read_tokenizer_configs(folder)
+    tokenizer = read_tokenizer(folder, folder)
+    pad = hf_config.get("pad_token_id")
+    if pad not in (None, tokenizer.special.pad):
+        raise CheckpointError(f"{folder}: the model pads with {shown(pad)}, its tokenizer with {tokenizer.special.pad}")
+    return hf_config, tokenizer
+
+
+def read_tokenizer(folder: Path, source: Path) -> TextTokenizer:
+    """The tokenizer in ``folder``. Raises ``CheckpointError``, which names ``source``, where it cannot be read."""
+    try:
+        return load_tokenizer(folder)
+    except DataError as error:
+        raise CheckpointError(f"{source}: its tokenizer cannot be read: {error}") from None

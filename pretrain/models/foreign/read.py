@@ -14,18 +14,25 @@ from typing import Any
 
 from torch import Tensor
 
-from pretrain.base.errors import CheckpointError, DataError, shown
-from pretrain.models.foreign.families import ROBERTA_TYPES, family_of
-from pretrain.models.hf_folder import TOKENIZER_CONFIGS, read_config, read_json, read_tensors
+from pretrain.base.errors import CheckpointError, shown
+from pretrain.models.foreign.families import ROBERTA_TYPES, read_description
+from pretrain.models.hf_folder import read_tensors
 from pretrain.models.hf_map import parameter_names
 from pretrain.models.name_table import concatenate
-from tokenizer.encode import TextTokenizer, load_tokenizer
+from tokenizer.encode import TextTokenizer
 
 _HEADS = re.compile(
     r"(cls|lm_head|mlm_head|mask_predictions|lm_predictions|generator_\w+|discriminator_predictions|classifier"
     r"|pre_classifier|predictions|sop_classifier|qa_outputs|vocab_\w+|activation|pooler|pooler_activation|score)(\..*|$)"
 )
 """What classes of transformers put beside the encoder, or on it."""
+
+_WORDS = "embeddings.word_embeddings.weight"
+_OUTPUT_MATRICES = (
+    "lm_head.decoder.weight", "cls.predictions.decoder.weight", "predictions.decoder.weight", "vocab_projector.weight",
+    "generator_lm_head.weight",
+)  # fmt: skip
+"""The second name of a tied word embedding in each class for masked language modelling."""
 
 _BUFFERS = re.compile(r"embeddings\.(position|token_type)_ids")
 _OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
@@ -60,36 +67,17 @@ def read_encoder(folder: Path) -> PretrainedEncoder:
         CheckpointError: the family is not known, the folder is damaged or names code to run, it has no usable
             tokenizer, or model and tokenizer pad with different ids.
     """
-    hf_config = read_json(folder / "config.json")
-    family_of(hf_config, str(folder / "config.json"))
-    is_roberta = hf_config["model_type"] in ROBERTA_TYPES
-    if is_roberta:
-        hf_config = read_config(folder)
-    for name in TOKENIZER_CONFIGS:
-        if (folder / name).exists():
-            read_json(folder / name)
-    tokenizer = read_tokenizer(folder, folder)
-    pad = hf_config.get("pad_token_id")
-    if pad not in (None, tokenizer.special.pad):
-        raise CheckpointError(f"{folder}: the model pads with {shown(pad)}, its tokenizer with {tokenizer.special.pad}")
+    hf_config, tokenizer = read_description(folder)
     hf_config = {**encoder_keys(hf_config), "pad_token_id": tokenizer.special.pad}
-    state = _encoder_tensors(read_tensors(folder))
+    state = _encoder_tensors(read_tensors(folder), tied=hf_config.get("tie_word_embeddings") is not False)
     layers = hf_config.get("num_hidden_layers", hf_config.get("n_layers", 1))
     if not isinstance(layers, int) or not 0 < layers <= _MAX_LAYERS:
         raise CheckpointError(
             f"{folder / 'config.json'}: num_hidden_layers is {shown(layers)}; 1 to {_MAX_LAYERS} are possible"
         )
-    if is_roberta:
+    if hf_config["model_type"] in ROBERTA_TYPES:
         state = _rename_roberta(state, layers, str(folder))
     return PretrainedEncoder(hf_config, state, tokenizer)
-
-
-def read_tokenizer(folder: Path, source: Path) -> TextTokenizer:
-    """The tokenizer in ``folder``. Raises ``CheckpointError``, which names ``source``, where it cannot be read."""
-    try:
-        return load_tokenizer(folder)
-    except DataError as error:
-        raise CheckpointError(f"{source}: its tokenizer cannot be read: {error}") from None
 
 
 def encoder_keys(hf_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,8 +85,11 @@ def encoder_keys(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in hf_config.items() if key not in _HEAD_KEYS}
 
 
-def _encoder_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors under the names of a bare encoder: without the model's prefix, heads, pooler, old names and buffers."""
+def _encoder_tensors(tensors: Mapping[str, Tensor], *, tied: bool) -> dict[str, Tensor]:
+    """Tensors under the names of a bare encoder: without the model's prefix, heads, pooler, old names and buffers.
+
+    The word embedding may have the name of the output matrix that it is ``tied`` to alone.
+    """
     state: dict[str, Tensor] = {}
     prefixes = {name.partition(".")[0] for name in tensors if re.match(r"\w+\.embeddings\.", name)}
     for name, tensor in tensors.items():
@@ -108,6 +99,9 @@ def _encoder_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             bare = bare.replace(old, new)
         if not _HEADS.fullmatch(bare) and not _BUFFERS.fullmatch(bare):
             state[bare] = tensor
+    output = next((name for name in _OUTPUT_MATRICES if name in tensors), None)
+    if tied and output is not None and _WORDS not in state:
+        state[_WORDS] = tensors[output]
     return state
 
 

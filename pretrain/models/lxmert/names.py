@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pretrain.base.errors import CheckpointError
 from pretrain.models.lxmert.config import LxmertConfig
-from pretrain.models.name_table import check_names, check_ties, concatenate, expand, split
+from pretrain.models.name_table import check_names, check_ties, concatenate, expand, split, with_first_names
 
 WHAT = "LXMERT"
 
@@ -177,7 +177,7 @@ def hugging_face_names(state: Mapping[str, Tensor], source: str) -> dict[str, Te
         if name in out:
             raise CheckpointError(f"{source}: two tensors mean {name}; {given} is one of them, remove one")
         out[name] = tensor
-    return out
+    return with_first_names(out, HF_TIED)
 
 
 def _hugging_face_name(name: str) -> str:

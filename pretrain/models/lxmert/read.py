@@ -17,12 +17,12 @@ from torch import Tensor
 from pretrain.base.errors import CheckpointError
 from pretrain.models.hf_config import list_names
 from pretrain.models.hf_folder import (
-    TOKENIZER_CONFIGS,
     is_hf,
     open_tensors,
     read_json,
     read_tensor_file,
     read_tensors,
+    read_tokenizer_configs,
     require_regular,
 )
 from pretrain.models.hf_map import HEAD_FILE
@@ -176,9 +176,7 @@ def _pooling(path: Path) -> str:
 def _tokenizer(folder: Path, config: LxmertConfig) -> TextTokenizer | None:
     if not any((folder / name).exists() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
         return None
-    for name in TOKENIZER_CONFIGS:
-        if (folder / name).exists():
-            read_json(folder / name)
+    read_tokenizer_configs(folder)
     tokenizer = load_tokenizer(folder)
     if tokenizer.vocab_size > config.known("vocab_size") or tokenizer.special.pad != config.pad_id:
         raise CheckpointError(

@@ -56,6 +56,27 @@ def test_keys_that_run_code_or_mean_another_model_are_named(tmp_path, extra, key
     refused(lambda: read_config(tmp_path), "config.json", key)
 
 
+@pytest.mark.parametrize("place", [(), ("text_config",), ("parts", "deep")])
+@pytest.mark.parametrize(
+    "value", [None, False, True, "eager", "sdpa", "kernels/attention", "flash_attention_2", {}, ["x.py"]]
+)
+@pytest.mark.parametrize(
+    "key",
+    ["auto_map", "trust_remote_code", "custom_generate", "_attn_implementation", "_attn_implementation_autoset",
+     "attn_implementation", "_experts_implementation_internal"],
+)  # fmt: skip
+def test_a_key_is_refused_where_its_value_can_name_code(tmp_path, key, value, place):
+    extra = {key: value}
+    for name in place:
+        extra = {name: extra}
+    write(tmp_path / "config.json", GOOD | extra)
+    harmless = value in (None, False, "eager", "sdpa") or (value is True and key != "trust_remote_code")
+    if harmless and not (key == "trust_remote_code" and value):
+        assert read_config(tmp_path) == GOOD | extra
+    else:
+        refused(lambda: read_config(tmp_path), key, "names code to run or to fetch")
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe{}", b'"x"', b"[" * 100_000])
 def test_broken_json_is_named(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)

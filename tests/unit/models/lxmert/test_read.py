@@ -75,6 +75,12 @@ def test_names_of_others(given: str, expected: str) -> None:
     assert list(hugging_face_names({given: torch.zeros(1)}, "file")) == [expected]
 
 
+def test_a_tied_tensor_may_have_its_second_name_alone() -> None:
+    first, second = "lxmert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"
+    assert list(hugging_face_names({second: torch.zeros(1)}, "file")) == [first]
+    assert set(hugging_face_names({first: torch.zeros(1), second: torch.zeros(1)}, "file")) == {first, second}
+
+
 def test_two_names_of_one_tensor_are_refused() -> None:
     twice = {"bert.pooler.dense.bias": torch.zeros(1), "module.bert.pooler.dense.bias": torch.zeros(1)}
     with pytest.raises(CheckpointError, match=r"two tensors mean lxmert\.pooler\.dense\.bias"):

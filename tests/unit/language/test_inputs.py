@@ -1,0 +1,123 @@
+"""The check that needs no torch refuses what the start of the job refuses, for the same reason."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finetune.backbone import load_backbone
+from finetune.inputs import describe_initial_model
+from pretrain.base.errors import UserError
+from pretrain.config.load import load_job
+from pretrain.convert.huggingface import export_hf
+from pretrain.language.config import LanguageJob
+from pretrain.language.prepare import prepare
+from pretrain.models.lxmert.read import read_lxmert
+from pretrain.vision_language.inputs import describe_inputs as describe_pictures
+from tests.unit.convert.models import config, model, tokenizer
+
+TINY = {"layers": 1, "hidden": 12, "heads": 1, "ffn": 16}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    cfg = config(**TINY)
+    export_hf(model(cfg).state_dict(), cfg, tokenizer(), tmp_path / "hf", "", check=False)
+    (tmp_path / "text.txt").write_text("\n".join(["a cat sat on the mat"] * 60))
+    return tmp_path / "hf"
+
+
+def _reason(call: Callable[[], Any]) -> str | None:
+    try:
+        call()
+    except UserError as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _job(folder: Path, *changes: str) -> LanguageJob:
+    overrides = [
+        f"data.files=[{folder.parent / 'text.txt'}]", f"data.cache={folder.parent / 'cache'}",
+        f"run.dir={folder.parent}/r", "data.sequence_length=16", "contrast.queue=0", "validate.every=0", *changes,
+    ]  # fmt: skip
+    job = load_job("capt_continue", overrides)
+    assert isinstance(job, LanguageJob)
+    return job
+
+
+EDITS: dict[str, dict[str, Any]] = {
+    "another family": {"model_type": "bert"},
+    "unknown family": {"model_type": "t5"},
+    "activation": {"hidden_act": "relu"},
+    "untied": {"tie_word_embeddings": False},
+    "code": {"auto_map": {"AutoModel": "x.Y"}},
+    "padding": {"pad_token_id": 0},
+    "heads": {"num_attention_heads": 5},
+    "type": {"hidden_size": "12"},
+    "few rows": {"vocab_size": 20},
+}
+
+
+@pytest.mark.parametrize("what", [*EDITS, "too long", "other size", "other vocabulary", "nothing"])
+def test_what_a_language_job_refuses_is_refused_before(what: str, folder: Path) -> None:
+    changes = [f"model.init={folder}"]
+    if what in EDITS:
+        keys = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(keys | EDITS[what]))
+    elif what == "too long":
+        changes += ["data.sequence_length=64"]
+    elif what == "other size":
+        changes += ["model.layers=2"]
+    elif what == "other vocabulary":
+        tokenizer("wordpiece").save(folder.parent / "other")
+        changes += [f"tokenizer.path={folder.parent / 'other'}"]
+    job = _job(folder, *changes)
+    before, at_start = _reason(job.check_inputs), _reason(lambda: prepare(job))
+    assert before == at_start
+    assert (before is None) == (what == "nothing")
+
+
+@pytest.mark.parametrize("what", ["unknown family", "activation", "code", "padding"])
+def test_what_fine_tuning_refuses_is_refused_before(what: str, folder: Path) -> None:
+    keys = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(keys | EDITS[what]))
+    before = _reason(lambda: describe_initial_model(folder))
+    assert before is not None
+    assert before == _reason(lambda: load_backbone(folder))
+
+
+def test_an_encoder_of_texts_is_no_model_of_pictures(folder: Path) -> None:
+    from pretrain.models.tokenizer import TokenizerSection
+    from pretrain.vision_language.sections import VisionLanguageData
+
+    data = VisionLanguageData(source="microworld")
+    before = _reason(lambda: describe_pictures(data, folder, TokenizerSection()))
+    assert before is not None
+    assert before == _reason(lambda: read_lxmert(folder))
+
+
+def test_a_padding_id_behind_the_vocabulary_is_said(folder: Path) -> None:
+    """RoBERTa's positions begin behind the padding id, so that the rows up to it belong to no token."""
+    used = tokenizer()
+    spec = json.loads(used.backend.to_str())
+    assert config().unused_positions() is None
+    (folder.parent / "late").mkdir()
+    used.save(folder.parent / "late")
+    spec["added_tokens"].append({**spec["added_tokens"][0], "id": used.vocab_size, "content": "<late>"})
+    (folder.parent / "late" / "tokenizer.json").write_text(json.dumps(spec))
+    keys = json.loads((folder.parent / "late" / "tokenizer_config.json").read_text())
+    (folder.parent / "late" / "tokenizer_config.json").write_text(json.dumps(keys | {"pad_token": "<late>"}))
+    job = _job(folder, "model.init=null", f"tokenizer.path={folder.parent / 'late'}", f"model.pad_id={used.vocab_size}")
+    assert any(f"{used.vocab_size + 1:,} of the" in line and "position" in line for line in job.check_inputs())
+
+
+def test_the_checks_need_no_torch() -> None:
+    modules = "pretrain.language.inputs, pretrain.vision_language.inputs, finetune.inputs, pretrain.models.hf_folder"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
