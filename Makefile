@@ -24,8 +24,8 @@ space  := $(subst ,, )
 DATA   := $(if $(FILES),data.files=[$(subst $(space),$(comma),$(strip $(FILES)))])
 
 FAULTS := $(addprefix tests/,multihost/test_faults.py multihost/test_slurm.py e2e/test_kills.py) \
-	$(addprefix tests/distributed/test_,supervision.py ephemeral.py ledger.py replicas.py) \
-	tests/unit/launcher/test_nodes.py
+	$(addprefix tests/distributed/test_,supervision.py meeting.py ephemeral.py ledger.py replicas.py) \
+	$(addprefix tests/unit/,launcher/test_nodes.py launcher/test_gathering.py launcher/test_local.py base/test_cache.py)
 
 .PHONY: install quickstart quickstart-vl test test-gpu fuzz faults soak check format docs bench kenlm clean
 .DEFAULT_GOAL := help

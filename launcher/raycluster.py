@@ -39,6 +39,8 @@ _QUIET = {
 _RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
 _STORE = 100 * 2**20
 _TIMEOUT = 3.0
+_LONGEST = 20
+"""Bytes of the name of the folder for temporary files: sockets in Ray's session have names of at most 107."""
 
 
 def chosen_address(address: str | None = None) -> str | None:
@@ -170,7 +172,9 @@ def cluster(address: str | None, *, chatty: bool = False) -> Iterator[None]:
         ConfigError: there is no cluster at the address, or it does not let us in.
     """
     os.environ.update(_QUIET)
-    private = Path(tempfile.mkdtemp(prefix="capt-ray-"))
+    usual = tempfile.gettempdir()
+    place = usual if len(os.fsencode(usual)) <= _LONGEST else "/tmp"
+    private = Path(tempfile.mkdtemp(prefix="capt-ray-", dir=place))
     own_token = address is None and "RAY_AUTH_MODE" not in environment.inherited()
     if own_token:
         write_text(private / "token", secrets.token_hex(32), private=True)
@@ -186,7 +190,14 @@ def cluster(address: str | None, *, chatty: bool = False) -> Iterator[None]:
         if address is None:
             gpus = len(environment.visible_gpus())
             with chdir(private):
-                ray.init("local", num_cpus=machine.cores(), num_gpus=gpus, object_store_memory=_STORE, **common)
+                ray.init(
+                    "local",
+                    num_cpus=machine.cores(),
+                    num_gpus=gpus,
+                    object_store_memory=_STORE,
+                    _temp_dir=str(private / "s"),  # Ray's own is open to all users, with its logs
+                    **common,
+                )
         withheld = {
             name: os.environ.pop(name) for name, value in environment.inherited().items() if _is_withheld(name, value)
         }
@@ -200,7 +211,7 @@ def cluster(address: str | None, *, chatty: bool = False) -> Iterator[None]:
         if own_token:
             for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
                 os.environ.pop(name, None)
-        shutil.rmtree(private)
+        shutil.rmtree(private, ignore_errors=True)  # what Ray has just ended may still write
 
 
 def _is_withheld(name: str, value: str) -> bool:

@@ -4,12 +4,13 @@ The status of a job that was killed is corrected. Exit code 0 means that the job
 happens without RESTARTS, nor to one that was cancelled. A job that stopped
 early (75) is queued again, unless it has made no step ten times in a row: its time limit is shorter than what it does
 before the first step. One that failed is as long as it has made a step since the last time that it was for this reason,
-and at most RESTARTS times: what fails at once would fail for ever. One that says itself that it cannot go on (a loss
-that is no number) is not.
+and at most RESTARTS times, of which progress gives some back: what fails at once would fail for ever. One that says
+itself that it cannot go on (a loss that is no number) is not.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 import signal
@@ -19,20 +20,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from launcher import environment
 from launcher.watch import StatusWatch
-from pretrain.base.errors import user_text
+from pretrain.base.errors import UserError, user_text
 from pretrain.base.files import write_json
 from pretrain.base.records import Count, Record, read_record
+from pretrain.config import load_job
 from pretrain.engine.rollbacks import read_rollbacks
-from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED, last_step, read_status
+from pretrain.engine.run_folder import BAD_INPUT, CONFIG, DONE, FAILED, STOPPED, last_step, read_status
 
 log = logging.getLogger(__name__)
 
 RECORD = "restarts.json"
 _IDLE_STOPS = 10
+_CHECKPOINTS, _HOUR = 10, 3600.0
 _PATIENCE = 60.0
 """Seconds for Slurm's controller, which may be busy."""
 
@@ -43,6 +46,10 @@ class Restarts(Record):
     job: str = Field(max_length=100)
     failures: Count = 0
     step: Count | None = None
+    counted: Count = 0
+    """The step up to which progress has been counted."""
+    progress: FiniteFloat = Field(0.0, ge=0.0, strict=False)
+    """What has been done since the last restart was given back: 1 gives back the next."""
     idle_stops: Count = 0
     stopped_at: Count | None = None
     rollbacks: Count = 0
@@ -55,11 +62,14 @@ def record_end(run: Path, code: int) -> None:
     StatusWatch.begin(run).record_end(known, f"the ranks ended with {_exit_text(code)} and did not say why")
 
 
-def again(run: Path, code: int, limit: int, job: str, *, lost_host: bool = False) -> bool:
+def again(
+    run: Path, code: int, limit: int, job: str, *, every: int = 0, seconds: float = 0.0, lost_host: bool = False
+) -> bool:
     """Whether the job ``job`` in the folder ``run``, which ended with ``code``, is to be queued again.
 
-    A ``lost_host`` is counted, but is no sign that the job would fail at the same step for ever: the next may be lost
-    while the job starts again without the first.
+    A restart is given back for progress: the steps of ten checkpoints (``every`` so many steps), or an hour of the
+    ``seconds`` that the job ran. A ``lost_host`` is counted, but is no sign that the job would fail at the same step
+    for ever: the next may be lost while the job starts again without the first.
 
     Raises:
         UserError: ``restarts.json`` or ``status.json`` is damaged.
@@ -85,6 +95,7 @@ def again(run: Path, code: int, limit: int, job: str, *, lost_host: bool = False
         write_json(run / RECORD, before.model_copy(update={"rollbacks": rollbacks}).model_dump())
         log.warning("started again without the samples of a spike of the loss, which ended at step %d", step)
         return True
+    before = _with_progress(before, step, every, seconds)
     if before.failures >= limit:
         log.error("failed, and not started again: that was done %d times (restarts)", limit)
         return False
@@ -95,6 +106,25 @@ def again(run: Path, code: int, limit: int, job: str, *, lost_host: bool = False
     write_json(run / RECORD, failed.model_dump())
     log.warning("failed at step %d; started again (%d of %d times)", step, before.failures + 1, limit)
     return True
+
+
+def _with_progress(before: Restarts, step: int, every: int, seconds: float) -> Restarts:
+    """The record with the restarts given back that the job has earned since its last failure."""
+    made = step - before.counted
+    if made <= 0:
+        return before
+    now = max(made / (_CHECKPOINTS * every) if every else 0.0, seconds / _HOUR)
+    earned = round(before.progress + now, 6)
+    failures = max(0, before.failures - int(earned))
+    progress = earned % 1 if failures else 0.0  # nothing is saved up for failures to come
+    return before.model_copy(update={"failures": failures, "progress": progress, "counted": step})
+
+
+def _every(run: Path) -> int:
+    """Steps between two checkpoints of a run; 0 where its configuration cannot be read."""
+    with suppress(UserError, OSError):
+        return load_job(run / CONFIG, resolved=True).checkpoint.every
+    return 0
 
 
 def _restarts(run: Path, job: str) -> Restarts:
@@ -140,11 +170,15 @@ def main(arguments: Sequence[str]) -> int:
         if cancelled(job):
             log.info("cancelled, and not queued again; continue with: capt resume %s", run)
             return 1
-        return 0 if again(run, code, int(arguments[2]), job) else 1
+        return 0 if again(run, code, int(arguments[2]), job, every=_every(run)) else 1
     except Exception as error:
         text = user_text(error)
         if text is None:
             raise
+        if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EIO, errno.ESTALE):
+            done = int(environment.inherited().get("SLURM_RESTART_COUNT", "0"))  # Slurm counts where we cannot
+            log.warning("%s; queued again by Slurm's count (%d of %s)", text, done, arguments[2])
+            return 0 if done < int(arguments[2]) else 1
         log.error("not queued again: %s", text)
         return 1
 

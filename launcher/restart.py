@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -15,10 +16,13 @@ from launcher.requeue import again
 from launcher.supervisor.crash import write_crash
 from launcher.supervisor.output import patient_log
 from launcher.supervisor.processes import stop_asked, stop_signals
-from pretrain.base.errors import UserError, user_text
-from pretrain.engine.run_folder import CONFIG, FAILED, STOPPED
+from pretrain.base.errors import ConfigError, UserError, is_passing, user_text
+from pretrain.base.files import read_bytes
+from pretrain.engine.run_folder import CONFIG, FAILED, STATUS, STOPPED
 
 log = logging.getLogger(__name__)
+
+_READ_ONLY, _POLL = 30.0, 0.5
 
 
 def supervise(launch: Launch, attempt: Callable[[Launch], End], name: str = "") -> End:
@@ -34,11 +38,13 @@ def supervise(launch: Launch, attempt: Callable[[Launch], End], name: str = "") 
     # of an attempt's own signals, only what comes between two gets here
     with patient_log(), stop_signals(lambda _: None, lambda: None):
         while True:
+            begun = time.monotonic()
             end = attempt(launch)
-            if end.crash is not None and (launch.run_dir / CONFIG).is_file():
+            goes_on = end.code == FAILED and _may_go_on(launch, own, end, time.monotonic() - begun)
+            if end.crash is not None and _has_begun(launch):
                 report = write_crash(launch.run_dir, end.crash)
-                log.error("%s%s", end.crash.cause, f" ({report})" if report else "")
-            if end.code != FAILED or not _may_go_on(launch, own, end):
+                log.error("%s%s", end.crash.cause, f" ({report})" if report else "")  # of all lines the last
+            if not goes_on:
                 return end
             launch = resumed(launch, end, chosen=bool(ahead & _manifests(launch.run_dir)))
             if stop_asked():  # it came meanwhile
@@ -84,13 +90,51 @@ def _manifests(run: Path) -> set[tuple[str, int, int]]:
     return {(name, facts.st_ino, facts.st_mtime_ns) for name, facts in found}
 
 
-def _may_go_on(launch: Launch, own: str, end: End) -> bool:
-    """Whether a failed job may be started again; it is counted then."""
-    run, limit = launch.run_dir, launch.job.supervise.restarts
-    if not limit or not (run / CONFIG).is_file():
+def outlast(launch: Launch) -> bool:
+    """Wait while the file system of the run folder fails, as a lost host is waited for; return whether it did fail.
+
+    One that is read-only is given half a minute: few come back by themselves.
+    """
+    begun, told = time.monotonic(), False
+    while (error := _outage(launch.run_dir)) is not None and not stop_asked():
+        patience = _READ_ONLY if error.errno == errno.EROFS else 60 * launch.job.supervise.wait_minutes
+        if not told:
+            log.warning("%s; waiting up to %g minutes for the file system", user_text(error), patience / 60)
+        told = True
+        if time.monotonic() - begun > patience:
+            break
+        time.sleep(_POLL)
+    return told
+
+
+def _outage(run: Path) -> OSError | None:
+    """What the file system of a run folder fails with; None where it works, or the folder itself is at fault."""
+    try:
+        read_bytes(run / STATUS, error=ConfigError)
+        os.utime(run)  # a write that changes nothing
+    except OSError as error:
+        return error if error.errno == errno.EROFS or is_passing(error) else None
+    except ConfigError:  # something else stands there
+        return None
+    return None
+
+
+def _has_begun(launch: Launch) -> bool:
+    try:
+        return (launch.run_dir / CONFIG).is_file()
+    except OSError:  # it cannot be told
+        return False
+
+
+def _may_go_on(launch: Launch, own: str, end: End, seconds: float) -> bool:
+    """Whether a failed job, which ran for so many seconds, may be started again; it is counted then."""
+    run, limit, every = launch.run_dir, launch.job.supervise.restarts, launch.job.checkpoint.every
+    if not limit or not _has_begun(launch):
         return False
     try:
-        return not stop_asked() and again(run, FAILED, limit, own, lost_host=end.lost_host)
+        return not stop_asked() and again(
+            run, FAILED, limit, own, every=every, seconds=seconds, lost_host=end.lost_host
+        )
     except (UserError, OSError) as error:  # it cannot be counted: a full disk, say
         log.error("not started again: %s", user_text(error) or error)
         return False

@@ -13,7 +13,7 @@ from launcher.hostfile import is_this_host, read_hostfile
 from launcher.launch_files import LaunchFiles, job_file
 from launcher.plan import BackendName, End, Launch, Options, Plan, describe
 from launcher.preflight.run import before_launch
-from launcher.restart import supervise
+from launcher.restart import outlast, supervise
 from launcher.watch import StatusWatch
 from pretrain.base.errors import ConfigError, counted
 from pretrain.config.base import NO_TEXT
@@ -165,6 +165,8 @@ def _attempt(chosen: Backend, launch: Launch, plan: Plan) -> End:
         where = f"{len(plan.hosts)} hosts" if len(plan.hosts) > 1 else plan.hosts[0].name
         log.info("%s: %s on %s, run folder %s", plan.launcher, counted(plan.world, "rank"), where, launch.run_dir)
         end = chosen.start(launch, plan)
+        if end.code == FAILED and outlast(launch):
+            end = replace(end, lost_host=True)  # nor does this say anything of the program
     finally:
         if end.code != DONE:
             watch.record_end(end.code, end.reason or f"the job ended with {end.code} and did not say why")

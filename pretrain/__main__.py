@@ -15,6 +15,8 @@ if __name__ == "__main__":  # before anything else is imported
     open_closed_streams()
 
 import argparse
+import importlib.metadata
+import importlib.util
 import logging
 import os
 import socket
@@ -26,10 +28,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from pretrain.base.errors import ConfigError, RunFailedError, UserError, is_passing, user_text
+from pretrain.base.hashing import sha256
 from pretrain.base.streams import error_line
-from pretrain.config import load_job
+from pretrain.config import Job, flatten, load_job
 from pretrain.engine import heartbeat, interruption
-from pretrain.engine.run_folder import BAD_INPUT, FAILED, STOPPED
+from pretrain.engine.run_folder import BAD_INPUT, FAILED, LOGGED, STOPPED
 from pretrain.engine.scratch import use_scratch
 
 logger = logging.getLogger("pretrain")
@@ -71,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if interruption.reason():  # another rank ended first, and took the connection with it
             return STOPPED
-        heartbeat.fail()
+        summary = user_text(error) or f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        heartbeat.fail("".join(traceback.format_exception(error)), summary[:500])
         return _report(error, rank, debug=options.debug)
 
 
@@ -83,13 +87,24 @@ def _report(error: Exception, rank: int, *, debug: bool) -> int:
             _say(str(error))
         return FAILED
     if text is None:
-        logger.error("%s: %s", type(error).__name__, error, exc_info=True)
+        place = getattr(error, LOGGED, None)
+        if place is not None and _is_of_another_rank(error):
+            cause = str(error).partition("\n")[0][:200]
+            logger.warning("lost the connection to another rank (%s); stack trace in %s", cause, place)
+        else:
+            logger.error("%s: %s", type(error).__name__, error, exc_info=True)
         return FAILED
     if debug:
         traceback.print_exception(error)
     if rank == 0 or not (isinstance(error, UserError) and error.everywhere):
         _say(text)
     return FAILED if is_passing(error) else BAD_INPUT
+
+
+def _is_of_another_rank(error: Exception) -> bool:
+    """Whether a rank fell over a connection, which ended with the rank that failed first."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return "DistError" in kinds or any(text in str(error) for text in ("gloo/transport", "Connection closed by peer"))
 
 
 def _say(text: str) -> None:
@@ -128,11 +143,25 @@ def _run(options: argparse.Namespace) -> int:
         if refusal is not None:
             raise refusal
     assert job is not None
+    distributed.require_alike(_facts(job, options))
     code = run_job(
         job, resume=options.resume, checkpoint=options.checkpoint, skip_damaged=options.skip_damaged, wait=options.wait
     )
     distributed.shutdown()
     return code
+
+
+def _facts(job: Job, options: argparse.Namespace) -> dict[str, object]:
+    """What all ranks must have alike: the job, how it goes on, versions, and the files of this program and the task."""
+    facts = flatten(job.model_dump(mode="json", by_alias=True))
+    facts |= {f"--{name}": getattr(options, name) for name in ("resume", "checkpoint", "skip_damaged", "wait")}
+    facts |= {name: importlib.metadata.version(name) for name in ("torch", "deepspeed")}
+    packages, of_task = ["finetune", "pretrain", "tokenizer"], type(job).__module__.rpartition(".")[0]
+    for package in packages if of_task.partition(".")[0] in packages else [*packages, of_task]:
+        for folder in importlib.util.find_spec(package).submodule_search_locations or ():  # type: ignore[union-attr]
+            for path in sorted(Path(folder).rglob("*.py")):
+                facts[f"the file {package.replace('.', '/')}/{path.relative_to(folder)}"] = sha256(path)[:16]
+    return facts
 
 
 def run_process() -> int:

@@ -7,6 +7,7 @@ When the job is started again a host that is lost is waited for, replaced by a s
 from __future__ import annotations
 
 import logging
+import secrets
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +21,12 @@ from launcher.ssh import allow_hosts
 from launcher.supervisor import processes
 from launcher.supervisor.crash import Crash
 from launcher.supervisor.gathering import Gathering, NotReachedError
-from launcher.supervisor.link import Link
+from launcher.supervisor.link import Link, ask
 from launcher.supervisor.output import Output
 from launcher.supervisor.remote import RemoteRanks, end
 from pretrain.base.errors import ConfigError
 from pretrain.engine.engines.deepspeed_config import deepspeed_config
-from pretrain.engine.run_folder import FAILED, STOPPED
+from pretrain.engine.run_folder import BAD_INPUT, FAILED, SECRET, STOPPED
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,9 @@ def run(launch: Launch, plan: Plan, connect: Connect, env: Mapping[str, str]) ->
                 end(links)
                 return End(STOPPED, f"{asked[0].name} received before the ranks were started")
             return _run(launch, plan, hosts, links, env)
+    except ConfigError as error:
+        log.error("%s", error)
+        return End(BAD_INPUT, str(error))
     except NotReachedError as error:
         log.error("%s", error)
         return End(FAILED, str(error), Crash.here(str(error)[:2000]), unreached=True)
@@ -93,7 +97,41 @@ def _gathering(
         patience=60 * supervised.wait_minutes,
         fits=lambda world: _misfit(launch, world),
         stopped=lambda: bool(asked),
+        meet=lambda hosts, lines: _meet(launch, plan, hosts, lines),
     )
+
+
+def _meet(launch: Launch, plan: Plan, hosts: Sequence[Host], lines: Mapping[Host, Link]) -> dict[Host, str]:
+    """Open the rendezvous on the first host, and have the others call it; those that cannot, and why.
+
+    Raises:
+        ConfigError: the port is taken when the job is started for the first time.
+    """
+    assert plan.master_port is not None
+    first, *others = hosts
+    where = {"port": plan.master_port, "alone": not others, "again": launch.again}
+    (opened,) = ask([lines[first]], lines.values(), "listen", **where).values()
+    if opened.problem and not lines[first].lost and not launch.again:
+        raise ConfigError(
+            f"port {plan.master_port} of {first.name}: {opened.problem}; end what uses it, or choose --master-port"
+        )
+    if opened.problem:
+        return {first: opened.problem}
+    called = {lines[host]: host for host in others}
+    answers = ask(called, lines.values(), "call", address=_address(launch, plan, hosts), port=opened.port)
+    return {
+        called[link]: f"it does not reach {first.name}, port {opened.port}: {answer.problem}"
+        for link, answer in answers.items()
+        if answer.problem
+    }
+
+
+def _address(launch: Launch, plan: Plan, hosts: Sequence[Host]) -> str:
+    """The rendezvous as the other ranks reach it."""
+    if len(hosts) == 1:
+        return "127.0.0.1"
+    chosen = launch.options.master_addr
+    return chosen if chosen and hosts[0] == plan.hosts[0] else hosts[0].name
 
 
 def _run(
@@ -103,12 +141,11 @@ def _run(
     links: Sequence[Link],
     env: Mapping[str, str],
 ) -> End:
-    assert plan.master_port is not None
+    assert links[0].met is not None
     ranks = RemoteRanks(links, [host.slots for host in hosts])
     watcher = Watcher(ranks, stall=launch.job.supervise.stall)
-    first, chosen = hosts[0], launch.options.master_addr
-    address = chosen if chosen and first == plan.hosts[0] else first.name
-    each = commands(launch, hosts, address, plan.master_port)
+    each = commands(launch, hosts, _address(launch, plan, hosts), links[0].met.port)
+    env = {**env, SECRET: secrets.token_hex(32)}
     try:
         with processes.stop_signals(watcher.stop, watcher.kill):
             ranks.start(each[0].argv, env, [command.env for command in each], launch.left)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
+import logging
+import secrets
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 
 from launcher import environment
 from launcher.backends.watching import GRACE, PATIENCE, Watcher
@@ -14,6 +13,9 @@ from launcher.plan import Command, End, Launch, Plan
 from launcher.supervisor import processes
 from launcher.supervisor.ranks import LocalRanks
 from pretrain.base.errors import ConfigError
+from pretrain.engine.run_folder import BAD_INPUT, SECRET
+
+log = logging.getLogger(__name__)
 
 
 def plan(launch: Launch) -> Plan:
@@ -23,8 +25,7 @@ def plan(launch: Launch) -> Plan:
         ConfigError: the hostfile names other hosts than this one, or contradicts ``--nproc``.
     """
     ranks = _ranks(launch)
-    address = launch.options.master_addr or "127.0.0.1"
-    port = launch.options.master_port or _free_port()
+    port = launch.options.master_port
     argv = (sys.executable, "-m", launch.module, *launch.arguments)
     commands = tuple(
         Command(
@@ -34,8 +35,8 @@ def plan(launch: Launch) -> Plan:
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(ranks),
                 "LOCAL_WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": address,
-                "MASTER_PORT": str(port),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port or 0),
                 **environment.SAFE_PATH,
             },
         )
@@ -46,20 +47,34 @@ def plan(launch: Launch) -> Plan:
 
 def start(launch: Launch, plan: Plan) -> End:
     """Run all ranks to their end."""
-    with _kept(plan.master_port or 0):
-        return run_ranks(plan.commands, stall=launch.job.supervise.stall)
+    return run_ranks(plan.commands, stall=launch.job.supervise.stall, port=plan.master_port or 0, again=launch.again)
 
 
 def run_ranks(
-    commands: tuple[Command, ...], grace: float = GRACE, patience: float = PATIENCE, stall: float | None = None
+    commands: tuple[Command, ...],
+    grace: float = GRACE,
+    patience: float = PATIENCE,
+    stall: float | None = None,
+    port: int = 0,
+    again: bool = False,
 ) -> End:
-    """Start a process a command, and wait for all of them as :class:`launcher.backends.watching.Watcher` says."""
+    """Start a process a command, and wait for all of them as :class:`launcher.backends.watching.Watcher` says.
+
+    They meet at ``port`` of the loopback interface (0: any that is free); ``again`` is that of a launch.
+    """
     base, ranks = environment.inherited(), LocalRanks()
+    try:
+        port = ranks.listen(port, alone=True, again=again)
+    except OSError as error:
+        problem = f"--master-port {port}: {error.strerror}; end what uses it, or leave the option out"
+        log.error("%s", problem)
+        return End(BAD_INPUT, problem)
+    met = {"MASTER_PORT": str(port), SECRET: secrets.token_hex(32)}
     watcher = Watcher(ranks, grace=grace, patience=patience, stall=stall)
     with processes.stop_signals(watcher.stop, watcher.kill):
         try:
             for command in commands:
-                ranks.start(command.argv, {**base, **command.env})
+                ranks.start(command.argv, {**base, **command.env, **met})
             return watcher.watch()
         finally:
             ranks.close()
@@ -82,23 +97,3 @@ def _ranks(launch: Launch) -> int:
     if options.nproc not in (None, hosts[0].slots):
         raise ConfigError(f"--nproc {options.nproc} contradicts slots={hosts[0].slots} in {options.hostfile}")
     return hosts[0].slots
-
-
-@contextmanager
-def _kept(port: int) -> Iterator[None]:
-    """Let nobody else be given a port before rank 0, which takes seconds to start, listens there.
-
-    A bound socket that does not listen keeps the system from giving its port away; rank 0 binds it nevertheless, for
-    both say ``SO_REUSEADDR`` (:func:`_free_port` has let it go for a moment only).
-    """
-    with socket.socket() as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with suppress(OSError):  # somebody was faster: rank 0 says so
-            s.bind(("127.0.0.1", port))
-        yield
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])

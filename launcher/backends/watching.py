@@ -12,6 +12,7 @@ from launcher.supervisor.crash import Crash
 from launcher.supervisor.heartbeats import Pulse, Stall, find_stall
 from launcher.supervisor.processes import signal_name
 from launcher.supervisor.ranks import Lost, Ranks
+from pretrain.base.files import printable
 from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED
 
 log = logging.getLogger(__name__)
@@ -89,13 +90,15 @@ class Watcher:
         unwanted = self._unwanted()
         rank = min(unwanted, key=lambda each: ((self._ranks.codes[each] or 0) > 0, -self._failed(each)))
         code = self._ranks.codes[rank] or 0
-        reason = f"rank {rank}{self._on_host(rank)} {_cause(code)}"
+        trace = self._ranks.stacks(rank)[0] if code > 0 else ""
+        said = f": {printable(trace.rstrip().rpartition(chr(10))[2], 500)}" if trace else ""
+        reason = f"rank {rank}{self._on_host(rank)} {_cause(code)}{said}"
         if code == BAD_INPUT:  # all ranks find it, and one of them is about to say it
             self._wait(_HEARING)
         else:
             log.error("%s; stopping the other ranks", reason)
         self._ranks.send(signal.SIGTERM)
-        crash = None if code == BAD_INPUT else self._crash(rank, reason)
+        crash = None if code == BAD_INPUT else self._crash(rank, reason, stacks=trace)
         self._wait(self._grace)
         return End(BAD_INPUT if code == BAD_INPUT else FAILED, reason, crash)
 
@@ -139,7 +142,7 @@ class Watcher:
                 break
         rank = stalled.rank
         stacks, suspended = self._ranks.stacks(rank)
-        state = "; it is suspended" if suspended else ""
+        state = f"; {suspended}" if suspended else ""
         reason = f"rank {rank}{self._on_host(rank)} {stalled}{state}; all ranks are killed"
         log.error("%s", reason)
         return End(FAILED, reason, self._crash(rank, reason, stalled.pulse, stacks))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,7 +28,8 @@ class NotReachedError(Exception):
 class Gathering:
     """How hosts are reached.
 
-    ``fits`` tells why a job does not run on so many ranks (empty: it does), ``stopped`` whether to give up at once.
+    ``fits`` tells why a job does not run on so many ranks (empty: it does), ``stopped`` whether to give up at once,
+    ``meet`` which of the hosts that answer do not reach the first of them, and why.
     """
 
     connect: Callable[[Host], Link]
@@ -37,13 +38,14 @@ class Gathering:
     patience: float
     fits: Callable[[int], str]
     stopped: Callable[[], bool]
+    meet: Callable[[Sequence[Host], Mapping[Host, Link]], dict[Host, str]]
 
     def gather(self, hosts: Sequence[Host]) -> tuple[list[Host], list[Link]]:
         """The hosts on which the job is to run, in the order of its ranks, and lines to them.
 
-        All hosts are called at once. For those that do not answer a spare host steps in, with at least as many slots;
-        or the job runs on the others, on as many of them as its batch can be shared among; or they are called again
-        for ``patience`` seconds, which is also what is done when no spare is left.
+        All hosts are called at once, and have to reach the first of them. For those that do not a spare host steps in,
+        with at least as many slots; or the job runs on the others, on as many of them as its batch can be shared
+        among; or they are called again for ``patience`` seconds, which is also what is done when no spare is left.
 
         Raises:
             NotReachedError: this does not help, or there is no policy. No line is left open.
@@ -56,18 +58,31 @@ class Gathering:
             raise
 
     def _gather(self, hosts: list[Host], lines: dict[Host, Link]) -> tuple[list[Host], list[Link]]:
-        missing = self._call(hosts, lines)
-        if not missing or self.stopped():
-            return hosts, [lines[host] for host in hosts if host in lines]
-        told = "; ".join(f"{host.name} cannot be reached: {reason}" for host, reason in missing.items())
-        if self.policy is None:
-            raise NotReachedError(told)
-        log.warning("%s", told)
-        if self.policy == "shrink":
-            return self._shrink([host for host in hosts if host not in missing], told, lines)
-        if self.policy == "spare":
-            hosts, missing = self._replace(hosts, missing, lines)
-        return hosts, self._wait(hosts, missing, lines)
+        spares, until = list(self.spares), time.monotonic() + self.patience
+        while missing := self._reach(hosts, lines):
+            told = "; ".join(f"{host.name} cannot be reached: {reason}" for host, reason in missing.items())
+            if self.policy is None:
+                raise NotReachedError(told)
+            log.warning("%s", told)
+            if self.policy == "shrink":
+                hosts = self._shrink([host for host in hosts if host not in missing], told, lines)
+                continue
+            if self.policy == "spare":
+                hosts, missing = self._replace(hosts, missing, spares, lines)
+            self._wait(hosts, missing, until, lines)
+        return hosts, [lines[host] for host in hosts if host in lines]
+
+    def _reach(self, hosts: Sequence[Host], lines: dict[Host, Link]) -> dict[Host, str]:
+        """Call the hosts that there is no line to, and try the rendezvous; those that cannot be reached, and why."""
+        missing = self._call([host for host in hosts if host not in lines], lines)
+        if self.stopped():
+            return {}
+        if not missing:
+            missing = self.meet(hosts, lines)
+            if len(hosts) > 2 and missing.keys() == set(hosts[1:]):  # it is the first that is cut off
+                missing = {hosts[0]: f"no other host reaches it: {missing[hosts[1]]}"}
+        end([lines.pop(host) for host in missing if host in lines])
+        return missing
 
     def _call(self, hosts: Sequence[Host], lines: dict[Host, Link]) -> dict[Host, str]:
         """Call hosts; those that do not answer, and why."""
@@ -80,10 +95,9 @@ class Gathering:
         return missing
 
     def _replace(
-        self, hosts: list[Host], missing: dict[Host, str], lines: dict[Host, Link]
+        self, hosts: list[Host], missing: dict[Host, str], spares: list[Host], lines: dict[Host, Link]
     ) -> tuple[list[Host], dict[Host, str]]:
         """Let spare hosts take the places of those that are missing."""
-        spares = list(self.spares)
         for index, host in enumerate(hosts):
             while host in missing and (spare := next((each for each in spares if each.slots >= host.slots), None)):
                 spares.remove(spare)
@@ -97,7 +111,7 @@ class Gathering:
                 break
         return hosts, missing
 
-    def _shrink(self, hosts: list[Host], told: str, lines: dict[Host, Link]) -> tuple[list[Host], list[Link]]:
+    def _shrink(self, hosts: list[Host], told: str, lines: dict[Host, Link]) -> list[Host]:
         """As many of the hosts, in their order, as the global batch can be shared among."""
         for count in range(len(hosts), 0, -1):
             if not self.fits(sum(host.slots for host in hosts[:count])):
@@ -105,13 +119,12 @@ class Gathering:
                 end([lines.pop(host) for host in others])
                 world = sum(host.slots for host in kept)
                 log.warning("the job goes on with %d ranks on %s", world, ", ".join(host.name for host in kept))
-                return kept, [lines[host] for host in kept]
+                return kept
         why = self.fits(sum(host.slots for host in hosts)) if hosts else "no host is left"
         raise NotReachedError(f"{told}; the job cannot shrink: {why}")
 
-    def _wait(self, hosts: list[Host], missing: dict[Host, str], lines: dict[Host, Link]) -> list[Link]:
+    def _wait(self, hosts: list[Host], missing: dict[Host, str], until: float, lines: dict[Host, Link]) -> None:
         """Call the missing hosts again, until they answer or time is up."""
-        until = time.monotonic() + self.patience
         if missing:
             log.warning("waiting up to %g minutes for %s", self.patience / 60, ", ".join(h.name for h in missing))
         while missing and not self.stopped():
@@ -121,8 +134,5 @@ class Gathering:
             again = time.monotonic() + _AGAIN
             while time.monotonic() < again and not self.stopped():
                 pump(lines.values(), _POLL)
-            missing = self._call(list(missing), lines)
-            for host in [host for host, link in lines.items() if link.lost]:  # meanwhile
-                missing[host] = lines[host].lost
-                end([lines.pop(host)])
-        return [lines[host] for host in hosts if host in lines]
+            end([lines.pop(host) for host, link in list(lines.items()) if link.lost])  # meanwhile
+            missing = self._reach(hosts, lines)

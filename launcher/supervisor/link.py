@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from launcher.supervisor import processes
-from launcher.supervisor.messages import LONGEST, MARK, SILENCE, News, RankNews, Stacks, Up, packed
+from launcher.supervisor.messages import LONGEST, MARK, REPORT, SILENCE, Met, News, RankNews, Stacks, Up, packed
 from launcher.supervisor.node import PROGRAM
 from launcher.supervisor.output import Output
 from pretrain.base.files import printable
@@ -59,6 +59,7 @@ class Link:
         self.asked = 0
         """The stop signal that the supervisor was sent."""
         self.stacks: Stacks | None = None
+        self.met: Met | None = None
         self.lost = ""
         """Why nothing is to be heard of this node any more."""
         self.in_order = False
@@ -164,6 +165,7 @@ class Link:
         self.ranks = news.ranks if news.ranks is not None else self.ranks
         self.idle, self.stacks = news.idle, news.stacks or self.stacks
         self.asked = news.asked or self.asked
+        self.met = news.met or self.met
         if news.problem:
             self._give_up(printable(news.problem))
 
@@ -180,6 +182,17 @@ class Link:
     def _give_up(self, reason: str) -> None:
         self.lost = self.lost or reason
         self._unsent = b""
+
+
+def ask(asked: Iterable[Link], lines: Iterable[Link], what: str, **where: Any) -> dict[Link, Met]:
+    """Have nodes listen for the others, or call the one that listens; their answers, also that of a lost one."""
+    asked, lines = list(asked), list(lines)
+    for link in asked:
+        link.met = None
+        link.send(what, where=where)
+    while any(link.met is None and not link.lost for link in asked):  # bounded: a silent host is lost
+        pump(lines, REPORT / 10)
+    return {link: link.met or Met(problem=link.lost) for link in asked}
 
 
 def pump(links: Iterable[Link], seconds: float) -> None:

@@ -54,7 +54,14 @@ class Stacks(Record):
     """The answer to a question for stacks."""
 
     text: str = Field(max_length=1 << 18)
-    suspended: bool
+    suspended: _Text
+
+
+class Met(Record):
+    """The answer of a node that was asked to listen for the others, or to call the one that listens."""
+
+    port: Count = 0
+    problem: _Text = ""
 
 
 class News(Record):
@@ -67,6 +74,7 @@ class News(Record):
     asked: int = Field(0, ge=0, le=64)
     """The stop signal that the node was sent, not by the head."""
     stacks: Stacks | None = None
+    met: Met | None = None
     problem: _Text = ""
     """Why the node ends."""
 

@@ -12,6 +12,7 @@ import json
 import os
 import select
 import signal
+import socket
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,8 @@ from launcher.supervisor.ranks import LocalRanks
 _POLL = 0.05
 _ENDING = 5.0
 _LAST_WORDS = 1.0
+_CALL = 4.0
+"""Seconds for a connection to the first host: less than a lease."""
 _PROGRAM = """\
 import json, os, sys
 told = json.loads(sys.stdin.buffer.readline())
@@ -125,6 +128,12 @@ class Supervisor:
             case "stacks":
                 text, suspended = self._ranks.stacks(told["rank"])
                 self._say(stacks={"text": text, "suspended": suspended})
+            case "listen" | "call" as what:
+                try:
+                    port = self._ranks.listen(**told["where"]) if what == "listen" else _call(**told["where"])
+                    self._say(met={"port": port})
+                except OSError as error:
+                    self._say(met={"problem": error.strerror or str(error) or type(error).__name__})
 
     def _start(
         self, argv: list[str], env: dict[str, str], each: list[dict[str, str]], left: list[tuple[int, int]]
@@ -166,6 +175,12 @@ class Supervisor:
             if time.monotonic() >= until:
                 return
             time.sleep(_POLL if self._unsaid else 0)
+
+
+def _call(address: str, port: int) -> int:
+    """Connect to the rendezvous, as the ranks will. Raises ``OSError`` where that is not possible."""
+    socket.create_connection((address, port), _CALL).close()
+    return port
 
 
 def started() -> str:

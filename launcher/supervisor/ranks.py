@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +16,7 @@ from launcher.supervisor.activity import Activity
 from launcher.supervisor.heartbeats import Page, Pulse, is_stopped
 from launcher.supervisor.output import takes_output
 from launcher.supervisor.scratch import Scratch
+from pretrain.engine.run_folder import LISTENS
 
 HEARING = 2.0
 """Seconds that a rank has to write its stacks."""
@@ -66,8 +69,8 @@ class Ranks(Protocol):
     def is_suspended(self, rank: int) -> bool:
         """Whether a rank is suspended, as far as is known."""
 
-    def stacks(self, rank: int) -> tuple[str, bool]:
-        """The stacks of a rank, which are asked for, and whether it is suspended, so that it cannot tell them."""
+    def stacks(self, rank: int) -> tuple[str, str]:
+        """The stacks of a rank, which are asked for, or what one that failed has left; and what of it is suspended."""
 
     def close(self) -> None:
         """Kill what still runs, and see it end."""
@@ -85,6 +88,27 @@ class LocalRanks:
         self._scratch: Scratch | None = None
         self._asked: signal.Signals | None = None
         self._activity: Activity | None = None
+        self._door: socket.socket | None = None
+
+    def listen(self, port: int, *, alone: bool, again: bool) -> int:
+        """Open the socket of the rendezvous, which rank 0 inherits, so that nobody can be faster; return its port.
+
+        ``alone``: all ranks are on this host, so the socket is not open to others. A job that is started ``again``
+        takes another port where another program has taken its own. Raises ``OSError``.
+        """
+        self._close_door()
+        try:
+            self._door = _listening("127.0.0.1" if alone else "", port)
+        except OSError as error:
+            if not again or error.errno != errno.EADDRINUSE:
+                raise
+            return self.listen(0, alone=alone, again=False)
+        return int(self._door.getsockname()[1])
+
+    def _close_door(self) -> None:
+        if self._door is not None:
+            self._door.close()
+            self._door = None
 
     def start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Start the next rank. Raises ``OSError`` where the program cannot be started."""
@@ -93,7 +117,11 @@ class LocalRanks:
         self._pages.append(page)
         inherits = page.descriptors
         given = {**env, **page.env, **self._scratch.env}
+        if self._door is not None:
+            inherits = (*inherits, self._door.fileno())
+            given[LISTENS] = str(self._door.fileno())
         rank = processes.start(argv, given, on_parent_death=signal.SIGKILL, inherits=inherits)
+        self._close_door()
         self._ranks.append(rank)
         self.codes.append(None)
         if self._asked:  # it came while ranks were started
@@ -143,11 +171,11 @@ class LocalRanks:
         """Whether a rank is suspended now."""
         return self.codes[rank] is None and is_stopped(self._ranks[rank].pid)
 
-    def stacks(self, rank: int) -> tuple[str, bool]:
+    def stacks(self, rank: int) -> tuple[str, str]:
         """Ask a rank for its stacks by SIGQUIT; within two seconds they are there, or it cannot write them."""
         pid, page, before = self._ranks[rank].pid, self._pages[rank], ""
         if self.codes[rank] is not None or is_stopped(pid):
-            return page.stacks(), self.is_suspended(rank)
+            return page.stacks(), "it is suspended" if self.is_suspended(rank) else ""
         os.kill(pid, signal.SIGQUIT)
         deadline = time.monotonic() + HEARING
         while time.monotonic() < deadline and not processes.ended(self._ranks[rank]):
@@ -156,7 +184,8 @@ class LocalRanks:
             if said and said == before:
                 break
             before = said
-        return page.stacks(), False
+        workers = [child for child in processes.descendants(pid) if is_stopped(child)]
+        return page.stacks(), f"its data worker, process {workers[0]}, is suspended" if workers else ""
 
     def close(self) -> None:
         """Kill what still runs, see it end, and give back the pages and the place for files."""
@@ -166,5 +195,17 @@ class LocalRanks:
         for page in self._pages:
             page.close()
         self._pages.clear()
+        self._close_door()
         if self._scratch is not None:
             self._scratch.close()
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    """A socket that listens there; without an address on all, those of IPv6 too, where the system has it."""
+    if not address and socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise
+    return socket.create_server((address, port), backlog=1024)

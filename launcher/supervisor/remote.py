@@ -113,7 +113,7 @@ class RemoteRanks:
         link, index = self._places[rank]
         return bool(link.ranks) and link.ranks[index].suspended
 
-    def stacks(self, rank: int) -> tuple[str, bool]:
+    def stacks(self, rank: int) -> tuple[str, str]:
         """Have a rank asked for its stacks."""
         link, index = self._places[rank]
         link.stacks = None
@@ -121,7 +121,7 @@ class RemoteRanks:
         until = time.monotonic() + 2 * HEARING
         while link.stacks is None and not link.lost and time.monotonic() < until:
             pump(self._links, REPORT)
-        return (link.stacks.text, link.stacks.suspended) if link.stacks else ("", False)
+        return (link.stacks.text, link.stacks.suspended) if link.stacks else ("", "")
 
     def close(self) -> None:
         """End all nodes, and so their ranks."""

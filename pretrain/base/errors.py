@@ -5,6 +5,7 @@ Its text says what was wrong, where (file, key, line), and what would be right.
 """
 
 import errno
+import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 
@@ -64,29 +65,43 @@ def did_you_mean(name: str, known: Sequence[str], otherwise: str = "known:") -> 
 
 _USER_ERRNOS = {
     errno.EACCES: "",
+    errno.EAGAIN: "raise the limit of processes and threads: ulimit -u",
     errno.EDQUOT: "free some space, or use another disk",
     errno.EEXIST: "",
+    errno.EHOSTDOWN: "the file server does not answer",
     errno.EINVAL: "",
     errno.EIO: "the device is failing: look at dmesg",
     errno.EISDIR: "",
     errno.ELOOP: "a link stands where none is followed",
     errno.EMFILE: "raise the limit: ulimit -n 65536",
     errno.ENAMETOOLONG: "",
+    errno.ENFILE: "raise the limit of this host: sysctl fs.file-max",
     errno.ENODEV: "",
     errno.ENOENT: "",
     errno.ENOSPC: "free some space, or use another disk",
+    errno.ENOTCONN: "the file server does not answer",
     errno.ENOTDIR: "",
     errno.ENXIO: "",
     errno.EPERM: "",
+    errno.EREMOTEIO: "the file server is failing",
     errno.EROFS: "",
+    errno.ESHUTDOWN: "the file server does not answer",
     errno.ESTALE: "the network file system has lost the file",
+    errno.ETIMEDOUT: "the file server does not answer",
 }
 """Errors of the system that a path, a disk or a limit causes, with a remedy where the system's words give none."""
-_MACHINE_ERRNOS = frozenset((errno.EIO, errno.ESTALE))
+_MACHINE_ERRNOS = {
+    errno.EHOSTDOWN, errno.EIO, errno.ENOTCONN, errno.EREMOTEIO, errno.ESHUTDOWN, errno.ESTALE, errno.ETIMEDOUT
+}  # fmt: skip
+
+
+def expect_writable_disks() -> None:
+    """Count a read-only disk as a fault of a machine from now on: this process has written to its disks before."""
+    _MACHINE_ERRNOS.add(errno.EROFS)
 
 
 def is_passing(error: BaseException | None) -> bool:
-    """Whether a machine is at fault (a disk that fails, a file server that loses a file), and not what a user wrote.
+    """Whether a machine is at fault (a disk that fails, a file server that is away), and not what a user wrote.
 
     A job that ends for it ends with 1, and may go well when it is started again.
     """
@@ -97,7 +112,12 @@ def is_passing(error: BaseException | None) -> bool:
     return False
 
 
-_NAMELESS = {errno.EMFILE: "this process", errno.ENOSPC: "a file, the output, or shared memory (/dev/shm)"}
+_NAMELESS = {
+    errno.EAGAIN: "a new process or thread",
+    errno.EMFILE: "this process",
+    errno.ENFILE: "this host",
+    errno.ENOSPC: "a file, the output, or shared memory (/dev/shm)",
+}
 """What an error is about that names no file."""
 
 
@@ -111,6 +131,8 @@ def user_text(error: BaseException) -> str | None:
         return _line(error)
     if isinstance(error, ModuleNotFoundError):
         return missing_package(error)
+    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
+        error = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     if isinstance(error, OSError) and error.errno in _USER_ERRNOS:
         remedy = _USER_ERRNOS[error.errno]
         nameless = _NAMELESS.get(error.errno, "file")

@@ -197,7 +197,7 @@ class SuperviseSection(Section):
 
     restarts: NonNegativeInt = Field(
         3, le=1000, description="times that it is started again from its newest checkpoint, each after at least one "
-        "more step or the loss of a host; 0 = never"
+        "more step or the loss of a host; ten checkpoints or an hour of training give one back; 0 = never"
     )  # fmt: skip
     stall: PositiveFloat | None = Field(
         10.0,

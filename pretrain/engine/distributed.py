@@ -7,20 +7,31 @@ notebooks need no launcher. Ranks are read from the environment that every launc
 
 from __future__ import annotations
 
+import base64
 import datetime
+import hashlib
+import hmac
+import json
 import logging
 import os
+import secrets
+import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from pretrain.base.errors import UserError, is_passing, user_text
+from pretrain.base import errors
+from pretrain.base.errors import ConfigError, RunFailedError, UserError, is_passing, shown, user_text
 from pretrain.base.open_files import allow_open_files
+from pretrain.engine.run_folder import LISTENS, SECRET
 
 logger = logging.getLogger(__name__)
 
@@ -125,12 +136,8 @@ def all_reduce_max(x: Tensor, group: Group = None) -> Tensor:
 
 
 def broadcast_object(value: T, src: int = 0) -> T:
-    """Return the value of rank ``src`` on every rank (small picklable objects: verdicts, names, steps)."""
-    if world_size() == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=src, group=_control_group)
-    return box[0]
+    """Return the value of rank ``src`` on every rank (small: verdicts, names, steps), as `gather_objects` does."""
+    return gather_objects(value if rank() == src else None)[src]  # type: ignore[return-value]
 
 
 def broadcast_tensor(x: Tensor) -> None:
@@ -140,12 +147,37 @@ def broadcast_tensor(x: Tensor) -> None:
 
 
 def gather_objects(value: T) -> list[T]:
-    """Return every rank's value, in rank order, on every rank (small picklable objects)."""
-    if world_size() == 1:
-        return [value]
-    out: list[T | None] = [None] * world_size()
-    dist.all_gather_object(out, value, group=_control_group)
-    return out  # type: ignore[return-value]
+    """Return every rank's value, in rank order, on every rank, as JSON brings it: a tuple arrives as a list.
+
+    Bytes, paths and arrays of numbers travel as well. Nothing that a rank sends is executed, as a pickle would be.
+    """
+    line = json.dumps(value, default=_plain).encode() + b"\n"
+    rows, _ = gather_ragged(torch.frombuffer(bytearray(line), dtype=torch.uint8), _control_group)
+    return [json.loads(each, object_hook=_typed) for each in rows.numpy().tobytes().splitlines()]
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case np.generic():
+            return value.item()
+        case bytes():
+            return {"__bytes__": base64.b64encode(value).decode()}
+        case Path():
+            return {"__path__": str(value)}
+        case np.ndarray() if value.dtype.kind in "biuf":
+            return {"__array__": [value.dtype.str, value.shape, base64.b64encode(value.tobytes()).decode()]}
+    raise TypeError(f"a {type(value).__name__} does not travel between ranks")
+
+
+def _typed(value: dict[str, Any]) -> Any:
+    match value:
+        case {"__bytes__": data}:
+            return base64.b64decode(data)
+        case {"__path__": path}:
+            return Path(path)
+        case {"__array__": [dtype, shape, data]}:
+            return np.frombuffer(base64.b64decode(data), dtype=np.dtype(dtype)).reshape(shape).copy()
+    return value
 
 
 @contextmanager
@@ -172,20 +204,22 @@ def synchronize_errors(*, patient: bool = False) -> Iterator[None]:
     failed = [(number, verdict) for number, verdict in enumerate(verdicts) if verdict is not None]
     if not failed:
         return
-    number, (kind, text, passing) = failed[0]
+    number, (kind, is_users, text, passing) = failed[0]
     where = f"rank {number}: " if world_size() > 1 else ""
-    if not issubclass(kind, UserError):
-        raise RuntimeError(f"{where}{kind.__name__}: {text}") from error
-    agreement = kind(f"{where}{text}")
+    if not is_users:
+        raise RuntimeError(f"{where}{kind}: {text}") from error
+    agreement: UserError = getattr(errors, kind)(f"{where}{text}")
     agreement.everywhere, agreement.passing = True, passing
     raise agreement from error
 
 
-def _verdict(error: Exception) -> tuple[type[Exception], str, bool]:
+def _verdict(error: Exception) -> tuple[str, bool, str, bool]:
+    """The name of the error's class, whether a user can set it right, its text, and whether a machine is at fault."""
     text = user_text(error)
     if text is None:
-        return type(error), str(error), False
-    return type(error) if isinstance(error, UserError) else UserError, text, is_passing(error)
+        return type(error).__name__, False, str(error), False
+    known = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    return next(known, UserError.__name__), True, text, is_passing(error)
 
 
 _waited = 0
@@ -244,20 +278,94 @@ def shutdown() -> None:
 def initialize(timeout_minutes: float) -> None:
     """Join the process group that the launcher describes (NCCL on GPUs, gloo on CPUs); alone, make a group of one.
 
-    A group of one is made for a lone process as well, because DeepSpeed's engine asks for one.
+    A group of one is made for a lone process as well, because DeepSpeed's engine asks for one. Ranks that are all on
+    this host listen on the loopback interface alone.
     """
     if is_distributed():
         return
     if "RANK" not in os.environ:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    allow_open_files(int(os.environ["WORLD_SIZE"]))  # rank 0, where all meet, has a connection of each
+    world = int(os.environ["WORLD_SIZE"])
+    files = allow_open_files(world)  # rank 0, where all meet, has a connection of each
+    if files < _FILES:
+        raise ConfigError(
+            f"{socket.gethostname()} lets a process have {files} files open (ulimit -n), "
+            f"a rank needs {_FILES} at least: ulimit -n 1024"
+        )
+    here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE")
+    if world == 1 or (here and int(here) == world):
+        os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
     timeout = datetime.timedelta(minutes=timeout_minutes)
+    own: dict[str, Any] = {"timeout": timeout}
+    if (store := _own_store(world, timeout)) is not None:
+        own |= {"store": store, "rank": int(os.environ["RANK"]), "world_size": world}
     if torch.cuda.is_available():
         global _control_group
         torch.cuda.set_device(local_rank())
-        dist.init_process_group("nccl", timeout=timeout)
+        dist.init_process_group("nccl", **own)
         # A mesh of all ranks would be a descriptor a peer in every process; so those that talk connect when they do.
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
         _control_group = dist.new_group(backend="gloo", timeout=timeout)
     else:
-        dist.init_process_group("gloo", timeout=timeout)
+        dist.init_process_group("gloo", **own)
+
+
+_FILES = 66
+"""Files that one of two ranks has open, with a data worker."""
+_secret = b""
+"""What the launcher of this job has told its ranks and nobody else; empty under other launchers."""
+
+
+def _own_store(world: int, timeout: datetime.timedelta) -> dist.Store | None:
+    """Where ranks find each other: in this process alone, or at the socket that rank 0 inherits from our launcher.
+
+    None under other launchers, which have ways of their own.
+    """
+    global _secret
+    _secret = os.environ.pop(SECRET, "").encode()
+    listens = os.environ.pop(LISTENS, "")
+    if world == 1:
+        if listens:
+            os.close(int(listens))
+        return HashStore()
+    if not _secret:
+        return None
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(address, port, world, bool(listens), timeout, master_listen_fd=int(listens) if listens else None)
+    return PrefixStore(hashlib.sha256(_secret).hexdigest(), store)
+
+
+def require_alike(facts: Mapping[str, Any]) -> None:
+    """Refuse ranks of another job, or of another program, than rank 0's. Collective.
+
+    ``facts`` is everything that must be alike, by name. Each rank signs its digest with the job's secret, so that a
+    process which is none of this job's cannot take the place of a rank.
+
+    Raises:
+        ConfigError: a fact of a rank differs; host and fact are named.
+        RunFailedError: a rank does not know the secret.
+    """
+    if world_size() == 1:
+        return
+    nonce, host = broadcast_object(secrets.token_hex(16)), socket.gethostname()
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    said = gather_objects((digest, _signature(nonce, rank(), digest)))
+    for number, (theirs, signature) in enumerate(said):
+        if not hmac.compare_digest(_signature(nonce, number, theirs), signature):
+            raise RunFailedError(f"a process that is none of this job's has taken the place of rank {number}")
+    if len({theirs for theirs, _ in said}) == 1:
+        return
+    other, of_rank_0 = broadcast_object((host, dict(facts)))
+    with synchronize_errors():
+        odd = [key for key in sorted({*facts, *of_rank_0}) if facts.get(key) != of_rank_0.get(key)]
+        if odd:
+            key, more = odd[0], f" (and {len(odd) - 1} more)" if odd[1:] else ""
+            mine, theirs = shown(facts.get(key)), shown(of_rank_0.get(key))
+            raise ConfigError(
+                f"on {host} {key} is {mine}, on rank 0 ({other}) it is {theirs}{more}; "
+                "start all ranks with one configuration, and the same installation on every host"
+            )
+
+
+def _signature(nonce: str, number: int, digest: str) -> str:
+    return hmac.new(_secret, f"{nonce} {number} {digest}".encode(), "sha256").hexdigest()

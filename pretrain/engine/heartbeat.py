@@ -27,6 +27,7 @@ HEADER = struct.Struct("<qqdd")
 ended the rank (0: none has)."""
 PAST = struct.Struct("<qd")
 """Of each section: how often it has ended, and its longest duration in seconds."""
+_LONGEST_TRACE = 50_000
 SIZE = HEADER.size + len(SECTIONS) * PAST.size
 
 
@@ -36,6 +37,7 @@ class _Page:
     step = 0
     since = 0.0
     failed = 0.0
+    stacks: int | None = None
 
 
 def open_page() -> None:
@@ -52,6 +54,7 @@ def open_page() -> None:
     if STACKS in descriptors:
         with suppress(OSError, ValueError):
             faulthandler.register(signal.SIGQUIT, file=descriptors[STACKS], all_threads=True)
+            _Page.stacks = descriptors[STACKS]
 
 
 def enter(section: Section, step: int | None = None) -> Section:
@@ -71,9 +74,15 @@ def enter(section: Section, step: int | None = None) -> Section:
     return before
 
 
-def fail() -> None:
-    """Note that an error ends this rank. Ranks that fall over its closed connections note theirs later."""
+def fail(trace: str, summary: str) -> None:
+    """Note that an error ends this rank, where it was raised, and what it says in one line, which comes last.
+
+    Ranks that fall over its closed connections note theirs later.
+    """
     _Page.failed = time.monotonic()
+    if _Page.stacks is not None:
+        with suppress(OSError):
+            os.write(_Page.stacks, f"{trace[-_LONGEST_TRACE:]}\n{summary}\n".encode(errors="replace"))
     if _Page.memory is not None:
         _note()
 

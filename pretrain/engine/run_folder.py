@@ -16,6 +16,10 @@ from pretrain.base.records import Count, Record, read_record
 from pretrain.engine.metrics_file import METRICS, last_step_in
 
 DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
+LISTENS, SECRET = "CAPT_LISTENS", "CAPT_SECRET"
+"""Variables of a rank: the socket of the rendezvous that rank 0 inherits, and what only ranks of this job know."""
+LOGGED = "capt_logged"
+"""The attribute of an error that names the log of this rank, where its stack trace is."""
 
 STATUS, BEST, LOCK = "status.json", "best.json", ".training"
 CONFIG = "config.yaml"

@@ -9,7 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from pretrain.base.errors import ConfigError, RunFailedError, is_passing, shown, user_text
+from pretrain.base.errors import (
+    ConfigError,
+    RunFailedError,
+    expect_writable_disks,
+    is_passing,
+    shown,
+    user_text,
+)
 from pretrain.base.files import open_for_append, write_text
 from pretrain.base.locks import file_lock, is_replaced
 from pretrain.config import flatten
@@ -23,6 +30,7 @@ from pretrain.engine.run_folder import (
     CONFIG,
     FAILED,
     LOCK,
+    LOGGED,
     STOPPED,
     Status,
     check_is_free,
@@ -84,6 +92,7 @@ class RunStatus:
     def start_training(self) -> None:
         """Write ``running``: all is prepared, and the first step is next."""
         self.training = True
+        expect_writable_disks()
         interruption.training_starts()
         self._write("running", self.progress.step)
 
@@ -215,6 +224,11 @@ def _log_of_this_rank(folder: Path) -> Iterator[None]:
     logging.getLogger().addHandler(handler)
     try:
         yield
+    except Exception as error:
+        if user_text(error) is None:
+            handler.handle(logging.LogRecord("pretrain", logging.ERROR, "", 0, "%s", (error,), sys.exc_info()))
+            setattr(error, LOGGED, path)
+        raise
     finally:
         logging.getLogger().removeHandler(handler)
         with contextlib.suppress(OSError):  # what a full disk did not take

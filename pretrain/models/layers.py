@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from pretrain.base.cache import use_own_compile_cache
 from pretrain.models.attention import AttentionSizes, Packed, Runs, SelfAttention
 from pretrain.models.dropout import dropout
 from pretrain.models.pooling import take_rows
@@ -43,6 +44,8 @@ class EncoderLayer(nn.Module):
         self.ffn_in = nn.Linear(config.hidden, config.ffn)
         self.ffn_out = nn.Linear(config.ffn, config.hidden)
         self.ffn_norm = nn.LayerNorm(config.hidden, eps=config.layer_norm_eps)
+        if compile:
+            use_own_compile_cache()
         self._run = torch.compile(self._compute) if compile else self._compute
 
     def forward(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
+import io
 import json
 import os
 import signal
@@ -9,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,8 @@ import pytest
 from launcher.backends.local import run_ranks
 from launcher.backends.watching import Watcher
 from launcher.plan import Command, End, Launch, Options
-from launcher.restart import supervise
+from launcher.requeue import again
+from launcher.restart import outlast, supervise
 from launcher.supervisor.heartbeats import Pulse
 from launcher.supervisor.output import takes_output
 from launcher.supervisor.processes import stop_asked, stop_signals
@@ -28,7 +33,7 @@ from pretrain.config.load import job_from_mapping, load_job
 from pretrain.config.writer import job_to_yaml
 from pretrain.engine.ledger.check import check
 from pretrain.engine.rollbacks import read_rollbacks
-from pretrain.engine.run_folder import read_status
+from pretrain.engine.run_folder import Status, read_status, write_status
 from pretrain.registry import TASKS
 from tests.support import free_port, run_head
 
@@ -64,16 +69,41 @@ def _empty_all(checkpoints: Path) -> None:
         path.write_bytes(b"")
 
 
-def _supervised(mapping: dict[str, Any], world: int = 2, after: Callable[[], None] = _nothing) -> tuple[int, list[End]]:
-    """The exit code, and the end of every attempt; ``after`` is called behind each."""
+def _take_away(run: Path, once: Path, number: int) -> None:
+    """From now on, what this process and its ranks do with files of the run fails for two seconds after ``once``."""
+    look = os.stat
+
+    def failing(act: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any, *arguments: Any, **named: Any) -> Any:
+            if not isinstance(path, int) and str(path).startswith(str(run)):
+                with suppress(FileNotFoundError):
+                    if time.time() - look(once).st_mtime < 2.0:
+                        raise OSError(number, os.strerror(number), str(path))
+            return act(path, *arguments, **named)
+
+        return call
+
+    for name in ("open", "stat", "lstat", "mkdir", "rename", "replace", "unlink", "utime", "scandir", "listdir"):
+        setattr(os, name, failing(getattr(os, name)))
+    io.open = builtins.open = failing(builtins.open)
+
+
+def _supervised(
+    mapping: dict[str, Any],
+    world: int = 2,
+    after: Callable[[], None] = _nothing,
+    before: Callable[[], None] = _nothing,
+) -> tuple[int, list[End]]:
+    """The exit code, and the end of every attempt; ``before`` is called before the first, ``after`` behind each."""
     job = job_from_mapping(mapping, "test")
     path = job.run.dir.parent / f"{job.run.dir.name}.yaml"
     write_text(path, job_to_yaml(job))
-    return run_head(_supervise, path, world, after)
+    return run_head(_supervise, path, world, after, before)
 
 
-def _supervise(path: Path, world: int, after: Callable[[], None]) -> tuple[int, list[End]]:
+def _supervise(path: Path, world: int, after: Callable[[], None], before: Callable[[], None]) -> tuple[int, list[End]]:
     TASKS["toy"] = "tests.toy"
+    before()
     ends: list[End] = []
 
     def attempt(launch: Launch) -> End:
@@ -89,8 +119,9 @@ def _supervise(path: Path, world: int, after: Callable[[], None]) -> tuple[int, 
             for rank in range(world)
         )  # fmt: skip
         ends.append(run_ranks(commands, stall=launch.job.supervise.stall))
+        waited = ends[-1].code == 1 and outlast(launch)
         after()
-        return ends[-1]
+        return replace(ends[-1], lost_host=waited)
 
     launch = Launch("pretrain", (str(path), "--merged"), load_job(path, resolved=True), Options())
     return supervise(launch, attempt).code, ends
@@ -143,7 +174,7 @@ def test_a_spike_is_gone_back_for_without_a_restart_being_counted(tmp_path: Path
 
 @pytest.mark.parametrize("kind", ["kill", "stop", "hang", "crash"])
 def test_a_fault_of_a_rank_costs_the_steps_since_the_last_checkpoint(
-    tmp_path: Path, undisturbed: dict[int, float], kind: str
+    tmp_path: Path, undisturbed: dict[int, float], capfd: pytest.CaptureFixture[str], kind: str
 ) -> None:
     run = tmp_path / "run"
     fault = {"kind": kind, "step": 7, "rank": 1, "once": str(tmp_path / "struck")}
@@ -162,6 +193,12 @@ def test_a_fault_of_a_rank_costs_the_steps_since_the_last_checkpoint(
         crash["rank"] == 1 or kind == "hang"
     )  # both are in their step: on a busy machine the other may be there longer
     assert crash["signal"] == ("SIGKILL" if kind == "kill" else None)
+    if kind == "crash":  # what has ended the rank is told, and where
+        assert crash["cause"] == "rank 1 exited with 1: RuntimeError: a fault of the program"
+        assert "in strike" in crash["stacks"]
+    if kind == "kill":  # the other rank fell over its connection, which is a matter of its log
+        assert "Traceback" not in capfd.readouterr().err
+        assert "Traceback" in (run / "log" / "rank-0.log").read_text()
     if kind in ("stop", "hang"):
         assert f"rank {crash['rank']} hangs" in crash["cause"]
         assert ("it is suspended" in crash["cause"]) == (kind == "stop")
@@ -210,6 +247,75 @@ def test_with_ephemeral_checkpoints_a_killed_rank_costs_the_step_it_was_in(
     assert report.faults == []
     assert [(each.head.step, each.kept) for each in report.launches] == [(0, 7), (7, 5)]
     assert list((tmp_path / "memory").iterdir()) == []
+
+
+def test_a_file_system_that_is_away_for_seconds_is_waited_for(
+    tmp_path: Path, undisturbed: dict[int, float], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks and launcher use the run folder: whoever meets the outage, the job goes on behind it."""
+    run, once = tmp_path / "run", tmp_path / "struck"
+    fault = {"kind": "outage", "step": 7, "rank": 0, "once": str(once)}
+    mapping = _mapping(run, fault=fault, supervise={"restarts": 1, "stall": 2.0})
+    code, ends = _supervised(mapping, before=partial(_take_away, run, once, errno.ESTALE))
+    assert (code, [end.code for end in ends]) == (0, [1, 0])
+    assert _losses(run) == undisturbed
+    assert check(run).faults == []
+    assert "Stale file handle; the network file system has lost the file; waiting up to 30 minutes" in (
+        capfd.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.ENOTCONN, errno.EROFS])
+@pytest.mark.parametrize("call", ["read_bytes", "utime"])
+def test_every_kind_of_outage_is_waited_for_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: str
+) -> None:
+    job = job_from_mapping(_mapping(tmp_path, supervise={"wait_minutes": 0.01}), "test")
+    launch = Launch("pretrain", (), job, Options())
+    write_status(tmp_path, Status(state="running"))
+    assert not outlast(launch)
+    left = [5]
+
+    def away(*_: object, **__: object) -> bytes:
+        left[0] -= 1
+        if left[0] > 0:
+            raise OSError(number, os.strerror(number), "run")
+        return b""
+
+    monkeypatch.setattr("launcher.restart._POLL", 0.01)
+    monkeypatch.setattr("launcher.restart._READ_ONLY", 0.6)
+    monkeypatch.setattr(f"launcher.restart.{call}" if call == "read_bytes" else f"os.{call}", away)
+    assert outlast(launch)
+    assert left == [0]
+    left[0] = 10**9
+    assert outlast(launch)
+
+
+@pytest.mark.parametrize("every", [1, 7, 500])
+@pytest.mark.parametrize("checkpoints", [1, 3, 5, 6, 9, 10, 25])
+def test_restarts_are_given_back_for_ten_checkpoints_each(tmp_path: Path, every: int, checkpoints: int) -> None:
+    """A job of weeks meets many faults; what fails again and again without progress still ends."""
+    limit, faults = 3, 60
+    allowed = []
+    for number in range(faults):
+        write_status(tmp_path, Status(state="running", step=1 + number * checkpoints * every))
+        allowed.append(again(tmp_path, 1, limit, "job", every=every))
+        if not allowed[-1]:
+            break
+    unpaid = [number - number * checkpoints // 10 for number in range(faults)]
+    expected = next((number for number, used in enumerate(unpaid) if used >= limit), faults)
+    assert sum(allowed) == (faults if checkpoints >= 10 else expected)
+
+
+def test_restarts_are_given_back_for_an_hour_each(tmp_path: Path) -> None:
+    for seconds, expected in ((3600.0, 20), (1800.0, 5), (0.0, 3)):
+        allowed = 0
+        while allowed < 20:
+            write_status(tmp_path, Status(state="running", step=1 + allowed))
+            if not again(tmp_path, 1, 3, f"job-{seconds}", every=0, seconds=seconds):
+                break
+            allowed += 1
+        assert allowed == expected
 
 
 def test_a_fault_that_comes_back_at_once_ends_the_job(tmp_path: Path) -> None:
@@ -276,8 +382,8 @@ class _Seen(LocalRanks):
     def is_suspended(self, rank: int) -> bool:
         return rank == self._suspended
 
-    def stacks(self, rank: int) -> tuple[str, bool]:
-        return "", rank == self._suspended
+    def stacks(self, rank: int) -> tuple[str, str]:
+        return "", "it is suspended" if rank == self._suspended else ""
 
 
 @pytest.mark.parametrize(

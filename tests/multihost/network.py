@@ -104,6 +104,10 @@ class Hosts:
         """Plug a host's cable in (``up``) or out (``down``)."""
         _run("ip", "-n", self.names[host], "link", "set", INTERFACE, state)
 
+    def cut(self, host: int, other: int) -> None:
+        """Let a host send nothing to another one any more, for good; both go on to hear the rest."""
+        _run("ip", "-n", self.names[host], "route", "add", "blackhole", f"{self.addresses[other]}/32")
+
     def left(self) -> dict[str, list[str]]:
         """What is in the shared memory and the temporary folders of the hosts, and which processes run."""
         found = {

@@ -191,6 +191,22 @@ def test_a_killed_head_leaves_no_rank_and_a_lost_host_is_done_without(hosts: Hos
     check_ledger(hosts, work, "head")
 
 
+def test_hosts_that_do_not_reach_each_other_are_no_host_of_one_job(hosts: Hosts, work: Path) -> None:
+    """Both answer the head, which is a third: else ranks would wait for the time-out of the process group."""
+    run, pair = work / "apart", work / "pair"
+    pair.write_text(f"{OTHER} slots=1\n{SPARE} slots=1\n")
+    more = ["supervise.on_lost_node=shrink", "schedule.max_steps=40", "--hostfile", str(pair)]
+    with running(hosts, work, "apart", *pretrain("apart", *more)) as process:
+        wait_until(lambda: step(run) > EVERY, 100)
+        hosts.cut(2, 1)  # the last test of these hosts
+        assert process.wait(timeout=90) == 0
+    log = (work / "apart.log").read_text()
+    assert f"{SPARE} cannot be reached: it does not reach {OTHER}, port 29500" in log
+    assert f"the job goes on with 1 ranks on {OTHER}" in log
+    assert sorted(losses(run)) == list(range(1, 41))
+    check_ledger(hosts, work, "apart")
+
+
 def check_ledger(hosts: Hosts, work: Path, run: str) -> None:
     checked = run_capt("ledger", "check", run, cwd=work, env=hosts.environment())
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -45,7 +46,9 @@ def folder(tmp_path: Path) -> Folder:
 
 def places_of(canary: bytes, folder: Folder, since: float) -> list[str]:
     """Command lines, and files of Ray's sessions and of the sweep, that hold a secret."""
-    sessions = [path for path in Path("/tmp/ray").glob("session_2*") if path.stat().st_mtime >= since]
+    private = Path(tempfile.gettempdir()).glob("capt-ray-*/s/session_2*")
+    sessions = [path for path in private if path.stat().st_mtime >= since]
+    assert all(path.parents[1].stat().st_mode & 0o777 == 0o700 for path in sessions)
     files = [path for top in (*sessions, folder.out) for path in top.rglob("*")]
     found = []
     for path in (*Path("/proc").glob("[0-9]*/cmdline"), *files):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -15,12 +17,24 @@ from pretrain.config.schema import Job
 from pretrain.engine import distributed
 
 
+def listening(parent: int) -> list[str]:
+    """The addresses (hexadecimal, as the kernel shows them) at which a process and its children take connections."""
+    children = [Path(file).read_text().split() for file in Path(f"/proc/{parent}/task").glob("*/children")]
+    sockets = set()
+    for pid in (parent, *(int(child) for each in children for child in each)):
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                sockets.add(os.readlink(file).removeprefix("socket:[").rstrip("]"))
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    return sorted({row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in sockets})
+
+
 class Fault(Section):
     """Something that goes wrong on one rank at one step; at step 0 while preparing."""
 
     kind: Literal[
         "none", "term", "nan", "nan_gradient", "refuse", "crash", "wait", "kill", "stop", "hang", "flip", "move",
-        "replace", "slow_data", "slow_forward",
+        "replace", "slow_data", "slow_forward", "outage", "listens",
     ] = "none"  # fmt: skip
     step: int = 0
     rank: int = 0
@@ -46,6 +60,10 @@ class Fault(Section):
     def strike(self, step: int) -> None:
         if self.hits("term", step):
             os.kill(os.getpid(), signal.SIGTERM)
+        if self.hits("outage", step):  # the test has seen to it that files of the run cannot be used now
+            raise OSError(errno.ESTALE, "Stale file handle", "run")
+        if self.hits("listens", step):
+            Path(self.once).write_text("\n".join(listening(os.getppid())))
         if self.hits("refuse", step):
             raise DataError("data.files: no text")
         if self.hits("crash", step):

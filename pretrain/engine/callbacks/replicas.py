@@ -76,7 +76,7 @@ class Replicas(Callback):
         values = held(run)
         if not _all_alike(values):
             run.diverged = True
-            everyone = distributed.gather_objects(Held(socket.gethostname(), values))
+            everyone = [Held(*each) for each in distributed.gather_objects((socket.gethostname(), values))]
             raise ReplicasDifferError(
                 f"at step {run.progress.step} {describe_difference(everyone)}; a rank computed, stored or received "
                 f"something wrong. What is saved was compared before: capt resume {run.dir} goes on from there; if it "

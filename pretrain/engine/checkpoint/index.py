@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,12 @@ def read_index_together(checkpoint: Path, manifest: Manifest, module: str, parts
     mine = _names(manifest, module, parts)[distributed.rank() :: distributed.world_size()]
     with distributed.synchronize_errors():
         found = [_pieces(checkpoint, name) for name in mine]
-    parts_of_all = [part for each in distributed.gather_objects(found) for part in each]
+    told = [[(kind, name, astuple(piece)) for kind, name, piece in part] for part in found]
+    parts_of_all = [
+        [(kind, name, Piece(*piece)) for kind, name, piece in part]
+        for each in distributed.gather_objects(told)
+        for part in each
+    ]
     with distributed.synchronize_errors():
         return _join(checkpoint, manifest, module, parts_of_all)
 

@@ -64,8 +64,8 @@ def newest_ephemeral(job: Job, after: int) -> Path | None:
     holders: dict[tuple[int, str], list[int]] = defaultdict(list)
     for rank, (keys, said) in enumerate(answers):
         _tell(f"host of rank {rank}: {note}" if len(hosts.ranks) > 1 else note for note in said)
-        for key in keys:
-            holders[key].append(rank)
+        for step, digest in keys:
+            holders[step, digest].append(rank)
     for key in sorted(holders, reverse=True):
         mine = next((each for each in held if each.key == key), None)
         files = distributed.broadcast_object(mine.files if mine else {}, src=holders[key][0])

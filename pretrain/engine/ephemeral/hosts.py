@@ -60,8 +60,8 @@ class Hosts:
 def find_hosts() -> Hosts:
     """Ask all ranks where they are. Collective."""
     ranks: dict[tuple[str, str], list[int]] = {}
-    for rank, host in enumerate(distributed.gather_objects(_this_host())):
-        ranks.setdefault(host, []).append(rank)
+    for rank, (name, boot) in enumerate(distributed.gather_objects(_this_host())):
+        ranks.setdefault((name, boot), []).append(rank)
     return Hosts(tuple(tuple(each) for each in ranks.values()), distributed.rank())
 
 

@@ -94,7 +94,8 @@ def text_metrics(
                 bounds.add_language_model(number, batch, found)
         else:
             _add_batch(job, model, number, batch, counts, unknown, totals, bounds)
-    metrics = _mean_metrics(distributed.gather_objects(totals.sums))
+    sums = distributed.gather_objects({name: value.numpy() for name, value in totals.sums.items()})
+    metrics = _mean_metrics([{name: torch.from_numpy(value) for name, value in each.items()} for each in sums])
     if totals.draws:
         metrics["mi_aggregate"] = aggregate_information(*_joined(totals.draws))
     return metrics

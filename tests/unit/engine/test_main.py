@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pretrain import __main__ as entry
+from pretrain.base import errors
 from pretrain.base.errors import CheckpointError, DataError, UserError
 from pretrain.engine import distributed, interruption
 from pretrain.engine.callbacks.agreement import TrainingDivergedError
@@ -45,6 +46,31 @@ def test_a_disk_or_file_server_that_fails_is_no_bad_input(capsys: pytest.Capture
     wrapped.__cause__ = OSError(errno.EIO, "Input/output error")
     assert entry._report(_agreed_error(wrapped), 0, debug=False) == entry._report(wrapped, 0, debug=False) == 1
     assert entry._report(CheckpointError("damaged"), 0, debug=False) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("can't start new thread"), "raise the limit of processes and threads: ulimit -u"),
+        (
+            OSError(errno.EAGAIN, "Resource temporarily unavailable"),
+            "raise the limit of processes and threads: ulimit -u",
+        ),
+        (OSError(errno.EMFILE, "Too many open files"), "raise the limit: ulimit -n 65536"),
+        (OSError(errno.ENFILE, "Too many open files in system"), "sysctl fs.file-max"),
+    ],
+)
+def test_a_limit_that_is_reached_is_named(error: Exception, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry._report(error, 0, debug=False) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_disk_that_turns_read_only_is_no_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = OSError(errno.EROFS, "Read-only file system", "/run/metrics.jsonl")
+    monkeypatch.setattr(errors, "_MACHINE_ERRNOS", set(errors._MACHINE_ERRNOS))
+    assert entry._report(error, 0, debug=False) == 2, "a run.dir on a read-only disk is a mistake of the user"
+    errors.expect_writable_disks()
+    assert entry._report(error, 0, debug=False) == 1
 
 
 def test_agreement_within_agreement_is_reached_once() -> None:

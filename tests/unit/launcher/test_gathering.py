@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
@@ -38,15 +38,26 @@ class Line:
 class Cluster:
     """Hosts of which some do not answer; how often each was called, and the lines that are open."""
 
-    def __init__(self, *dead: Host, answers_at: int = 10**9) -> None:
+    def __init__(self, *dead: Host, answers_at: int = 10**9, cut: tuple[Host, ...] = ()) -> None:
         self.dead, self.answers_at = {host.name for host in dead}, answers_at
+        self.cut = {host.name for host in cut}
+        """Hosts that answer, and reach no other one of them."""
         self.lines: list[Line] = []
+        self.meetings = 0
 
     def connect(self, host: Host) -> Line:
         calls = 1 + sum(line.host == host.name for line in self.lines)
         reason = "No route to host" if host.name in self.dead and calls < self.answers_at else ""
         self.lines.append(Line(host.name, reason))
         return self.lines[-1]
+
+    def meet(self, hosts: Sequence[Host], lines: Mapping[Host, Line]) -> dict[Host, str]:
+        assert set(hosts) <= set(lines), "all have answered"
+        self.meetings += 1
+        if self.meetings >= self.answers_at:
+            return {}
+        first, *others = hosts
+        return {host: "no way" for host in others if {first.name, host.name} & self.cut}
 
     def open(self) -> list[str]:
         return sorted(line.host for line in self.lines if line.open)
@@ -58,9 +69,10 @@ class Cluster:
         spares: tuple[Host, ...] = (),
         fits: Callable[[int], str] = lambda world: "",
         patience: float = 60.0,
+        of: tuple[Host, ...] = (),
     ) -> list[Host]:
-        made = Gathering(self.connect, spares, policy, patience, fits, lambda: False)  # type: ignore[arg-type]
-        hosts, lines = made.gather((A, B))
+        made = Gathering(self.connect, spares, policy, patience, fits, lambda: False, self.meet)  # type: ignore[arg-type]
+        hosts, lines = made.gather(of or (A, B))
         assert [line.host for line in lines] == [host.name for host in hosts]
         return hosts
 
@@ -122,3 +134,32 @@ def test_a_job_that_does_not_fit_on_what_is_left_says_so(dead: tuple[Host, ...])
     with pytest.raises(NotReachedError, match=f"the job cannot shrink: {why}"):
         cluster.gather("shrink", fits=lambda world: f"batch.global 12 is not for {world} ranks")
     assert cluster.open() == []
+
+
+D = Host("d", 2)
+
+
+@pytest.mark.parametrize(
+    ("cut", "left"), [((B,), [A]), ((A,), [B, C, D]), ((C,), [A, B, D]), ((B, D), [A, C]), ((A, B), [C, D])]
+)
+def test_hosts_that_answer_and_do_not_reach_each_other_are_lost(cut: tuple[Host, ...], left: list[Host]) -> None:
+    hosts = (A, B) if cut == (B,) else (A, B, C, D)
+    cluster = Cluster(cut=cut)
+    assert cluster.gather("shrink", of=hosts) == left
+    assert cluster.open() == [host.name for host in left]
+
+
+def test_a_spare_takes_the_place_of_a_host_that_does_not_reach_the_first() -> None:
+    cluster = Cluster(cut=(B, SMALL))
+    assert cluster.gather("spare", spares=(SMALL, C)) == [A, C]
+    assert cluster.open() == ["a", "c"]
+
+
+def test_a_host_that_does_not_reach_the_first_is_waited_for_until_it_does_or_time_is_up() -> None:
+    assert Cluster(cut=(B,), answers_at=3).gather("wait") == [A, B]
+    cluster = Cluster(cut=(B,))
+    with pytest.raises(NotReachedError, match=r"not reached in .* minutes: b: no way"):
+        cluster.gather("wait", patience=0.1)
+    assert cluster.open() == []
+    with pytest.raises(NotReachedError, match="b cannot be reached: no way"):
+        cluster.gather(None)

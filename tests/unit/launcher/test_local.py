@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -11,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.local import End, _free_port, _kept, run_ranks
+from launcher.backends.local import End, run_ranks
 from launcher.plan import Command
 from launcher.supervisor import processes
 from launcher.supervisor.processes import stop_signals
+from launcher.supervisor.ranks import LocalRanks
 
 PRELUDE = "import os, pathlib, signal, subprocess, sys, time; rank = int(os.environ['RANK']);"
 SAVES = "signal.signal({signal}, lambda *_: os._exit(75)); pathlib.Path(f'ready-{{rank}}').touch(); time.sleep(60)"
@@ -237,19 +237,49 @@ def test_the_ranks_die_with_the_launcher(launcher, tmp_path: Path) -> None:
     assert wait_for(lambda: all(map(is_gone, pids)), seconds=2)
 
 
-def test_a_kept_port_is_given_to_nobody_but_who_asks_for_it() -> None:
-    port = _free_port()
-    with _kept(port):
-        with socket.socket() as other, socket.create_server(("127.0.0.1", 0)) as server:
-            try:
-                one = struct.pack("I", port | port << 16)  # IP_LOCAL_PORT_RANGE: this one alone
-                other.setsockopt(socket.IPPROTO_IP, 51, one)
-            except OSError:
-                pytest.skip("a kernel before 6.3 cannot be asked for a port in a range")
-            with pytest.raises(OSError, match="assign"):
-                other.connect(server.getsockname())
-        master = (
-            "from torch.distributed import TCPStore; TCPStore('127.0.0.1', {}, 1, True).set('a', 'b'); print('made')"
-        )
-        made = subprocess.run([sys.executable, "-c", master.format(port)], capture_output=True, text=True)
-        assert made.stdout == "made\n", made.stderr
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+def test_a_port_that_is_taken_is_named_and_a_restart_takes_another_one(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rank 0 inherits the socket that the launcher has opened: nobody can take the port while it starts."""
+    listens = (
+        "import socket; at = os.environ.get('CAPT_LISTENS');"
+        "s = socket.socket(fileno=int(at)) if at else None;"
+        "ok = s.getsockname() == ('127.0.0.1', int(os.environ['MASTER_PORT'])) if s else rank == 1;"
+        "sys.exit(0 if ok and os.environ['CAPT_SECRET'] else 1)"
+    )
+    with socket.create_server((address, 0)) as other:
+        port = other.getsockname()[1]
+        end = run_ranks(ranks(listens), port=port)
+        assert (end.code, end.reason) == (2, caplog.messages[-1])
+        assert f"--master-port {port}: Address already in use" in end.reason
+        assert run_ranks(ranks(listens), port=port, again=True) == End(0)
+    assert run_ranks(ranks(listens), port=port) == End(0)
+
+
+def test_the_socket_of_several_hosts_is_open_to_others_and_closed_with_the_ranks() -> None:
+    made = LocalRanks()
+    port = made.listen(0, alone=False, again=False)
+    with socket.create_connection((socket.gethostbyname(socket.gethostname()), port), 5):
+        pass
+    made.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 5)
+
+
+def test_a_data_worker_that_is_suspended_is_named(tmp_path: Path) -> None:
+    script = (
+        "signal.signal(signal.SIGQUIT, signal.SIG_IGN);"
+        "worker = subprocess.Popen(['sleep', '60']); worker.send_signal(signal.SIGSTOP);"
+        f"pathlib.Path({str(tmp_path)!r}, 'worker').write_text(str(worker.pid)); time.sleep(60)"
+    )
+    made = LocalRanks()
+    try:
+        made.start((sys.executable, "-S", "-c", PRELUDE + script), {"RANK": "0"})
+        assert wait_for(lambda: (tmp_path / "worker").exists() and (tmp_path / "worker").read_text())
+        worker = (tmp_path / "worker").read_text()
+        assert made.stacks(0)[1] == f"its data worker, process {worker}, is suspended"
+        os.kill(made.where(0)[1], signal.SIGSTOP)
+        assert wait_for(lambda: made.stacks(0)[1] == "it is suspended")
+    finally:
+        made.close()

@@ -71,6 +71,14 @@ def test_a_host_that_is_lost_while_the_job_starts_again_does_not_end_it(tmp_path
     assert ends == [], "the last two failed at one step, which ends the job"
 
 
+def test_the_cause_is_the_last_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "config.yaml").write_text("")
+    job = load_job("capt_tiny", [f"run.dir={tmp_path}"])
+    supervise(Launch("pretrain", (), job, Options()), lambda _: End(FAILED, crash=Crash.here("it fell over")))
+    assert "not started again" in caplog.messages[-2]
+    assert caplog.messages[-1] == f"it fell over ({tmp_path / 'crashes' / '0002.json'})"
+
+
 _UNREAD = """
 import logging, os, sys
 from pathlib import Path
