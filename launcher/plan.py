@@ -166,6 +166,8 @@ class End:
     """Whether no rank was started, because too few hosts could be reached."""
     lost_host: bool = False
     """Whether a host was lost, which says nothing of the program."""
+    slow_files: bool = False
+    """Whether a rank waited too long for a file system, or to have written, which is no fault of the program."""
 
 
 def describe(launch: Launch, plan: Plan) -> str:

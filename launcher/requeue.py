@@ -63,13 +63,22 @@ def record_end(run: Path, code: int) -> None:
 
 
 def again(
-    run: Path, code: int, limit: int, job: str, *, every: int = 0, seconds: float = 0.0, lost_host: bool = False
+    run: Path,
+    code: int,
+    limit: int,
+    job: str,
+    *,
+    every: int = 0,
+    seconds: float = 0.0,
+    lost_host: bool = False,
+    slow_files: bool = False,
 ) -> bool:
     """Whether the job ``job`` in the folder ``run``, which ended with ``code``, is to be queued again.
 
-    A restart is given back for progress: the steps of ten checkpoints (``every`` so many steps), or an hour of the
+    A restart is given back for progress: the steps of ten checkpoints (``every`` steps each), or an hour of the
     ``seconds`` that the job ran. A ``lost_host`` is counted, but is no sign that the job would fail at the same step
-    for ever: the next may be lost while the job starts again without the first.
+    again: the next may be lost while the job starts again without the first. A job that ended for ``slow_files`` is not
+    counted, as long as it made a step since the last time.
 
     Raises:
         UserError: ``restarts.json`` or ``status.json`` is damaged.
@@ -94,6 +103,12 @@ def again(
     ):  # as often as guard.spikes allows
         write_json(run / RECORD, before.model_copy(update={"rollbacks": rollbacks}).model_dump())
         log.warning("started again without the samples of a spike of the loss, which ended at step %d", step)
+        return True
+    if status is not None and status.reason.startswith("GivenUpError:"):  # once for each checkpoint at most
+        return True
+    if slow_files and step != before.step:
+        write_json(run / RECORD, before.model_copy(update={"step": step}).model_dump())
+        log.warning("ended at step %d for a file system that did not answer; started again, which is not counted", step)
         return True
     before = _with_progress(before, step, every, seconds)
     if before.failures >= limit:

@@ -133,7 +133,14 @@ def _may_go_on(launch: Launch, own: str, end: End, seconds: float) -> bool:
         return False
     try:
         return not stop_asked() and again(
-            run, FAILED, limit, own, every=every, seconds=seconds, lost_host=end.lost_host
+            run,
+            FAILED,
+            limit,
+            own,
+            every=every,
+            seconds=seconds,
+            lost_host=end.lost_host,
+            slow_files=end.slow_files,
         )
     except (UserError, OSError) as error:  # it cannot be counted: a full disk, say
         log.error("not started again: %s", user_text(error) or error)

@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 import time
+from collections.abc import Iterable
 
 from launcher.plan import End
 from launcher.supervisor.crash import Crash
@@ -19,6 +20,11 @@ log = logging.getLogger(__name__)
 
 GRACE = 5.0
 PATIENCE = 8.0
+WRITING = 300.0
+"""Seconds that a rank may wait for a file system, or be in a section of writing: file servers pause for minutes."""
+_DOUBT = 0.6
+"""Seconds in which no rank may be seen to wait for a file system before one is taken to hang: longer than the distance
+of two words of a node."""
 _HEARING = 2.0
 _POLL = 0.05
 _SUSPENDED = 2.0
@@ -32,12 +38,15 @@ class Watcher:
     would wait for it in a collective, get SIGTERM and after ``grace`` seconds SIGKILL, and its code is returned (1 for
     a rank that a signal killed). A stop signal is passed on: the job has all the time that it needs to save; only when
     no rank has done anything for ``patience`` seconds, all are killed. So they are when one hangs, which a number of
-    seconds for ``stall`` decides (:mod:`launcher.supervisor.heartbeats`), and when a host is lost.
+    seconds for ``stall`` decides (:mod:`launcher.supervisor.heartbeats`), and when a host is lost. A rank that waits
+    for a file system, or writes a checkpoint, has `WRITING` seconds.
     """
 
     def __init__(self, ranks: Ranks, *, grace: float = GRACE, patience: float = PATIENCE, stall: float | None = None):
         self._ranks, self._grace, self._patience, self._stall = ranks, grace, patience, stall
         self._looked = self._awake = time.monotonic()
+        self._waited: float | None = None
+        self._about_files = False
         self.asked: signal.Signals | None = None
         self._killed = False
 
@@ -121,7 +130,23 @@ class Watcher:
         if now - self._looked > _SUSPENDED or self._ranks.is_held_up():
             self._awake = now
         self._looked = now
-        return find_stall(self._pulses(), stall) if self._ranks.is_fresh() else None
+        if not self._ranks.is_fresh():
+            return None
+        pulses = self._pulses()
+        stalled = find_stall(pulses, stall)
+        if stalled is None:
+            self._waited, self._about_files = None, False
+            return None
+        self._about_files = self._is_about_files(stalled, pulses, now)
+        return None if self._about_files and stalled.pulse.seconds <= WRITING else stalled
+
+    def _is_about_files(self, stalled: Stall, ranks: Iterable[int], now: float) -> bool:
+        """Whether a rank waited for a file system a moment ago, or the one that stalls writes a checkpoint."""
+        if any(self._ranks.is_suspended(rank) for rank in ranks):
+            return False
+        if self._waited is None or any(self._ranks.waits_for_files(rank) for rank in ranks):
+            self._waited = now
+        return stalled.pulse.section in ("save", "ephemeral") or now - self._waited < _DOUBT
 
     def _pulses(self) -> dict[int, Pulse]:
         """What the ranks do that run."""
@@ -142,10 +167,11 @@ class Watcher:
                 break
         rank = stalled.rank
         stacks, suspended = self._ranks.stacks(rank)
-        state = f"; {suspended}" if suspended else ""
+        files = self._about_files and not suspended
+        state = f"; {suspended}" if suspended else "; it waits for a file system" if files else ""
         reason = f"rank {rank}{self._on_host(rank)} {stalled}{state}; all ranks are killed"
         log.error("%s", reason)
-        return End(FAILED, reason, self._crash(rank, reason, stalled.pulse, stacks))
+        return End(FAILED, reason, self._crash(rank, reason, stalled.pulse, stacks), slow_files=files)
 
     def _on_host(self, rank: int) -> str:
         host, _ = self._ranks.where(rank)

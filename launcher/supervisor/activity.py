@@ -44,7 +44,7 @@ class Activity:
         now = time.monotonic()
         cpu, written = self._totals()
         worked = cpu - self._cpu > max(2 * _TICK, _LEAST * (now - self._last)) or written != self._written
-        if worked or self._waits_for_a_disk():
+        if worked or any(waits_for_files(pid) for pid in self._pids):
             self._last, self._cpu, self._written = now, cpu, written
         return now - self._last
 
@@ -58,17 +58,20 @@ class Activity:
                 written += sum(int(line.split()[1]) for line in lines if line.startswith("wchar"))
         return cpu, written
 
-    def _waits_for_a_disk(self) -> bool:
-        for folder in self._folders():
-            for thread in folder.glob("task/*"):
-                with suppress(OSError, IndexError, ValueError):
-                    if _fields(thread / "stat")[0] == "D" or _is_in_a_file(thread):
-                        return True
-        return False
-
     def _folders(self) -> Iterator[Path]:
         for pid in self._pids:
             yield from (Path(f"/proc/{child}") for child in (pid, *descendants(pid)))
+
+
+def waits_for_files(pid: int) -> bool:
+    """Whether a thread of a process, or of one that it started, waits for a file system at this moment."""
+    for child in (pid, *descendants(pid)):
+        for thread in Path(f"/proc/{child}").glob("task/*"):
+            with suppress(OSError, IndexError, ValueError):
+                state = _fields(thread / "stat")[0]
+                if state == "D" or (state != "T" and _is_in_a_file(thread)):
+                    return True
+    return False
 
 
 def _is_in_a_file(thread: Path) -> bool:

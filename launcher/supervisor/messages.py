@@ -41,13 +41,14 @@ class Up(Record):
 
 
 class RankNews(Record):
-    """A rank: its process, exit code and pulse, and whether it is suspended."""
+    """A rank: its process, exit code and pulse, and whether it is suspended or waits for a file system."""
 
     pid: Count
     born: Count
     code: int | None = Field(None, ge=-128, le=255)
     pulse: _Beat | None = None
     suspended: bool = False
+    waits: bool = False
 
 
 class Stacks(Record):

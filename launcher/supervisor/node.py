@@ -24,6 +24,8 @@ from launcher.supervisor.ranks import LocalRanks
 
 _POLL = 0.05
 _ENDING = 5.0
+_LONG = 1.0
+"""Seconds in a section from which on it may be the file system that a rank waits for."""
 _LAST_WORDS = 1.0
 _CALL = 4.0
 """Seconds for a connection to the first host: less than a lease."""
@@ -157,10 +159,16 @@ class Supervisor:
                 "code": code,
                 "pulse": self._ranks.pulse(rank),
                 "suspended": self._ranks.is_suspended(rank),
+                "waits": self._waits(rank),
             }
             for rank, code in enumerate(self._ranks.codes)
         ]
         self._say(ranks=ranks, idle=self._ranks.idle() if self._asked else 0.0, asked=self._stop)
+
+    def _waits(self, rank: int) -> bool:
+        """Whether a rank waits for a file system; looked at only where its section takes long."""
+        pulse = self._ranks.pulse(rank)
+        return pulse is not None and pulse.seconds > _LONG and self._ranks.waits_for_files(rank)
 
     def _say(self, **news: Any) -> None:
         self._unsaid += f"{MARK}{json.dumps({'now': time.monotonic(), **news})}\n".encode()

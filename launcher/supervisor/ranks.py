@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from launcher.supervisor import processes
-from launcher.supervisor.activity import Activity
+from launcher.supervisor.activity import Activity, waits_for_files
 from launcher.supervisor.heartbeats import Page, Pulse, is_stopped
 from launcher.supervisor.output import takes_output
 from launcher.supervisor.scratch import Scratch
@@ -68,6 +68,9 @@ class Ranks(Protocol):
 
     def is_suspended(self, rank: int) -> bool:
         """Whether a rank is suspended, as far as is known."""
+
+    def waits_for_files(self, rank: int) -> bool:
+        """Whether a rank, or a data worker of it, waits for a file system, as far as is known."""
 
     def stacks(self, rank: int) -> tuple[str, str]:
         """The stacks of a rank, which are asked for, or what one that failed has left; and what of it is suspended."""
@@ -170,6 +173,10 @@ class LocalRanks:
     def is_suspended(self, rank: int) -> bool:
         """Whether a rank is suspended now."""
         return self.codes[rank] is None and is_stopped(self._ranks[rank].pid)
+
+    def waits_for_files(self, rank: int) -> bool:
+        """Whether a rank or a data worker of it waits for a file system now."""
+        return self.codes[rank] is None and waits_for_files(self._ranks[rank].pid)
 
     def stacks(self, rank: int) -> tuple[str, str]:
         """Ask a rank for its stacks by SIGQUIT; within two seconds they are there, or it cannot write them."""

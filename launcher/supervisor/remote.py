@@ -113,6 +113,11 @@ class RemoteRanks:
         link, index = self._places[rank]
         return bool(link.ranks) and link.ranks[index].suspended
 
+    def waits_for_files(self, rank: int) -> bool:
+        """Whether a rank waited for a file system when its node was last heard."""
+        link, index = self._places[rank]
+        return bool(link.ranks) and link.ranks[index].waits
+
     def stacks(self, rank: int) -> tuple[str, str]:
         """Have a rank asked for its stacks."""
         link, index = self._places[rank]

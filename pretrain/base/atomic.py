@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import glob
+import hashlib
 import io
 import os
+import secrets
 import shutil
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -43,30 +48,62 @@ def rename_to_new(folder: Path, out: Path) -> None:
 
 
 @contextmanager
+def partial_folder(out: Path) -> Iterator[Path]:
+    """Make an empty folder beside ``out`` for what will be renamed to it; what is left of the folder is removed.
+
+    It is locked for as long as this process lives. So are those of other processes, and one that is not locked was left
+    by a killed one and is removed first. Other hosts, whose locks some file systems do not show here, use other names.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    host = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:4]
+    for path in out.parent.glob(f".{glob.escape(out.name)}.{host}-*.partial"):
+        with suppress(OSError), _locked(path):  # it is locked, or no folder
+            shutil.rmtree(path)
+    partial = out.parent / f".{out.name}.{host}-{secrets.token_hex(4)}.partial"
+    partial.mkdir()
+    with ExitStack() as stack:
+        with suppress(OSError):  # a file system without locks: nothing is ever removed there
+            stack.enter_context(_locked(partial))
+        try:
+            yield partial
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder of this user. Raises ``OSError``: another process does, or it is a link."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "another user's folder", str(folder))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """Yield an empty temporary folder beside ``out`` that becomes ``out`` in one rename when the block succeeds.
 
-    When the block raises, the temporary folder is removed and ``out`` is as before.
+    When the block raises, the temporary folder is removed and ``out`` is as before. One that a killed process left is
+    removed at the next start with the same ``out``.
 
     Raises:
         DataError: ``out`` cannot become a new folder (`require_new`), or another process has made it meanwhile.
     """
     require_new(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.parent / f".{out.name}.{os.getpid()}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
     try:
-        yield partial
-        for file in partial.iterdir():
-            sync(file)
-        sync(partial)
-        rename_to_new(partial, out)
+        with partial_folder(out) as partial:
+            yield partial
+            for file in partial.iterdir():
+                sync(file)
+            sync(partial)
+            rename_to_new(partial, out)
     except OSError as error:
         _name_file(error, out)
         raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager

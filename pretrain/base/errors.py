@@ -7,6 +7,7 @@ Its text says what was wrong, where (file, key, line), and what would be right.
 import errno
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 
 from pretrain.base.extras import missing_package
@@ -31,6 +32,10 @@ class DataError(UserError):
 
 class CheckpointError(UserError):
     """A checkpoint is damaged, incomplete, or belongs to another model, tokenizer or run."""
+
+
+class NoSpaceError(CheckpointError):
+    """A disk, a quota or a table of inodes is full: what could not be written now may be written later."""
 
 
 def shown(value: object, limit: int = 100) -> str:
@@ -66,7 +71,7 @@ def did_you_mean(name: str, known: Sequence[str], otherwise: str = "known:") -> 
 _USER_ERRNOS = {
     errno.EACCES: "",
     errno.EAGAIN: "raise the limit of processes and threads: ulimit -u",
-    errno.EDQUOT: "free some space, or use another disk",
+    errno.EDQUOT: "your quota on this disk is used up (quota -s): free some space, or use another disk",
     errno.EEXIST: "",
     errno.EHOSTDOWN: "the file server does not answer",
     errno.EINVAL: "",
@@ -90,6 +95,7 @@ _USER_ERRNOS = {
     errno.ETIMEDOUT: "the file server does not answer",
 }
 """Errors of the system that a path, a disk or a limit causes, with a remedy where the system's words give none."""
+_NO_INODES = "no inodes are left on this disk (df -i): remove some files, or use another disk"
 _MACHINE_ERRNOS = {
     errno.EHOSTDOWN, errno.EIO, errno.ENOTCONN, errno.EREMOTEIO, errno.ESHUTDOWN, errno.ESTALE, errno.ETIMEDOUT
 }  # fmt: skip
@@ -134,11 +140,29 @@ def user_text(error: BaseException) -> str | None:
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
         error = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     if isinstance(error, OSError) and error.errno in _USER_ERRNOS:
-        remedy = _USER_ERRNOS[error.errno]
+        remedy = space_remedy(error.errno, error.filename) or _USER_ERRNOS[error.errno]
         nameless = _NAMELESS.get(error.errno, "file")
         where = _line(error.filename) if error.filename is not None else nameless
         return f"{where}: {error.strerror}" + (f"; {remedy}" if remedy else "")
     return None
+
+
+def space_remedy(number: int, path: str | bytes | os.PathLike[str] | None) -> str:
+    """What to do where a file could not be written for want of space, inodes or quota; empty for other errors.
+
+    The system has one error for a disk without space and for one without inodes.
+    """
+    if number not in (errno.ENOSPC, errno.EDQUOT):
+        return ""
+    if number == errno.ENOSPC and path is not None:
+        folder = os.path.dirname(os.path.abspath(os.fsdecode(path)))
+        while not os.path.isdir(folder) and folder != os.path.dirname(folder):
+            folder = os.path.dirname(folder)
+        with suppress(OSError):
+            found = os.statvfs(folder)
+            if found.f_files and not found.f_favail:  # some file systems have no fixed number, and say 0
+                return _NO_INODES
+    return _USER_ERRNOS[number]
 
 
 def _line(value: object, limit: int = 1000) -> str:

@@ -3,16 +3,56 @@
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from pretrain.base.errors import DataError
 
 LONGEST_LINE = 64 << 20
 """Bytes of a line of text at most: a small archive may hold a line of terabytes."""
+
+
+_ALWAYS = 64 << 20
+_RATIO = 200
+"""Bytes that a packed file may hold in any case, and for each of its own: text is packed to a third or a tenth."""
+
+
+def require_ratio(path: Path, unpacked: int, packed: int) -> None:
+    """Refuse a file that unpacks to far more than text does, before hours go into it. Raises ``DataError``."""
+    if unpacked > _ALWAYS + _RATIO * packed:
+        raise DataError(
+            f"{path}: {packed:,} bytes hold over {unpacked:,} bytes of text, more than {_RATIO} times as many; if that "
+            "is right, unpack the file and name the result"
+        )
+
+
+class _Unpacked(io.RawIOBase):
+    """What a gzip file holds, as long as it is not far more than its bytes so far can be of text."""
+
+    def __init__(self, raw: IO[bytes], path: Path) -> None:
+        self._raw, self._path, self._count = raw, path, 0
+        self._file = gzip.GzipFile(fileobj=raw)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer)
+        self._count += count
+        require_ratio(self._path, self._count, self._raw.tell())
+        return count
+
+
+def unpacked(raw: IO[bytes], path: Path) -> io.BufferedReader:
+    """The content of the gzip file ``path``, which is open as ``raw``.
+
+    Reading raises ``DataError`` where a small file holds gigabytes, and what `gzip` raises for a damaged one.
+    """
+    return io.BufferedReader(_Unpacked(raw, path))
 
 
 def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = None) -> Iterator[str]:
@@ -46,7 +86,7 @@ def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = N
 
 def _with_progress(raw: IO[bytes], packed: bool, progress: Callable[[int], None] | None) -> Iterator[bytes]:
     reported = 0
-    with gzip.open(raw) if packed else raw as lines:
+    with unpacked(raw, Path(raw.name)) if packed else raw as lines:
         for number, line in enumerate(iter(partial(lines.readline, LONGEST_LINE), b"")):
             if len(line) == LONGEST_LINE:
                 raise DataError(

@@ -3,7 +3,8 @@
 What was hashed on this host is remembered in a private file in the cache: of every file its device, inode, size, times
 of modification and change, and SHA-256. A file of which all these are as remembered is taken for unchanged, so a start
 with known files reads none of them. The time of change (ctime) is set by the kernel at every write, and nobody but root
-can set it back; what it cannot show is a disk that loses bits by itself (``again=True`` reads everything).
+can set it back; what it cannot show is a disk that loses bits by itself. So files are read again after thirty days, and
+checkpoints whenever they are loaded (``again=True`` reads everything).
 
 A damaged, foreign or missing memory only means hashing again.
 """

@@ -13,8 +13,8 @@ class GuardSection(Section):
     """What watches a job for faults that raise no error (page Reliability)."""
 
     checksum: NonNegativeInt = Field(
-        100, description="steps between two comparisons of what all ranks must hold alike, in the next step that is "
-        "logged, and before each save; 0 = never"
+        100, description="steps between two comparisons of what all ranks must hold alike, before the update of a step "
+        "and before each save; 0 = never"
     )  # fmt: skip
     spike: Literal["off", "warn", "skip", "rollback", "stop"] = Field(
         "warn", description="when the loss or the gradient norm jumps: say so; skip the update of that step; roll back "

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pretrain.base.atomic import sync
+from pretrain.base.atomic import partial_folder, sync
 from pretrain.base.errors import CheckpointError
 from pretrain.base.files import public_mode
 
@@ -42,20 +41,17 @@ def new_folder(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
         CheckpointError: ``out`` is taken, its parent cannot be written, or the disk is full.
     """
     refuse_existing(out, overwrite=overwrite)
-    temporary = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}.partial"
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        _flush(temporary)
-        _replace(temporary, out)
+        with partial_folder(out) as temporary:
+            yield temporary
+            _flush(temporary)
+            _replace(temporary, out)
     except Exception as error:
         if _disk_is_full(error):
             raise CheckpointError(f"{out}: cannot be written: no space left on the disk") from error
         if isinstance(error, OSError) and error.filename and Path(error.filename).is_relative_to(out.parent):
             raise CheckpointError(f"{out}: cannot be written: {error.strerror}") from error
         raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _disk_is_full(error: Exception) -> bool:

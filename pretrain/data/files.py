@@ -15,10 +15,12 @@ from functools import cached_property, partial
 from pathlib import Path
 
 import pyarrow
+import pyarrow.compute
 import pyarrow.parquet
 
 from pretrain.base.errors import DataError
 from pretrain.base.files import open_regular, printable
+from pretrain.base.text_lines import require_ratio, unpacked
 from pretrain.base.verification import Verifier
 from pretrain.data.corpus import PASSAGE, Corpus, Missing, Piece, TextColumn, row_pieces
 
@@ -161,8 +163,11 @@ class FileCorpus(Corpus):
             table = pyarrow.parquet.ParquetFile(raw)
             if self._column not in table.schema_arrow.names:
                 raise DataError(f"{path}: {_missing_column(self._column, table.schema_arrow.names)}")
-            column = TextColumn(self._column, self._missing)
+            _require_ratio(path, table)
+            column, size = TextColumn(self._column, self._missing), 0
             for batch in table.iter_batches(batch_size=256, columns=[self._column]):
+                size += _size(batch.column(0))
+                require_ratio(path, size, path.stat().st_size)
                 for value in batch.column(0).to_pylist():
                     where = f"{path}, row {column.rows + 1}"
                     if (text := column.text(value, where)) is not None:
@@ -172,6 +177,22 @@ class FileCorpus(Corpus):
             raise
         except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, too
             raise DataError(f"{path} is not a readable parquet file: {printable(str(error))}") from None
+
+
+def _require_ratio(path: Path, table: pyarrow.parquet.ParquetFile) -> None:
+    """Refuse by its own account a file that unpacks to far more than text does: a group of rows is read as a whole."""
+    groups = [table.metadata.row_group(i) for i in range(table.metadata.num_row_groups)]
+    size = sum(group.column(i).total_uncompressed_size for group in groups for i in range(group.num_columns))
+    require_ratio(path, size, path.stat().st_size)
+
+
+def _size(column: pyarrow.Array) -> int:
+    """Bytes of the rows of a column: a text of its dictionary may stand in a million rows."""
+    kind = column.type
+    if not (pyarrow.types.is_dictionary(kind) and pyarrow.types.is_string(kind.value_type)):
+        return int(column.nbytes)
+    lengths = pyarrow.compute.binary_length(column.dictionary).take(column.indices)
+    return int(pyarrow.compute.sum(lengths, min_count=0).as_py())
 
 
 _TABLE_HINTS = dict.fromkeys((".csv", ".tsv"), "; write a table as .parquet, or as .jsonl (an object a row)")
@@ -252,8 +273,8 @@ def _check_text(value: str, where: str, column: str) -> str:
     return value
 
 
-def _open(path: Path, raw: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
-    return gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+def _open(path: Path, raw: io.BufferedReader) -> io.BufferedReader:
+    return unpacked(raw, path) if path.suffix == ".gz" else raw
 
 
 def _decoded(path: Path, raw: io.BufferedReader, limit: int) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pretrain.base.atomic import sync
-from pretrain.base.errors import CheckpointError
+from pretrain.base.errors import CheckpointError, NoSpaceError, space_remedy
 from pretrain.base.files import open_for_append
 
 
@@ -32,7 +33,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         sync(path)
     except (OSError, SafetensorError) as error:
         need = sum(t.numel() * t.element_size() for t in tensors.values())
-        raise CheckpointError(describe_write_error(path, error, need)) from error
+        raise write_error(path, error, need) from error
 
 
 def _sort_metadata(path: Path) -> None:
@@ -71,9 +72,12 @@ class GrowingFile:
             raise
 
     def sync(self) -> None:
-        """Make all rows durable. Raises ``OSError``."""
-        self.flush()
-        os.fsync(self._file.fileno())
+        """Make all rows durable, before a checkpoint that contains their steps is. Raises ``CheckpointError``."""
+        try:
+            self.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise write_error(self.path, error) from error
 
     def close(self) -> None:
         """Close the file; what is waiting still is lost."""
@@ -85,11 +89,25 @@ def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def describe_write_error(path: Path, error: Exception, need: int | None = None) -> str:
-    """Describe a failed write in one line; a full disk is called one, with the bytes needed where they are known."""
+def write_error(path: Path, error: Exception, need: int | None = None) -> CheckpointError:
+    """The error of a failed write, in one line; a full disk is called one, with the bytes needed where they are known.
+
+    It is a `NoSpaceError` where space, inodes or the user's quota are used up.
+    """
     free = shutil.disk_usage(path.parent if path.parent.exists() else Path.cwd()).free
-    full = (isinstance(error, OSError) and is_full(error)) or "os error 28" in str(error)
-    if full or "No space" in str(error) or (need is not None and free < need):
-        needs = "" if need is None else f"the file needs {need:,} bytes, "
-        return f"{path}: no space left on the device: {needs}{free:,} are free; free some, or use another disk"
-    return f"{path}: could not be written: {error}"
+    number = error.errno if isinstance(error, OSError) and error.errno else _number_in(str(error))
+    if number is None and need is not None and free < need:
+        number = errno.ENOSPC
+    if number is None or not (remedy := space_remedy(number, path)):
+        return CheckpointError(f"{path}: could not be written: {error}")
+    needs = "" if need is None else f"the file needs {need:,} bytes, "
+    return NoSpaceError(
+        f"{path}: {os.strerror(number)[0].lower()}{os.strerror(number)[1:]}: {needs}{free:,} are free; {remedy}"
+    )
+
+
+def _number_in(text: str) -> int | None:
+    """The error of the system that the text of another library's error tells."""
+    if match := re.search(r"os error (\d+)", text):
+        return int(match[1])
+    return next((number for number in (errno.ENOSPC, errno.EDQUOT) if os.strerror(number) in text), None)

@@ -39,6 +39,10 @@ class Run:
     """Waits until all ranks know what any has found in the steps done (a signal, a divergence, which raises). Ranks
     otherwise hear of it a few steps late, so whatever is about to keep the state calls it first, on all ranks."""
 
+    make_durable: Callable[[], None] = lambda: None
+    """Makes the records of the steps done durable, on all ranks together; called before a save. Raises
+    ``CheckpointError``."""
+
     writing: Callable[[], bool] = lambda: False
     """Whether this rank still writes a checkpoint in the background; the others hear of it as of a divergence."""
     all_wrote_at: int = -1

@@ -13,6 +13,7 @@ from pretrain.engine import distributed
 from pretrain.engine.checkpoint import checkpoints_of, find_checkpoint, verify_together
 from pretrain.engine.checkpoint.folders import point, set_aside
 from pretrain.engine.ephemeral.find import newest_ephemeral
+from pretrain.engine.ephemeral.places import LIFE
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,31 @@ def choose_checkpoint(job: Job, name: str | None = None, *, skip_damaged: bool =
         except CheckpointError as error:
             if not skip_damaged or name is not None or error.passing or not _pass_over(source, error):
                 raise
+
+
+def give_up(run_dir: Path, source: Path) -> str:
+    """Let a run whose loss was no number at once after ``source`` go on from an earlier checkpoint. Collective.
+
+    A permanent one is set aside as ``diverged-step-...``; of an ephemeral one the run forgets that there is any.
+
+    Returns:
+        What was done; empty where nothing can be: there is no earlier checkpoint, or a later one was set aside before,
+        and so the checkpoint is not the cause.
+    """
+    done = ""
+    with distributed.synchronize_errors():
+        if distributed.rank() == 0:
+            older = [path for path in checkpoints_of(run_dir) if path.name < source.name]
+            before = [path for path in source.parent.glob("diverged-step-*") if path.name[9:] > source.name]
+            if older and source.parents[1] != run_dir:
+                (run_dir / LIFE).unlink(missing_ok=True)
+                done = f"{source.name} of the hosts' memory is given up"
+            elif older and not before:
+                point("latest", older[-1])
+                done = f"{source.name} is set aside as {set_aside(source, 'diverged').name}"
+            if done:
+                done += f", the run goes on from {older[-1].name}"
+    return distributed.broadcast_object(done)
 
 
 def _newest_permanent(run_dir: Path) -> Path | None:

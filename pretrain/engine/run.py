@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 
-from pretrain.base.errors import CheckpointError
+from pretrain.base.errors import CheckpointError, RunFailedError
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.allocator import keep_freed_memory
 from pretrain.engine.callbacks import default_callbacks, user_callbacks
+from pretrain.engine.callbacks.agreement import TrainingDivergedError
 from pretrain.engine.checkpoint import (
     read_job,
     read_manifest,
@@ -24,7 +25,7 @@ from pretrain.engine.checkpoint import (
 from pretrain.engine.engines.build import build_engines
 from pretrain.engine.loop import NEVER, Callback, Run, train
 from pretrain.engine.precision import check_precision
-from pretrain.engine.resume_point import choose_checkpoint
+from pretrain.engine.resume_point import choose_checkpoint, give_up
 from pretrain.engine.rollbacks import FILE as ROLLBACKS
 from pretrain.engine.rollbacks import resume_behind
 from pretrain.engine.run_folder import DONE, STOPPED
@@ -50,6 +51,17 @@ _SAME_LOSS = frozenset(
     )
 )
 """Sections whose keys change neither the loss nor the samples."""
+
+
+_AT_ONCE = 2
+"""Steps after a resume in which a loss that is no number is blamed on the checkpoint: a damaged moment of the optimizer
+shows in the weights after the first, and in the loss of the second."""
+
+
+class GivenUpError(RunFailedError):
+    """The loss was no number at once after a resume; the next resume goes on from an earlier checkpoint."""
+
+    passing = True
 
 
 def run_job(
@@ -90,13 +102,19 @@ def run_job(
                 status.write_config(job)
         if resume:
             _leave_out(run, newest=checkpoint is None)
-        status.progress = run.progress
+        status.progress, first = run.progress, run.progress.step
         if run.finished:
             key = "max_steps" if getattr(job.schedule, "epochs", None) is None else "epochs"
             logger.info("%s is done: all %d steps; raise schedule.%s to go on", run.dir, run.progress.step, key)
             status.finish("done", DONE)
             return DONE
-        return _train(run, status, callbacks)
+        try:
+            return _train(run, status, callbacks)
+        except TrainingDivergedError as error:
+            at_once = checkpoint is None and error.step <= first + _AT_ONCE
+            if source is None or not at_once or not (done := give_up(job.run.dir, source)):
+                raise
+            raise GivenUpError(f"{error}. It came right after {source.name} was resumed: {done}") from error
 
 
 def _build(job: Job, task: Task, source: Path | None) -> Run:

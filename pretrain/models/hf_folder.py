@@ -190,7 +190,11 @@ def read_tensor_file(path: Path) -> dict[str, Tensor]:
         ]
         if unusable:
             raise CheckpointError(f"{path}: weights are {', '.join(_DTYPES)} here, not {list_names(unusable)}")
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not _BUFFER.fullmatch(name) and not tensor.isfinite().all():
+            raise CheckpointError(f"{path}: {name!a} holds weights that are not finite; name another model")
+    return tensors
 
 
 @contextmanager

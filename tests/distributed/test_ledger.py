@@ -19,7 +19,7 @@ from pretrain.engine.callbacks import checkpointer
 from pretrain.engine.callbacks.ledger import SampleLedger
 from pretrain.engine.durable import GrowingFile
 from pretrain.engine.ledger.check import check
-from pretrain.engine.ledger.files import LedgerWriter, launches_of, read_launch
+from pretrain.engine.ledger.files import launches_of, read_launch
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.engine.task import RecordedTask
@@ -179,9 +179,9 @@ def test_vision_language_on_two_ranks_then_one(tmp_path: Path) -> None:
 
 
 def _on_a_full_disk(mapping: dict[str, Any], full: range) -> tuple[int, list[tuple[str, int]]]:
-    """While the disk is full no row can be written; when the ledger was made durable, and which saves were begun."""
+    """While the disk is full no row can be written; when which file was made durable, and which saves were begun."""
     events: list[tuple[str, int]] = []
-    step, flush, sync, after = 0, GrowingFile.flush, LedgerWriter.sync, SampleLedger.after_step
+    step, flush, sync, after = 0, GrowingFile.flush, GrowingFile.sync, SampleLedger.after_step
     begin_save: Any = checkpointer.begin_save
 
     def after_step(self: SampleLedger, run: Any, report: Any) -> None:
@@ -194,29 +194,31 @@ def _on_a_full_disk(mapping: dict[str, Any], full: range) -> tuple[int, list[tup
             raise OSError(errno.ENOSPC, "No space left on device", str(self.path))
         flush(self)
 
-    def noted_sync(self: LedgerWriter) -> None:
+    def noted_sync(self: GrowingFile) -> None:
         sync(self)
-        events.append(("ledger", step))
+        events.append((self.path.suffix, step))
 
     def noted_save(*args: Any, **options: Any) -> Any:
         events.append(("checkpoint", step))
         return begin_save(*args, **options)
 
     SampleLedger.after_step = after_step  # type: ignore[method-assign]
-    GrowingFile.flush, LedgerWriter.sync = no_space, noted_sync  # type: ignore[method-assign]
+    GrowingFile.flush, GrowingFile.sync = no_space, noted_sync  # type: ignore[method-assign]
     checkpointer.begin_save = noted_save
     return _train(mapping), events
 
 
 def test_a_full_disk_costs_checkpoints_and_no_row(tmp_path: Path) -> None:
-    """The ledger is durable before a checkpoint is begun, and none is begun without it."""
+    """Ledger and metrics are durable before a checkpoint is begun, and none is begun without them."""
     mapping = _toy(tmp_path / "run", 12)
     mapping["run"]["log_every"] = 1
-    for code, events in run_ranks(_on_a_full_disk, 2, mapping, range(5, 8)):
+    for rank, (code, events) in enumerate(run_ranks(_on_a_full_disk, 2, mapping, range(5, 8))):
         assert code == 0
         assert [step for what, step in events if what == "checkpoint"] == [3, 9, 12]
+        durable = {".ledger", ".jsonl"} if rank == 0 else {".ledger"}
         for place, (what, step) in enumerate(events):
-            assert what == "ledger" or events[place - 1] == ("ledger", step)
+            if what == "checkpoint":
+                assert {each for each, at in events[:place] if at == step} == durable
     report = check(tmp_path / "run")
     assert report.faults == []
     assert report.recorded_to == 12

@@ -27,9 +27,18 @@ _CASES: dict[str, dict[str, Any]] = {
     "sound, bf16": {"engine": {"zero_stage": 1, "precision": "bf16"}},
     "sound, sparse": {"engine": {"zero_stage": 0}, "table": "adagrad"},
     "every 4 steps": {"fault": _FLIP, "guard": {"checksum": 4}},
-    "in logged steps": {"fault": _FLIP, "guard": {"checksum": 1}, "run": {"log_every": 10}},
+    "between logged steps": {"fault": _FLIP, "guard": {"checksum": 1}, "run": {"log_every": 10}},
     "before a save": {"fault": _FLIP, "guard": {"checksum": 1000}, "checkpoint": {"every": 3}},
-    "frozen": {"fault": _FLIP, "guard": {"checksum": 1}, "engine": {"zero_stage": 1}, "checkpoint": {"every": 3}},
+    **{
+        f"{kind}, ZeRO {stage}": {
+            "fault": {**_FLIP, "kind": kind},
+            "guard": {"checksum": 1},
+            "engine": {"zero_stage": stage},
+            "checkpoint": {"every": 3},
+        }
+        for kind in ("flip", "flip_master")
+        for stage in range(4)
+    },
     "off": {"fault": _FLIP, "guard": {"checksum": 0}},
 }
 
@@ -71,12 +80,13 @@ def test_ranks_that_are_alike_train_to_the_end(runs: Any) -> None:
         }
 
 
-@pytest.mark.parametrize(("case", "step"), [("every 4 steps", 8), ("in logged steps", 10), ("before a save", 9)])
+@pytest.mark.parametrize(("case", "step"), [("every 4 steps", 8), ("between logged steps", 7), ("before a save", 9)])
 def test_a_flipped_bit_is_found_at_the_next_look(runs: Any, case: str, step: int) -> None:
     folder, outcomes = runs
     assert outcomes[0][case] == outcomes[1][case]
     text = str(outcomes[0][case])
-    assert text.startswith(f"at step {step} rank 1 (")
+    when = f"after step {step}" if case == "before a save" else f"in step {step}, before its update,"
+    assert text.startswith(f"{when} rank 1 (")
     assert "differs in model.first.weight and " in text or "differs in model.norm.weight" in text
     assert "no value is that of most ranks" in text
     status = json.loads((folder / case / "status.json").read_text())
@@ -84,10 +94,18 @@ def test_a_flipped_bit_is_found_at_the_next_look(runs: Any, case: str, step: int
     assert [int(path.name[5:]) for path in checkpoints_of(folder / case)] == [3, 6][: 2 * (case == "before a save")]
 
 
-def test_parameters_that_an_update_replaces_are_healed_by_it(runs: Any) -> None:
-    """ZeRO 1 sends every rank the parameters again after each update; the flip lies before the next one."""
-    assert "differs in model.norm.weight;" in str(runs[1][0]["frozen"]).replace(":", ";")
-    assert "at step 7 " in str(runs[1][0]["frozen"])
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("kind", ["flip", "flip_master"])
+def test_a_flipped_bit_is_found_before_the_update_whatever_is_sharded(runs: Any, kind: str, stage: int) -> None:
+    """An update of ZeRO 1 to 3 makes all copies of a parameter equal, with the gradient of the wrong one in them."""
+    folder, outcomes = runs
+    case = f"{kind}, ZeRO {stage}"
+    assert outcomes[0][case] == outcomes[1][case]
+    text = str(outcomes[0][case])
+    assert text.startswith("in step 7, before its update, rank 1 (")
+    own = kind == "flip_master" and stage > 0
+    assert ("its master weights are not the weights that it uses" in text) == own
+    assert [int(path.name[5:]) for path in checkpoints_of(folder / case)] == [3, 6]
 
 
 def test_without_checksums_nobody_looks(runs: Any) -> None:
@@ -113,3 +131,8 @@ def test_of_two_ranks_nobody_knows_which_is_right_and_many_are_counted() -> None
     assert text == "rank 1 (n1) differs in step (4, not 5): not as rank 0 (n0), and no value is that of most ranks"
     text = describe_difference([_held("n0")] * 8 + [_held("n1", step=i) for i in range(10, 16)])
     assert text.endswith("; 2 further ranks: 12, 13: not as all others")
+
+
+def test_a_rank_whose_master_weights_differ_is_wrong_whatever_the_others_hold() -> None:
+    text = describe_difference([_held("n0")._replace(damaged=["model.a", "model.b"]), _held("n1")])
+    assert text == "rank 0 (n0) differs in model.a and 1 more: its master weights are not the weights that it uses"

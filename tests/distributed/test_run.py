@@ -259,26 +259,41 @@ def test_a_full_disk_on_the_way_costs_a_checkpoint_and_not_the_run(tmp_path: Pat
     assert "CHECKPOINT LOST (1 so far): rank 1: " in (run_dir / "log" / "rank-0.log").read_text()
 
 
-def test_a_full_disk_at_the_end_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
+def test_a_full_disk_at_the_end_is_waited_for(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    for outcome in run_ranks(_run_on_full_disk, 2, _mapping(run_dir), 6):
-        assert "rank 1" in outcome
+    assert run_ranks(_run_on_full_disk, 2, _mapping(run_dir), 6, 3) == [0, 0]
+    assert [path.name for path in checkpoints_of(run_dir)] == ["step-00000004", "step-00000006"]
+    assert not list((run_dir / "checkpoints").glob(".*"))
+
+
+def test_a_stop_signal_gives_up_the_last_state_and_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    for outcome in run_ranks(_run_on_full_disk, 2, _mapping(run_dir), 6, 1 << 30):
+        assert "step 6 is not saved" in outcome
         assert "no space left" in outcome
     assert [path.name for path in checkpoints_of(run_dir)] == ["step-00000002", "step-00000004"]
     assert not list((run_dir / "checkpoints").glob(".*"))
     assert run_ranks(_run, 2, _mapping(run_dir), True) == [0, 0]
 
 
-def _run_on_full_disk(mapping: dict[str, Any], step: int) -> int | str:
-    """The disk is full for rank 1 when it writes the checkpoint of ``step``."""
+def _run_on_full_disk(mapping: dict[str, Any], step: int, times: int = 1) -> int | str:
+    """The disk is full for rank 1 when it writes the checkpoint of ``step``; a stop signal comes at the tenth time."""
     import errno
 
     from pretrain.engine import distributed, durable
+    from pretrain.engine.callbacks import checkpointer
+
+    checkpointer._PAUSE = 0.01
+    full_times = 0
 
     real = durable.save_file
 
     def full(tensors: Any, path: Path, metadata: Any) -> None:
-        if f"step-{step:08d}" in str(path) and distributed.rank() == 1:
+        nonlocal full_times
+        if f"step-{step:08d}" in str(path) and distributed.rank() == 1 and full_times < times:
+            full_times += 1
+            if full_times == 10:
+                os.kill(os.getpid(), signal.SIGTERM)
             raise OSError(errno.ENOSPC, "No space left on device")
         real(tensors, path, metadata)
 

@@ -17,6 +17,7 @@ from pretrain.base.errors import ConfigError
 from pretrain.base.locks import file_lock
 from pretrain.config.load import job_from_mapping
 from pretrain.engine import interruption
+from pretrain.engine.checkpoint.folders import remove_checkpoint
 from pretrain.engine.run_folder import BAD_INPUT, LOCK, STOPPED, read_status
 from pretrain.engine.run_status import RunStatus
 from tests.distributed.test_run import _mapping, _rows, _run
@@ -169,6 +170,33 @@ def test_nothing_is_written_where_the_run_folder_was(kind: str, tmp_path: Path) 
     status = read_status(tmp_path / "moved")
     assert status is not None
     assert status.state == "running"  # it could not say how it ended
+
+
+@pytest.mark.parametrize("kind", ["link_checkpoints", "replace_checkpoints"])
+def test_checkpoints_of_another_run_in_their_place_are_left_alone(kind: str, tmp_path: Path) -> None:
+    """Whoever may write in the run folder can have another run's checkpoints pruned, which he may not write."""
+    others = tmp_path / "others" / "step-00000001"
+    others.mkdir(parents=True)
+    (others / "manifest.json").write_text("{}")
+    before = snapshot(tmp_path / "others")
+    fault = {"fault": {"kind": kind, "step": 5, "rank": 0}}
+    outcomes = run_ranks(_run, 2, _mapping(tmp_path / "run", checkpoint={"every": 2, "keep": 1}, **fault))
+    words = "a link stands where a folder" if kind == "link_checkpoints" else "was replaced while the job ran"
+    assert all(words in str(outcome) for outcome in outcomes), outcomes
+    there = tmp_path / ("others" if kind == "link_checkpoints" else "run/checkpoints")
+    assert snapshot(there) == before
+    assert [path.name for path in (tmp_path / "run" / "own").glob("step-*")] == ["step-00000004"]
+
+
+def test_a_checkpoint_is_not_removed_through_a_link(tmp_path: Path) -> None:
+    own = tmp_path / "own" / "step-00000001"
+    own.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    (tmp_path / "own" / "step-00000002").symlink_to(own)
+    for path in (tmp_path / "link" / "step-00000001", tmp_path / "own" / "step-00000002"):
+        with pytest.raises(OSError, match=r"Not a directory|symbolic link"):
+            remove_checkpoint(path)
+    assert own.is_dir()
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "crashes", "log", "tensorboard", "profile"])

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from launcher.backends.local import run_ranks
 from launcher.backends.watching import Watcher
@@ -29,6 +30,9 @@ from launcher.supervisor.output import takes_output
 from launcher.supervisor.processes import stop_asked, stop_signals
 from launcher.supervisor.ranks import LocalRanks
 from pretrain.base.files import write_text
+from pretrain.base.hashing import file_state, sha256
+from pretrain.base.verification import Verifier
+from pretrain.base.verified_files import VerifiedFile, read_verified, write_verified
 from pretrain.config.load import job_from_mapping, load_job
 from pretrain.config.writer import job_to_yaml
 from pretrain.engine.ledger.check import check
@@ -225,6 +229,70 @@ def test_a_job_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
     assert "The run starts again by itself, from step-00000004" in said
 
 
+def _rot(checkpoints: Path) -> None:
+    """A bit of a file that this host has verified goes over on the disk: nothing that ``stat`` tells changes."""
+    if list(checkpoints.glob("damaged-*")):
+        return
+    path = checkpoints / "step-00000006" / "model-weights-00000-of-00002.safetensors"
+    recorded = sha256(path)
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    memory = Verifier()._memory
+    write_verified(memory, [VerifiedFile(str(path), file_state(path.stat()), recorded, "")])
+    assert read_verified(memory)
+
+
+def test_a_file_that_this_host_remembers_is_read_before_it_is_loaded(
+    tmp_path: Path, undisturbed: dict[int, float], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    fault = {"kind": "kill", "step": 7, "rank": 1, "once": str(tmp_path / "struck")}
+    code, ends = _supervised(_mapping(run, fault=fault), after=partial(_rot, run / "checkpoints"))
+    assert (code, [end.code for end in ends]) == (0, [1, 0])
+    assert _losses(run) == undisturbed
+    assert "is damaged: expected SHA-256" in capfd.readouterr().err
+
+
+def test_what_an_update_has_made_no_number_is_not_saved(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+    run = tmp_path / "run"
+    fault = {"kind": "nan_update", "step": 8, "rank": 1, "once": str(tmp_path / "struck")}
+    code, ends = _supervised(_mapping(run, fault=fault))
+    assert (code, len(ends)) == (1, 1)
+    status = read_status(run)
+    assert status is not None
+    assert "is not finite on rank 1 after the update of step 8" in status.reason
+    assert sorted(path.name for path in (run / "checkpoints").glob("step-*")) == ["step-00000004", "step-00000006"]
+
+
+def _spoil(checkpoints: Path) -> None:
+    """A moment of the optimizer in the newest checkpoint is one that no update leaves; the digests fit."""
+    if list(checkpoints.glob("diverged-*")):
+        return
+    folder = checkpoints / "step-00000006"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for path in folder.glob("model-optimizer-*"):
+        tensors = load_file(path)
+        for name, tensor in tensors.items():
+            if name.startswith("exp_avg_sq"):
+                tensor.fill_(-1.0)
+        save_file(tensors, path)
+        manifest["files"][path.name] = {"size": path.stat().st_size, "sha256": sha256(path)}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_job_whose_loss_is_no_number_right_after_a_resume_goes_one_checkpoint_back(
+    tmp_path: Path, undisturbed: dict[int, float], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    fault = {"kind": "kill", "step": 7, "rank": 1, "once": str(tmp_path / "struck")}
+    changes = {"fault": fault, "supervise": {"restarts": 1, "stall": 2.0}}
+    code, ends = _supervised(_mapping(run, **changes), after=partial(_spoil, run / "checkpoints"))
+    assert (code, [end.code for end in ends]) == (0, [1, 1, 0])
+    assert _losses(run) == undisturbed
+    assert "step-00000006 is set aside as diverged-step-00000006" in capfd.readouterr().err
+
+
 def test_a_job_all_of_whose_checkpoints_are_damaged_ends(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     fault = {"kind": "kill", "step": 7, "rank": 1, "once": str(tmp_path / "struck")}
@@ -365,22 +433,29 @@ def test_a_job_that_was_asked_to_stop_is_not_started_again_however_it_ended(tmp_
 class _Seen(LocalRanks):
     """Ranks of which only what is seen of them is there."""
 
-    def __init__(self, codes: tuple[int | None, ...], suspended: int | None = None, first: int | None = None) -> None:
+    def __init__(
+        self, codes: tuple[int | None, ...], suspended: int | None = None, first: int | None = None,
+        section: str = "step", waits: int | None = None, seconds: float = 9.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.codes, self._suspended, self._first = list(codes), suspended, first
+        self._section, self.waits, self.seconds = section, waits, seconds
 
     def look(self, seconds: float) -> None:
         time.sleep(seconds)
 
     def pulse(self, rank: int) -> Pulse:
         failed = None if self._first is None else 1.0 + (rank == self._first)
-        return Pulse("step", 6, 9.0 - rank, 5, 0.1, failed)
+        return Pulse(self._section, 6, self.seconds - rank, 5, 0.1, failed)
 
     def where(self, rank: int) -> tuple[str, int]:
         return f"node-{rank}", 1
 
     def is_suspended(self, rank: int) -> bool:
         return rank == self._suspended
+
+    def waits_for_files(self, rank: int) -> bool:
+        return rank == self.waits
 
     def stacks(self, rank: int) -> tuple[str, str]:
         return "", "it is suspended" if rank == self._suspended else ""
@@ -421,6 +496,8 @@ def test_ranks_that_wait_for_a_terminal_that_was_stopped_do_not_hang(monkeypatch
     assert takes_output([writing])
     assert watcher._find_stall(0.2) is None
     time.sleep(0.6)  # beyond three times the longest step and the rest
+    assert watcher._find_stall(0.2) is None, "it may wait for a file system"
+    time.sleep(0.7)
     assert watcher._find_stall(0.2) is not None
     os.close(reading)
     assert takes_output([writing]), "nobody waits for a pipe without an end"
@@ -438,3 +515,36 @@ def test_of_ranks_equally_far_the_suspended_one_is_named(
     assert crash is not None
     assert (crash.rank, crash.host) == (culprit, f"node-{culprit}")
     assert ("it is suspended" in crash.cause) == (suspended is not None)
+
+
+@pytest.mark.parametrize(
+    ("section", "waits", "suspended", "patient"),
+    [
+        ("step", None, None, False),
+        ("step", 0, None, True),
+        ("step", 1, None, True),  # the others wait for it in a collective
+        ("data", 1, None, True),
+        ("save", None, None, True),
+        ("ephemeral", None, None, True),
+        ("save", None, 1, False),
+        ("step", 1, 0, False),
+    ],
+)
+def test_a_rank_that_waits_for_files_or_writes_has_minutes(
+    section: str, waits: int | None, suspended: int | None, patient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = _Seen((None, None), suspended, section=section, waits=waits, seconds=14.0)
+    watcher = Watcher(ranks, stall=1.0)
+    monkeypatch.setattr(watcher, "_awake", time.monotonic() - 1000)
+    found = []
+    for now in (1000.0, 1000.5, 1001.0, 1001.5):  # a moment in which nothing is seen to wait counts for nothing
+        ranks.waits = None if now == 1000.5 else waits
+        monkeypatch.setattr("launcher.backends.watching.time.monotonic", lambda now=now: now)
+        watcher._awake = 0.0
+        found.append(watcher._find_stall(1.0))
+    assert [each is None for each in found[2:]] == [patient] * 2
+    ranks.seconds = 400.0
+    stalled = watcher._find_stall(1.0)
+    assert stalled is not None
+    monkeypatch.undo()
+    assert watcher._end_by_stall(stalled).slow_files == patient

@@ -78,7 +78,9 @@ class Calls:
     def _on_two(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(source: Any, target: Any, **kwargs: Any) -> Any:
             place = self._path(target, kwargs.get("dst_dir_fd")) or ""
-            return self._do("rename", self._path(source, kwargs.get("src_dir_fd")), place, lambda: real(source, target))
+            return self._do(
+                "rename", self._path(source, kwargs.get("src_dir_fd")), place, lambda: real(source, target, **kwargs)
+            )
 
         return call
 

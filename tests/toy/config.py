@@ -33,8 +33,9 @@ class Fault(Section):
     """Something that goes wrong on one rank at one step; at step 0 while preparing."""
 
     kind: Literal[
-        "none", "term", "nan", "nan_gradient", "refuse", "crash", "wait", "kill", "stop", "hang", "flip", "move",
-        "replace", "slow_data", "slow_forward", "outage", "listens",
+        "none", "term", "nan", "nan_gradient", "refuse", "crash", "wait", "kill", "stop", "hang", "flip",
+        "flip_master", "move", "replace", "link_checkpoints",
+        "replace_checkpoints", "nan_update", "slow_data", "slow_forward", "outage", "listens",
     ] = "none"  # fmt: skip
     step: int = 0
     rank: int = 0

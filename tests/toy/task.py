@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.engine import distributed
+from pretrain.engine.checkpoint.fragments import WEIGHT, fragments
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.run_folder import LOCK
@@ -34,6 +35,13 @@ class ToyModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.scale * self.last(torch.tanh(self.norm(self.first(x))))
         return self.tied(x)
+
+
+def _flip(engine: Engine, *, master: bool) -> None:
+    """Change the last bit of one number, of a parameter or of this rank's master weights."""
+    kept = next(f.view for f in fragments(engine) if f.kind == WEIGHT and f.view.numel() > 3)
+    tensor = kept if master else engine.module.get_parameter("norm.weight").detach()
+    tensor.view(torch.int32)[3] ^= 1
 
 
 EPOCH = 20
@@ -83,6 +91,9 @@ class ToyTask:
     def step(self, engines: Mapping[str, Engine], batch: list[list[int]], progress: Progress) -> StepMetrics:
         engine, total = engines["model"], 0.0
         self.job.fault.strike(progress.step + 1)
+        for kind in ("flip", "flip_master"):
+            if self.job.fault.hits(kind, progress.step + 1):
+                _flip(engine, master=kind == "flip_master")
         for part in batch:
             x = torch.from_numpy(np.stack([np.random.default_rng(g).normal(size=7) for g in part])).float()
             half = self.job.engine.precision == "fp16" and self.job.engine.zero_stage > 0
@@ -101,8 +112,16 @@ class ToyTask:
                 total += float(distance.detach()) / len(batch)
             total += 0.0 if loss.isnan() else float(loss.detach()) / len(batch)
             self.seen += part
-        if self.job.fault.hits("flip", progress.step + 1):
-            engine.module.get_parameter("norm.weight").detach().view(torch.int32)[3] ^= 1  # the last bit of one number
+        if self.job.fault.hits("nan_update", progress.step + 1):
+            next(f.view for f in fragments(engine) if f.kind == WEIGHT)[0] = float("nan")
+        for kind in ("link_checkpoints", "replace_checkpoints"):
+            if self.job.fault.hits(kind, progress.step + 1):
+                folder, others = self.job.run.dir / "checkpoints", self.job.run.dir.with_name("others")
+                folder.rename(folder.with_name("own"))
+                if kind == "link_checkpoints":
+                    folder.symlink_to(others)
+                else:
+                    others.rename(folder)
         for kind in ("move", "replace"):
             if self.job.fault.hits(kind, progress.step + 1):
                 folder = self.job.run.dir

@@ -103,7 +103,6 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/convert/onnx.py": (".write_text", OUT),
     "pretrain/convert/sentence_transformers.py": (".write_text", OUT),
     "pretrain/data/docstrings.py": (".read_bytes", "installed packages, parsed and not run"),
-    "pretrain/data/files.py": (".open gzip.GzipFile", TEXT),
     "pretrain/data/prepare.py": (".open", SHARDS),
     "pretrain/data/shard_writer.py": (".open .write_text", "writes the cache"),
     "pretrain/data/shards.py": (".read_bytes np.memmap", SHARDS),
@@ -124,7 +123,6 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/report/runs.py": (".read_bytes", TYPED),
     "pretrain/report/sweeps.py": (".read_bytes", TYPED),
     "pretrain/embeddings/data/corpus.py": (".open np.memmap", "the encoded text in the cache: its length is checked"),
-    "pretrain/embeddings/vectors/layout.py": ("gzip.GzipFile", "vectors of a user, read in bounded blocks"),
     "pretrain/embeddings/vectors/write.py": ("gzip.GzipFile", OUT),
     "pretrain/language/evaluate.py": (".write_text", OUT),
     "pretrain/language/from_hf.py": ("safe_open", TENSORS),
@@ -141,9 +139,10 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "tokenizer/formats.py": (".read_text", TYPED),
     "pretrain/base/streams.py": ("open os.open", "/dev/null"),
     "pretrain/base/parent.py": ("ctypes.CDLL", "libc's prctl"),
-    "pretrain/base/atomic.py": ("os.open", "what was just written, for fsync"),
+    "pretrain/engine/checkpoint/folders.py": ("os.open", "the folder of checkpoints, no link"),
+    "pretrain/base/atomic.py": ("os.open", "what was just written, for fsync, and locks on folders of ours"),
     "pretrain/base/hashing.py": (".open", "what was just written"),
-    "pretrain/base/text_lines.py": (".open gzip.open", TEXT),
+    "pretrain/base/text_lines.py": (".open gzip.GzipFile", TEXT),
     "pretrain/base/files.py": ("os.fdopen os.open", "the border itself"),
 }  # fmt: skip
 

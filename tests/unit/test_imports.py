@@ -47,7 +47,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *(*BASE, "pretrain.config", "pretrain.registry"),
         *_in("pretrain.engine", "checkpoint", "checksums", "distributed", "durable", "ephemeral", "flags", "heartbeat"),
         *_in("pretrain.engine", "interruption", "judgement", "ledger", "loop", "metrics_file", "row_shard"),
-        *_in("pretrain.engine", "own_time", "rollbacks", "run_folder", "spikes", "task"),
+        *_in("pretrain.engine", "engines", "own_time", "rollbacks", "run_folder", "spikes", "task"),
     ),
     "pretrain.engine.ledger": (
         *(*BASE, "pretrain.data.sampler"),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pretrain.base.errors import DataError
 from pretrain.base.files import open_regular
+from pretrain.base.text_lines import unpacked
 
 MOST_WORDS = 1 << 25
 """Words of a file, at most: a small archive may say or hold any number."""
@@ -67,8 +68,7 @@ def open_vectors(path: Path) -> Iterator[BufferedIOBase]:
                 raise DataError(f"{path}: the file is empty; give word vectors")
             raw.seek(0)
             if magic == b"\x1f\x8b":
-                with gzip.GzipFile(fileobj=raw) as unpacked:
-                    yield unpacked
+                yield unpacked(raw, path)
             else:
                 yield raw
     except FileNotFoundError:

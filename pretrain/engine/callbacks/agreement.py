@@ -12,6 +12,7 @@ from torch import Tensor
 from pretrain.base.errors import RunFailedError
 from pretrain.engine import distributed
 from pretrain.engine.callbacks.signals import SIGNALS, StopSignals
+from pretrain.engine.checkpoint.fragments import first_not_finite
 from pretrain.engine.flags import Flags
 from pretrain.engine.loop import NEVER, Callback, Run
 from pretrain.engine.task import Metric, StepMetrics, to_float
@@ -20,7 +21,17 @@ _WATCHED = ("loss", "grad_norm")
 
 
 class TrainingDivergedError(RunFailedError):
-    """The loss or the gradient norm is not finite."""
+    """The loss, the gradient norm, or what an update has made is not finite."""
+
+    def __init__(self, text: str, step: int = NEVER) -> None:
+        super().__init__(text)
+        self.step = step
+        """The first step whose figures, or whose update, are known not to be finite."""
+
+
+_REMEDY = (
+    "resume from the last checkpoint with a lower optimizer.lr, a longer schedule.warmup_steps or optimizer.clip=1.0"
+)
 
 
 class Agreement(Callback):
@@ -28,7 +39,8 @@ class Agreement(Callback):
     A loss or a gradient norm that is no number on any rank raises :class:`TrainingDivergedError` on all of them.
 
     Ranks hear of either some steps late (:mod:`pretrain.engine.flags`), except in the last steps and wherever
-    ``run.settle()`` is called, as before each save: a state that has diverged is never written. ``stop_after`` counts
+    ``run.settle()`` is called, as before each save, which also looks at the weights and at the optimizer's state: one
+    that has diverged is never written. ``stop_after`` counts
     only for a run that begins before that step. An fp16 overflow, which the loss scaler answers by skipping the update,
     is no divergence.
 
@@ -47,7 +59,8 @@ class Agreement(Callback):
         stop = run.job.schedule.stop_after
         self._stop_after = stop if stop is not None and stop > run.progress.step else None
         self._looked = run.progress.step
-        run.settle = lambda: self._read(run, run.progress.step)
+        self._found_sound = -1
+        run.settle = lambda: self._settle(run)
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
         step, lag = run.progress.step, self._flags.lag
@@ -108,12 +121,30 @@ class Agreement(Callback):
                 run, step, {name: each / ranks for name, each in zip(_WATCHED, sums, strict=True) if name in watched}
             )
 
+    def _settle(self, run: Run) -> None:
+        """Read all flags, and look at the state: an update may make it no number, which the next loss would show."""
+        step = run.progress.step
+        self._read(run, step)
+        if self._found_sound == step:
+            return
+        own = next((name for engine in run.engines.values() if (name := first_not_finite(engine))), None)
+        found = distributed.gather_objects(own)
+        for rank, each in enumerate(found):
+            if each is None:
+                continue
+            run.diverged = True
+            raise TrainingDivergedError(
+                f"{each} is not finite on rank {rank} after the update of step {step}, which is not saved; {_REMEDY}",
+                step,
+            )
+        self._found_sound = step
+
     def _act(
         self, run: Run, step: int, received: int, bad: bool, writing: bool, watched: dict[str, Metric]
     ) -> None:  # fmt: skip
         if bad:
             run.diverged = True
-            raise TrainingDivergedError(_what(watched, step))
+            raise TrainingDivergedError(_what(watched, step), step)
         if not writing:
             run.all_wrote_at = step
         self._signals.received = self._signals.received or received  # one that came meanwhile is not lost
@@ -130,7 +161,4 @@ class Agreement(Callback):
 def _what(watched: dict[str, Metric], step: int) -> str:
     values = {name: to_float(figure) for name, figure in watched.items()}
     here = [f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)]
-    return (
-        f"{here[0] if here else 'loss or grad_norm is not finite on another rank'} at step {step}; resume from the "
-        "last checkpoint with a lower optimizer.lr, a longer schedule.warmup_steps or optimizer.clip=1.0"
-    )
+    return f"{here[0] if here else 'loss or grad_norm is not finite on another rank'} at step {step}; {_REMEDY}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from pretrain.base.errors import CheckpointError, ConfigError
+from pretrain.base.errors import ConfigError
 from pretrain.config.schema import CheckpointSection
 from pretrain.engine import distributed
 from pretrain.engine.checkpoint.folders import point
 from pretrain.engine.checkpoint.layout import step_folder
-from pretrain.engine.durable import describe_write_error
+from pretrain.engine.durable import write_error
 from pretrain.engine.loop import Run
 from pretrain.engine.run_folder import Best, read_best, write_best
 
@@ -61,7 +61,7 @@ class BestCheckpoint:
                     point(LINK, step_folder(run.dir, run.progress.step))
                     write_best(run.dir, best)
                 except OSError as error:
-                    raise CheckpointError(describe_write_error(run.dir / LINK, error)) from error
+                    raise write_error(run.dir / LINK, error) from error
 
     def _signed(self, value: float) -> float:
         return value if self._section.best_mode == "max" else -value

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pretrain.base.errors import CheckpointError, ConfigError
+from pretrain.base.errors import CheckpointError, ConfigError, NoSpaceError, RunFailedError
 from pretrain.base.locks import is_replaced
-from pretrain.engine import distributed, heartbeat
+from pretrain.engine import distributed, heartbeat, interruption
 from pretrain.engine.callbacks.best import BestCheckpoint, best_checkpoint
 from pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of
 from pretrain.engine.checkpoint.folders import point, remove_checkpoint, remove_leftovers, set_aside
+from pretrain.engine.checkpoint.fragments import fragments
 from pretrain.engine.loop import Callback, Run, next_multiple
-from pretrain.engine.run_folder import LOCK
+from pretrain.engine.run_folder import LOCK, check_is_own
 from pretrain.engine.task import StepMetrics
 
 logger = logging.getLogger(__name__)
+
+_PAUSE = 2.0
+"""Seconds between two attempts to write the last checkpoint to a full disk."""
+_TELL = 600.0
+"""Seconds between two lines that say so."""
+
+
+class LastSaveError(RunFailedError):
+    """The disk was full at the end of the run, and the job was stopped while it waited."""
+
+    passing = True
 
 
 class Checkpointer(Callback):
@@ -25,8 +40,8 @@ class Checkpointer(Callback):
     Keeps the best, the newest ``keep`` and every ``keep_every``-th step. With ``checkpoint.async`` a save is committed
     when all ranks have written (which they hear some steps late, and do not wait to ask), at the latest before the next
     one begins; none is dropped. One on the way that cannot be written (a full disk) is lost with a warning, and the run
-    goes on; the last one must succeed. A job whose run folder was moved, removed or replaced ends before it would write
-    into what is there now.
+    goes on; the last one waits for room. A job whose run folder was moved, removed or replaced ends before it would
+    write into what is there now.
     """
 
     def __init__(self) -> None:
@@ -34,6 +49,7 @@ class Checkpointer(Callback):
         self._saved = -1
         self._began = -1
         self._locked = False
+        self._folder: os.stat_result | None = None
 
     def on_start(self, run: Run) -> None:
         self._saved = run.progress.step
@@ -44,6 +60,7 @@ class Checkpointer(Callback):
                 self._locked = not is_replaced(run.dir / LOCK)
                 for leftover in remove_leftovers(run.dir):
                     logger.warning("removed %s, left by a job that was killed", leftover)
+                self._require_own(run.dir)
                 _set_aside_later_ones(run.dir, run.progress.step)
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
@@ -59,8 +76,7 @@ class Checkpointer(Callback):
 
     def on_end(self, run: Run) -> None:
         self._try(run, self._commit)
-        self._save(run)
-        self._commit(run)
+        self._save_last(run)
         self._save_if_best(run)
 
     def close(self, run: Run) -> None:
@@ -85,12 +101,15 @@ class Checkpointer(Callback):
         if self._saved == run.progress.step:
             return
         run.settle()  # a state that has diverged must not be kept
+        run.make_durable()
         with distributed.synchronize_errors():
             if self._locked and is_replaced(run.dir / LOCK):
                 raise ConfigError(
                     f"run.dir {run.dir}: the folder was moved, removed or replaced while the job ran; "
                     f"step {run.progress.step} is not saved. Continue with capt resume and the folder's new place"
                 )
+            if distributed.rank() == 0:
+                self._require_own(run.dir)
         before = heartbeat.enter("save")
         self._try(run, self._commit)
         asynchronous = run.job.checkpoint.asynchronous
@@ -101,6 +120,47 @@ class Checkpointer(Callback):
         if not asynchronous:
             self._commit(run)
         heartbeat.enter(before)
+
+    def _require_own(self, run_dir: Path) -> None:
+        """Raise ``ConfigError`` where a folder of the run is a link now, or that of checkpoints is not the one so far.
+
+        What is there now may be another run's, in which nothing is to be written or removed.
+        """
+        check_is_own(run_dir)
+        folder = run_dir / "checkpoints"
+        found = folder.stat() if folder.exists() else None
+        if self._folder is not None and found is not None and not os.path.samestat(found, self._folder):
+            raise ConfigError(f"{folder} was replaced while the job ran; put the folder of the run back")
+        self._folder = found
+
+    def _save_last(self, run: Run) -> None:
+        """Save and commit; where the disk is full, wait for room, for no later checkpoint would hold these steps.
+
+        Raises:
+            LastSaveError: a stop signal came while the ranks waited.
+        """
+        begin = time.monotonic()
+        told, heard = -math.inf, interruption.recorded_signal()
+        while True:
+            try:
+                self._save(run)
+                self._commit(run)
+                return
+            except NoSpaceError as error:
+                own = sum(4 * f.view.numel() for engine in run.engines.values() for f in fragments(engine))
+                need, now = sum(distributed.gather_objects(own)), time.monotonic()
+                if now - told > _TELL and distributed.rank() == 0:
+                    told = now
+                    logger.error(
+                        "the last checkpoint, of step %d and %d bytes or more, waits for room since %.0f s: %s; a stop "
+                        "signal gives it up", run.progress.step, need, now - begin, error,
+                    )  # fmt: skip
+                heartbeat.enter("save")
+                time.sleep(_PAUSE)
+                if any(distributed.gather_objects(interruption.recorded_signal() != heard)):
+                    raise LastSaveError(
+                        f"stopped while waiting for room, step {run.progress.step} is not saved: {error}"
+                    ) from None
 
     def _save_if_best(self, run: Run) -> None:
         if self._best.is_improved(run) and self._try(run, self._save) and self._try(run, self._commit):
@@ -122,6 +182,11 @@ class Checkpointer(Callback):
 
     def _prune(self, run: Run) -> None:
         if distributed.rank() != 0:
+            return
+        try:
+            self._require_own(run.dir)
+        except ConfigError as error:
+            logger.error("no checkpoint is removed: %s", error)
             return
         keep, keep_every = run.job.checkpoint.keep, run.job.checkpoint.keep_every
         best = best_checkpoint(run.dir)

@@ -165,6 +165,7 @@ class EphemeralCheckpointer(Callback):
 
     def _save(self, run: Run) -> None:
         run.settle()  # a state that has diverged must not be kept
+        run.make_durable()
         self._commit(run)
         root = self._choose_place(run)
         asynchronous = distributed.device().type == "cuda"

@@ -49,15 +49,15 @@ class SampleLedger(Callback):
         )
         with distributed.synchronize_errors():
             self._writer = LedgerWriter(launch_folder(run.dir, number), header)
-        settle = run.settle
+        others = run.make_durable
 
-        def settle_with_ledger() -> None:
-            settle()
+        def make_durable() -> None:
+            others()
             assert self._writer is not None
             with distributed.synchronize_errors():
                 self._writer.sync()
 
-        run.settle = settle_with_ledger
+        run.make_durable = make_durable
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
         if self._writer is None or self._task is None:

@@ -32,7 +32,8 @@ def global_means(report: Mapping[str, Metric]) -> dict[str, float]:
 class Metrics(Callback):
     """Logs every ``run.log_every`` steps. A resumed run first drops rows of steps that will be done again.
 
-    A full disk does not stop the training: the rows wait until there is space, TensorBoard is given up.
+    A full disk does not stop the training: the rows wait until there is space, TensorBoard is given up. Before a
+    checkpoint the rows are made durable, so that a host which loses its power keeps those of every step in it.
     ``listeners`` are told of every row, on every rank.
     """
 
@@ -45,6 +46,15 @@ class Metrics(Callback):
         """The last logged training values, averaged over the ranks."""
 
     def on_start(self, run: Run) -> None:
+        others = run.make_durable
+
+        def make_durable() -> None:
+            others()
+            with distributed.synchronize_errors():
+                if self._file is not None:
+                    self._file.sync()
+
+        run.make_durable = make_durable
         if distributed.rank() != 0:
             return
         path = run.dir / METRICS

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from pretrain.base.files import write_bytes, write_text
+from pretrain.base.errors import ConfigError
+from pretrain.base.files import require_own_folder, write_bytes, write_text
 from pretrain.engine import distributed
 from pretrain.engine.loop import NEVER, Callback, Run
 from pretrain.engine.task import StepMetrics
@@ -27,6 +28,7 @@ class Profiler(Callback):
         if self._profile is not None:
             self._profile.stop()
             folder = run.dir / "profile"
+            require_own_folder(folder, error=ConfigError)
             name = f"step-{run.progress.step:08d}"
             with tempfile.TemporaryDirectory() as private:  # torch would write through a link in the run folder
                 trace = Path(private) / "trace.json"

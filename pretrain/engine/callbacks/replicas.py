@@ -7,17 +7,19 @@ import json
 import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from pretrain.base.errors import RunFailedError, counted
 from pretrain.engine import distributed
-from pretrain.engine.checkpoint.fragments import optimizer_step_count
+from pretrain.engine.checkpoint.fragments import differing_masters, optimizer_step_count
 from pretrain.engine.checksums import checksums
+from pretrain.engine.engines.base import Engine
 from pretrain.engine.loop import NEVER, Callback, Run
 from pretrain.engine.row_shard import is_row_sharded
-from pretrain.engine.task import SharedNumbers, StepMetrics, is_logged
+from pretrain.engine.task import SharedNumbers
 
 _SHOWN = 4
 
@@ -29,105 +31,147 @@ class ReplicasDifferError(RunFailedError):
 
 
 class Held(NamedTuple):
-    """What a rank holds: a checksum, or the value itself, of everything that must be alike, by name."""
+    """What a rank holds: a checksum, or the value itself, of everything that must be alike, by name.
+
+    ``damaged`` names parameters whose master weights of this rank are not the weights that it uses.
+    """
 
     host: str
     values: Mapping[str, Any]
+    damaged: Sequence[str] = ()
 
 
 class Replicas(Callback):
-    """Every ``guard.checksum`` steps (in the next one that is logged), at the start and before each save: whether all
-    ranks hold the same bits.
+    """Every ``guard.checksum`` steps before the update, at the start and before each save: whether all ranks hold the
+    same bits.
 
-    Compared are all parameters, trained or not, of engines at ZeRO 0 to 2 whose rows are not shared out over the ranks;
-    the counters of the run; each engine's learning rate, applied updates and loss scale; and what the task names
-    (:class:`pretrain.engine.task.SharedNumbers`). One all-reduce of 16 bytes tells whether all is alike; only where it
-    is not do the ranks tell each other more. Moments are not compared: one that differs shows in the parameters of the
-    next update. What ZeRO shards has no second copy to be compared with.
+    Compared are all parameters that a rank holds whole, trained or not, of engines whose rows are not shared out over
+    the ranks; the counters of the run; each engine's learning rate, applied updates and loss scale; and what the task
+    names (:class:`pretrain.engine.task.SharedNumbers`). At ZeRO 1 to 3 each rank also compares the master weights of
+    its shard with the weights that it uses. One all-reduce of 16 bytes tells whether all is alike; only where it is not
+    do the ranks tell each other more. The comparison comes before the update, because that of ZeRO 1 to 3 makes all
+    copies equal again, when the gradient of a wrong one has gone into all weights.
     """
 
     def on_start(self, run: Run) -> None:
-        self._compared = -1
+        self._settled = -1
+        self._seen: dict[str, int] = {}
         self._every = run.job.guard.checksum if distributed.world_size() > 1 else 0
         if not self._every:
             return
+        for engine in run.engines.values():
+            engine.before_update(partial(self._before_update, run, engine))
         settle = run.settle
 
         def settle_and_compare() -> None:
             settle()
-            self._compare(run)
+            self._compare_all(run)
 
         run.settle = settle_and_compare
-        self._compare(run)
-
-    def after_step(self, run: Run, report: StepMetrics) -> None:
-        step = run.progress.step
-        if self._every and is_logged(run.job, step) and step // self._every > self._compared // self._every:
-            self._compare(run)
+        self._compare_all(run)
 
     def next_due(self, run: Run) -> int:
-        return NEVER  # logged steps are due by themselves
+        return NEVER  # engines call before each update
 
-    def _compare(self, run: Run) -> None:
-        """Raise `ReplicasDifferError` on all ranks where they differ. Collective."""
-        if self._compared == run.progress.step:
-            return
-        self._compared = run.progress.step
-        values = held(run)
-        if not _all_alike(values):
-            run.diverged = True
-            everyone = [Held(*each) for each in distributed.gather_objects((socket.gethostname(), values))]
-            raise ReplicasDifferError(
-                f"at step {run.progress.step} {describe_difference(everyone)}; a rank computed, stored or received "
-                f"something wrong. What is saved was compared before: capt resume {run.dir} goes on from there; if it "
-                "happens again, test the memory of that host, or leave it out"
-            )
+    def _before_update(self, run: Run, engine: Engine) -> None:
+        """Compare once in each step that is due, before the engine's first update in it."""
+        step = run.progress.step + 1
+        if step % self._every == 0 and self._seen.get(engine.name) != step:
+            self._seen[engine.name] = step
+            _compare(run, [engine], f"in step {step}, before its update,")
+
+    def _compare_all(self, run: Run) -> None:
+        if self._settled != run.progress.step:
+            self._settled = run.progress.step
+            _compare(run, list(run.engines.values()), f"after step {run.progress.step}")
 
 
-def held(run: Run) -> dict[str, Any]:
+def _compare(run: Run, engines: Sequence[Engine], when: str) -> None:
+    """Raise `ReplicasDifferError` on all ranks where they differ. Collective."""
+    own = held(run, engines)
+    if _all_alike(own):
+        return
+    run.diverged = True
+    everyone = [Held(*each) for each in distributed.gather_objects(tuple(own))]
+    raise ReplicasDifferError(
+        f"{when} {describe_difference(everyone)}; a rank computed, stored or received something wrong. What is saved "
+        f"was compared before: capt resume {run.dir} goes on from there; if it happens again, test the memory of that "
+        "host, or leave it out"
+    )
+
+
+def held(run: Run, engines: Sequence[Engine]) -> Held:
     """Checksums of the parameters that every rank holds whole, then the counters, by name."""
     names: list[str] = []
     tensors: list[torch.Tensor] = []
     counters: dict[str, Any] = {}
-    for name, engine in run.engines.items():
+    damaged: list[str] = []
+    for engine in engines:
+        name = engine.name
         if is_row_sharded(engine.module):
             continue
-        if engine.zero_stage < 3:
-            for parameter_name, parameter in engine.module.named_parameters():
+        for parameter_name, parameter in engine.module.named_parameters():
+            if engine.zero_stage < 3 or _is_kept_whole(parameter):
                 names.append(f"{name}.{parameter_name}")
                 tensors.append(parameter)
+        damaged += [f"{name}.{parameter_name}" for parameter_name in differing_masters(engine)]
         counters[f"optimizer steps of {name}"] = optimizer_step_count(engine)
         counters[f"learning rate of {name}"] = engine.learning_rate()
         counters[f"loss scale of {name}"] = engine.loss_scale_state()
     task = run.task.shared_numbers() if isinstance(run.task, SharedNumbers) else {}
-    return {**dict(zip(names, checksums(tensors), strict=True)), **run.progress.to_json(), **counters, **task}
+    values = {**dict(zip(names, checksums(tensors), strict=True)), **run.progress.to_json(), **counters, **task}
+    return Held(socket.gethostname(), values, damaged)
 
 
-def _all_alike(values: Mapping[str, Any]) -> bool:
-    text = json.dumps(list(values.items())).encode()
+def _is_kept_whole(parameter: Any) -> bool:
+    """Whether ZeRO 3 keeps a small parameter whole on every rank between two passes."""
+    return bool(getattr(parameter, "ds_persist", False)) and parameter.numel() == parameter.ds_numel
+
+
+def _all_alike(own: Held) -> bool:
+    text = json.dumps(list(own.values.items())).encode()
     digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 2
     both = torch.tensor([digest, -digest], device=distributed.device())
+    if own.damaged:  # digests are below 2^62, so this one is equal to none
+        both.fill_(1 << 62)
     largest, smallest = distributed.all_reduce_max(both).tolist()
     return bool(largest == -smallest)
 
 
 def describe_difference(everyone: Sequence[Held]) -> str:
-    """Who differs from most ranks, on which host, and in what first; where none are most, who differs from rank 0."""
+    """Who differs from most ranks, on which host, and in what first; where none are most, who differs from rank 0.
+
+    A rank whose master weights are not the weights that it uses is wrong whatever the others hold.
+    """
+    if any(each.damaged for each in everyone):
+        damaged = [(rank, each) for rank, each in enumerate(everyone) if each.damaged]
+        told = [f"rank {rank} ({each.host}) differs in {_first(each.damaged)}" for rank, each in damaged[:_SHOWN]]
+        return (
+            f"{_with_others(told, [rank for rank, _ in damaged])}: its master weights are not the weights that it uses"
+        )
     contents = [json.dumps(each.values, sort_keys=True) for each in everyone]
     common, times = Counter(contents).most_common(1)[0]
     known = 2 * times > len(everyone)
     reference = contents.index(common) if known else 0
     odd = [rank for rank, content in enumerate(contents) if content != contents[reference]]
     told = [_describe(rank, everyone[rank], everyone[reference]) for rank in odd[:_SHOWN]]
-    if len(odd) > _SHOWN:
-        told.append(f"{counted(len(odd) - _SHOWN, 'further rank')}: {', '.join(map(str, odd[_SHOWN : _SHOWN + 50]))}")
     others = "all others" if known else f"rank 0 ({everyone[0].host}), and no value is that of most ranks"
-    return f"{'; '.join(told)}: not as {others}"
+    return f"{_with_others(told, odd)}: not as {others}"
 
 
 def _describe(rank: int, own: Held, reference: Held) -> str:
     different = [name for name, value in reference.values.items() if own.values.get(name) != value]
     first = different[0]
-    more = f" and {len(different) - 1} more" if len(different) > 1 else ""
     values = "" if "." in first else f" ({own.values.get(first)}, not {reference.values[first]})"
-    return f"rank {rank} ({own.host}) differs in {first}{values}{more}"
+    return f"rank {rank} ({own.host}) differs in {_first(different, values)}"
+
+
+def _first(names: Sequence[str], values: str = "") -> str:
+    return f"{names[0]}{values}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def _with_others(told: list[str], odd: Sequence[int]) -> str:
+    """The ranks that are described, and the numbers of further ones."""
+    if len(odd) > _SHOWN:
+        told.append(f"{counted(len(odd) - _SHOWN, 'further rank')}: {', '.join(map(str, odd[_SHOWN : _SHOWN + 50]))}")
+    return "; ".join(told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -35,12 +36,20 @@ def set_aside(path: Path, why: str) -> Path:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Delete a checkpoint. What is left by a crash meanwhile has a hidden name, for `remove_leftovers`."""
-    hidden = path.with_name(f".{path.name}.removed")
-    shutil.rmtree(hidden, ignore_errors=True)
-    path.rename(hidden)
-    sync(path.parent)  # else a host that crashes may keep the name, and lose what was below it
-    shutil.rmtree(hidden)
+    """Delete a checkpoint. What is left by a crash meanwhile has a hidden name, for `remove_leftovers`.
+
+    Raises:
+        OSError: a link stands at ``path`` or in the place of its folder: what it leads to is not ours.
+    """
+    hidden = f".{path.name}.removed"
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        shutil.rmtree(hidden, ignore_errors=True, dir_fd=folder)
+        os.rename(path.name, hidden, src_dir_fd=folder, dst_dir_fd=folder)
+        os.fsync(folder)  # else a host that crashes may keep the name, and lose what was below it
+        shutil.rmtree(hidden, dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 def remove_leftovers(run_dir: Path) -> list[Path]:

@@ -124,6 +124,44 @@ def fragments(engine: Engine, *, whole: bool = False) -> Iterator[Fragment]:
             yield Fragment(place.name, kind, place.start + begin, view)
 
 
+def differing_masters(engine: Engine) -> list[str]:
+    """Names of the parameters whose fp32 master weights of this rank are not, bit for bit, the weights that it uses.
+
+    Each update of ZeRO 1 to 3 rounds its shard of the master weights to the working precision and shares it, so both
+    are equal until the next update. At ZeRO 0 there is one copy, and nothing to compare. The host waits for the device
+    once.
+    """
+    names, unequal = [], []
+    for place in _places(engine) if engine.zero_stage else ():
+        parameter: Any = engine.module.get_parameter(place.name)
+        if engine.zero_stage == 3:
+            used = parameter.ds_tensor.detach().view(-1)[: place.numel]
+        else:
+            used = parameter.detach().view(-1)[place.start : place.start + place.numel]
+        master = place.flat.detach().view(-1)[place.offset : place.offset + place.numel]
+        if master.shape != used.shape:  # offloaded to a file: it is not in memory now
+            continue
+        bits = torch.int32 if used.element_size() == 4 else torch.int16
+        names.append(place.name)
+        unequal.append((master.to(used).view(bits) != used.view(bits)).any())
+    return (
+        [name for name, differs in zip(names, torch.stack(unequal).tolist(), strict=True) if differs] if names else []
+    )
+
+
+def first_not_finite(engine: Engine) -> str | None:
+    """The first of this rank's weights and optimizer tensors that holds a number which is not finite; None: all are.
+
+    A sum is finite only where all its terms are, and costs a third of looking at each; where one overflows, all terms
+    are looked at. The host waits for the device once.
+    """
+    own = list(fragments(engine))
+    sums = [fragment.view.sum().float().to(engine.device) for fragment in own]
+    sound = torch.stack(sums).isfinite().tolist() if sums else []
+    suspects = (fragment for fragment, is_sound in zip(own, sound, strict=True) if not is_sound)
+    return next((f"{f.kind} of {f.name}" for f in suspects if not f.view.isfinite().all()), None)
+
+
 def allocate_optimizer_state(engine: Engine, updated: Collection[str]) -> None:
     """Make the optimizer allocate its state, before a checkpoint is loaded into it.
 

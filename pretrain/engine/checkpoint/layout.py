@@ -109,14 +109,14 @@ def read_job_of_run(run_dir: Path) -> Job:
 def verify(checkpoint: Path) -> Manifest:
     """Compare every file with the manifest and return the manifest.
 
-    What this host has verified before and has not changed since is not read again (`pretrain.base.verification`).
+    Every byte is read, whatever this host remembers: it is about to be loaded, and a disk may lose bits by itself.
 
     Raises:
         CheckpointError: a file is missing, surplus, has another size or another content; the text names it and offers
             the previous complete checkpoint of the run.
     """
     manifest = check_listing(checkpoint)
-    Verifier().verify(checkpoint, _recorded(manifest), error=CheckpointError, hint=_offer(checkpoint))
+    Verifier(again=True).verify(checkpoint, _recorded(manifest), error=CheckpointError, hint=_offer(checkpoint))
     return manifest
 
 

@@ -8,7 +8,7 @@ out over the ranks each rank reads its own, weights and moments.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,7 +47,7 @@ def read_weights(checkpoint: Path, module: str = "model") -> dict[str, Tensor]:
     """Read all weights of a module of a verified checkpoint as whole fp32 tensors, tied names included.
 
     Raises:
-        CheckpointError: the checkpoint has no such module, or not all of it.
+        CheckpointError: the checkpoint has no such module, or not all of it, or a weight is not finite.
     """
     described, index = _require_all(checkpoint, module)
     weights: dict[str, Tensor] = {}
@@ -55,8 +55,16 @@ def read_weights(checkpoint: Path, module: str = "model") -> dict[str, Tensor]:
         for name, shape in described.shapes.items():
             weights[name] = torch.empty(shape)
             reader.fill(WEIGHT, name, 0, weights[name].view(-1))
+    _require_finite(checkpoint, weights.items())
     weights.update({alias: weights[name] for alias, name in described.ties.items()})
     return weights
+
+
+def _require_finite(checkpoint: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse weights that are no numbers: whatever is measured or made with them is none either."""
+    for name, tensor in weights:
+        if not tensor.isfinite().all():
+            raise CheckpointError(f"{checkpoint}: {name} holds weights that are not finite; name another checkpoint")
 
 
 def restore_weights(checkpoint: Path, name: str, module: nn.Module) -> None:
@@ -99,13 +107,14 @@ def restored(checkpoint: Path, name: str, build: Callable[[], M]) -> M:
     only when the checkpoint holds every element of it.
 
     Raises:
-        CheckpointError: as `restore_weights`.
+        CheckpointError: as `restore_weights`, or a weight is not finite.
     """
     with torch.device("meta"), _Undrawn():
         check_architecture(checkpoint, name, build())
     _require_all(checkpoint, name)
     module = build()
     restore_weights(checkpoint, name, module)
+    _require_finite(checkpoint, module.named_parameters())
     return module
 
 

@@ -17,13 +17,12 @@ from typing import Any
 from torch import Tensor
 
 from pretrain.base.atomic import sync
-from pretrain.base.errors import CheckpointError
 from pretrain.base.files import public_mode, write_json
 from pretrain.base.hashing import sha256
 from pretrain.engine import distributed
 from pretrain.engine.checkpoint.folders import point, remove_checkpoint, sync_tree
 from pretrain.engine.checkpoint.manifest import MANIFEST, STATE
-from pretrain.engine.durable import describe_write_error, write_tensors
+from pretrain.engine.durable import write_error, write_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ class PendingSave:
                 del tensors
                 self.seal(name)
         except OSError as error:  # a network file system says that it is full when a file is made durable
-            self._error = CheckpointError(describe_write_error(self.temporary, error))
+            self._error = write_error(self.temporary, error)
             self._files = {}
         except Exception as error:
             self._error = error
@@ -132,7 +131,7 @@ class PendingSave:
             folder.rename(self.target)
             sync(self.target.parent)
         except OSError as error:
-            raise CheckpointError(describe_write_error(folder, error)) from error
+            raise write_error(folder, error) from error
         try:
             point("latest", self.target)
         except OSError as error:  # the checkpoint is there all the same

@@ -15,7 +15,6 @@ from safetensors import SafetensorError
 from torch import nn
 
 from pretrain.base.atomic import sync
-from pretrain.base.errors import CheckpointError
 from pretrain.base.files import write_text
 from pretrain.config.schema import Job
 from pretrain.config.writer import job_to_yaml
@@ -30,7 +29,7 @@ from pretrain.engine.checkpoint.fragments import (
 from pretrain.engine.checkpoint.layout import step_folder
 from pretrain.engine.checkpoint.manifest import CONFIG, FORMAT_VERSION
 from pretrain.engine.checkpoint.pending import PendingSave, TensorFiles
-from pretrain.engine.durable import describe_write_error
+from pretrain.engine.durable import write_error
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.provenance import hardware, provenance
 from pretrain.engine.spikes import SpikeState
@@ -107,7 +106,7 @@ def _make_own_folder(save: PendingSave) -> None:
     try:
         _own_folder(save).mkdir()
     except OSError as error:
-        raise CheckpointError(describe_write_error(save.temporary, error)) from error
+        raise write_error(save.temporary, error) from error
 
 
 def _save_task(task: Task, save: PendingSave) -> dict[str, Any]:
@@ -120,7 +119,7 @@ def _save_task(task: Task, save: PendingSave) -> dict[str, Any]:
             save.ready.append(path.name)
         folder.rmdir()
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(describe_write_error(save.temporary, error)) from error
+        raise write_error(save.temporary, error) from error
     return state
 
 
@@ -154,7 +153,7 @@ def _prepare_folder(folder: Path, job: Job, task: Task) -> list[str]:
         return _names_in(folder)
     except (OSError, shutil.Error) as error:
         shutil.rmtree(folder, ignore_errors=True)
-        raise CheckpointError(describe_write_error(folder, error)) from error
+        raise write_error(folder, error) from error
 
 
 def _make_folder(folder: Path) -> None:
@@ -166,7 +165,7 @@ def _make_folder(folder: Path) -> None:
             sync(run_dir)
             sync(run_dir.parent)
     except OSError as error:
-        raise CheckpointError(describe_write_error(folder, error)) from error
+        raise write_error(folder, error) from error
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -55,6 +55,10 @@ class Engine(Protocol):
 
     def guard(self, judge: Judge) -> None:
         """Ask ``judge`` before each update whether it is to be left out: parameters and moments stay as they are."""
+        ...
+
+    def before_update(self, check: Callable[[], None]) -> None:
+        """Call ``check`` at the end of the backward pass of each update, on all ranks together; it may raise."""
         ...
 
     def update_was_vetoed(self) -> bool:

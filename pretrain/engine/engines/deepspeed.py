@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -142,6 +142,10 @@ class DeepSpeedEngine:
                 return None if self._guard.vetoes(self._norm) else update()
 
             optimizer.step = update_unless_vetoed  # type: ignore[assignment]
+
+    def before_update(self, check: Callable[[], None]) -> None:
+        """Call ``check`` at the end of the backward pass of each update."""
+        self._guard.check = check
 
     def update_was_vetoed(self) -> bool:
         """Whether the last update was left out because its judge said so."""

@@ -1,4 +1,4 @@
-"""Asks before an update whether it is to be made, with the loss and the gradient norm of all its micro-batches."""
+"""What comes before an update: checks of what it reads, and whether it is to be made, by its loss and gradient norm."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class UpdateGuard:
         self._accumulation = accumulation
         self._loss: Tensor | None = None
         self.judge: Judge | None = None
+        self.check: Callable[[], None] | None = None
+        """Called on all ranks at the end of the last backward pass, before anything of the update is done."""
         self.vetoed = False
         """Whether the last update was left out."""
 
@@ -33,6 +35,8 @@ class UpdateGuard:
     def update(self) -> Iterator[None]:
         """The end of the last micro-batch: a scaler of the loss may leave the update out before the judge is asked."""
         self.vetoed = False
+        if self.check is not None:
+            self.check()
         yield
         self._loss = None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -79,6 +79,10 @@ class LocalEngine:
     def guard(self, judge: Judge) -> None:
         """Ask ``judge`` before each update whether it is to be left out."""
         self._guard.judge = judge
+
+    def before_update(self, check: Callable[[], None]) -> None:
+        """Call ``check`` at the end of the backward pass of each update."""
+        self._guard.check = check
 
     def update_was_vetoed(self) -> bool:
         """Whether the last update was left out because its judge said so."""

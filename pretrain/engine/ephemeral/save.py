@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.base.atomic import sync
-from pretrain.base.errors import CheckpointError
 from pretrain.base.files import write_json
 from pretrain.engine import distributed
 from pretrain.engine.checkpoint.folders import remove_checkpoint
 from pretrain.engine.checkpoint.layout import checkpoints_of
 from pretrain.engine.checkpoint.manifest import MANIFEST, STATE
 from pretrain.engine.checkpoint.pending import PendingSave, TensorFiles
-from pretrain.engine.durable import describe_write_error
+from pretrain.engine.durable import write_error
 from pretrain.engine.ephemeral.hosts import Hosts
 from pretrain.engine.ephemeral.transfer import Move, move_files
 
@@ -66,7 +65,7 @@ class EphemeralSave(PendingSave):
         try:
             write_json(self.temporary / name, value)
         except OSError as error:
-            raise CheckpointError(describe_write_error(self.temporary, error)) from error
+            raise write_error(self.temporary, error) from error
 
     def _put_in_place(self, files: dict[str, dict[str, Any]]) -> None:
         self._write_json(MANIFEST, {**self.manifest, "files": files})
@@ -76,4 +75,4 @@ class EphemeralSave(PendingSave):
                 remove_checkpoint(self.target)
             self.temporary.rename(self.target)
         except OSError as error:
-            raise CheckpointError(describe_write_error(self.temporary, error)) from error
+            raise write_error(self.temporary, error) from error

@@ -16,7 +16,7 @@ from torch import Tensor
 from pretrain.base.errors import CheckpointError
 from pretrain.base.files import open_regular
 from pretrain.engine import distributed
-from pretrain.engine.durable import describe_write_error
+from pretrain.engine.durable import write_error
 
 CHUNK = 8 << 20
 """Bytes of a file that are on the way at once between two ranks, at most."""
@@ -62,7 +62,7 @@ def move_files(folder: Path, moves: Sequence[Move]) -> None:
             streams: list[_Stream] = [each for _, each in (*outgoing, *incoming)]
             for stream in streams:
                 if stream.error is not None:
-                    raise CheckpointError(describe_write_error(folder, stream.error)) from stream.error
+                    raise write_error(folder, stream.error) from stream.error
 
 
 class _Stream:

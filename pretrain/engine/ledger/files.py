@@ -20,10 +20,10 @@ import numpy as np
 from pydantic import Field
 
 from pretrain.base.atomic import sync
-from pretrain.base.errors import CheckpointError, DataError
+from pretrain.base.errors import DataError
 from pretrain.base.files import open_regular
 from pretrain.base.records import Count, Record, parse_record
-from pretrain.engine.durable import GrowingFile, describe_write_error
+from pretrain.engine.durable import GrowingFile
 
 LEDGER = "ledger"
 ROW = np.dtype([("step", "<u4"), ("rows", "<u4"), ("ids", "<u8"), ("contents", "<u4")])
@@ -123,10 +123,7 @@ class LedgerWriter:
 
     def sync(self) -> None:
         """Make all steps durable, before a checkpoint that contains them is. Raises ``CheckpointError``."""
-        try:
-            self._file.sync()
-        except OSError as error:
-            raise CheckpointError(describe_write_error(self._file.path, error)) from error
+        self._file.sync()
 
     def close(self) -> None:
         """Close the file."""

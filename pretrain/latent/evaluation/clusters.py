@@ -14,7 +14,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import silhouette_score
 from torch import Tensor, nn
 
-from pretrain.base.files import write_bytes
+from pretrain.base.errors import ConfigError
+from pretrain.base.files import require_own_folder, write_bytes
 from pretrain.latent.artifacts import CODES
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.noise import StepNoise
@@ -87,6 +88,7 @@ def save_codes(folder: Path, step: int, job: LatentJob, encoder: nn.Module, devi
     """Write the codes after ``step`` steps into the run ``folder``."""
     assert isinstance(encoder, ClusterEncoder)
     z, _ = sample_codes(job, encoder, device)
+    require_own_folder(folder / CODES, error=ConfigError)
     content = io.BytesIO()
     np.save(content, z.view(encoder.classes, POINTS, -1).float().cpu().numpy())
     write_bytes(folder / CODES / f"step-{step:08d}.npy", content.getvalue())

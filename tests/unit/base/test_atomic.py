@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import gzip
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pretrain.base.atomic import new_file, new_folder
+from pretrain.base.atomic import new_file, new_folder, partial_folder
 from pretrain.base.errors import DataError
 from pretrain.base.text_lines import read_lines
+from pretrain.convert.output import new_folder as new_export
 
 
 def test_a_folder_appears_whole(tmp_path: Path) -> None:
@@ -111,3 +116,26 @@ def test_what_cannot_be_replaced_is_refused_at_once(tmp_path: Path, monkeypatch:
     for out, message in ((Path(), "the working folder"), (tmp_path / "link", "is a link")):
         with pytest.raises(DataError, match=message), new_folder(out):
             pytest.fail("the block was entered")
+
+
+@pytest.mark.parametrize("kind", [new_folder, new_export])
+def test_what_a_killed_process_left_goes_at_the_next_start_and_no_other(tmp_path: Path, kind: Any) -> None:
+    out = tmp_path / "o[ut"
+    program = f"""
+import os, signal, sys
+from pathlib import Path
+from {kind.__module__} import new_folder
+with new_folder(Path(sys.argv[1])) as folder:
+    (folder / "x").write_text("1")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", program, str(out)], check=False)
+    (left,) = tmp_path.iterdir()
+    with kind(tmp_path / "other"):
+        assert left.exists(), "of another output"
+    shutil.rmtree(tmp_path / "other")
+    with kind(out) as first:
+        assert not left.exists()
+        with partial_folder(out):
+            assert first.exists(), "in use"
+    assert [path.name for path in tmp_path.iterdir()] == ["o[ut"]

@@ -344,3 +344,15 @@ def test_a_path_that_is_no_utf8_is_hashed_again(tmp_path: Path) -> None:
     seen = [verified_files.VerifiedFile(name, FileState(1, 2, 3, 4, 5), "0" * 64, "") for name in names]
     verified_files.write_verified(tmp_path / "memory.json", seen)
     assert [each.path for each in verified_files.read_verified(tmp_path / "memory.json")] == [names[0]]
+
+
+def test_what_was_read_long_ago_is_read_again(
+    tmp_path: Path, files: dict[str, ExpectedFile], read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify(tmp_path, files)
+    verify(tmp_path, files)
+    assert len(read) == 3
+    now = time.time()
+    monkeypatch.setattr(verified_files.time, "time", lambda: now + verified_files.LIFE + 1)
+    verify(tmp_path, files)
+    assert len(read) == 6

@@ -5,12 +5,14 @@ import json
 import os
 import re
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
+from pretrain.base import text_lines
 from pretrain.base.errors import DataError
 from pretrain.data.corpus import Missing
 from pretrain.data.files import FileCorpus, resolve_paths
@@ -255,3 +257,47 @@ def test_a_row_without_end_is_refused_in_constant_memory(tmp_path: Path, monkeyp
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 << 20
+
+
+def _packed(path: Path) -> None:
+    line = json.dumps({"text": "x" * 1000}) + "\n" if ".jsonl" in path.name else "x" * 1000 + "\n"
+    write(path, 4000 * line)
+
+
+def _plain_table(path: Path) -> None:
+    table = pyarrow.table({"text": ["x" * 1000] * 4000})
+    pyarrow.parquet.write_table(table, path, compression="gzip", use_dictionary=False)
+
+
+def _dictionary(path: Path) -> None:
+    texts = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 4000, pyarrow.int32()), ["x" * 1000])
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path)
+
+
+def _rows_of_one_text(path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["x" * 1000] * 4000}), path)
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [
+        ("a.txt.gz", _packed),
+        ("a.jsonl.gz", _packed),
+        ("plain.parquet", _plain_table),
+        ("dictionary.parquet", _dictionary),
+        ("rows.parquet", _rows_of_one_text),
+    ],
+)
+def test_a_small_file_that_holds_far_more_than_text_is_refused(
+    tmp_path: Path, name: str, pack: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack(tmp_path / name)
+    assert len("".join(read(tmp_path / name))) > 3_900_000, "the smallest bound lets small files pass"
+    monkeypatch.setattr(text_lines, "_ALWAYS", 1 << 16)
+    with pytest.raises(DataError, match=rf"{name}: [\d,]+ bytes hold over [\d,]+ bytes of text, more than 200 times"):
+        read(tmp_path / name)
+
+
+def test_text_that_is_packed_as_text_is_has_no_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_lines, "_ALWAYS", 0)
+    assert read(write(tmp_path / "a.txt.gz", TEXT)) == DOCUMENTS

@@ -8,11 +8,13 @@ import json
 import logging
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from pretrain.base.errors import NoSpaceError, user_text
 from pretrain.engine.callbacks.metrics import Metrics
-from pretrain.engine.durable import GrowingFile
+from pretrain.engine.durable import GrowingFile, write_error
 from pretrain.engine.loop import Run
 from pretrain.engine.run_status import _RankLog
 from pretrain.engine.task import Progress
@@ -92,3 +94,27 @@ def test_the_log_of_a_rank_that_cannot_be_written_is_named(tmp_path: Path, caplo
     logging.getLogger("pretrain").warning("of interest")
     assert f"{path}: cannot be written any more: [Errno 28] No space left on device" in caplog.messages
     assert handler not in logging.getLogger().handlers
+
+
+@pytest.mark.parametrize(
+    ("number", "inodes", "words"),
+    [
+        (errno.ENOSPC, 5, "no space left on device: the file needs 10 bytes, "),
+        (errno.ENOSPC, 0, "no inodes are left on this disk (df -i)"),
+        (errno.EDQUOT, 5, "your quota on this disk is used up (quota -s)"),
+    ],
+)
+@pytest.mark.parametrize("rust", [False, True])
+def test_space_inodes_and_quota_are_named(
+    tmp_path: Path, number: int, inodes: int, words: str, rust: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = os.statvfs(tmp_path)
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_files=100, f_favail=inodes, f_bavail=facts.f_bavail,
+                        f_frsize=facts.f_frsize, f_blocks=facts.f_blocks, f_bfree=facts.f_bfree))  # fmt: skip
+    path = tmp_path / "a" / "b"
+    error = Exception(f"I/O error (os error {number})") if rust else OSError(number, os.strerror(number), str(path))
+    found = write_error(path, error, 10)
+    assert isinstance(found, NoSpaceError)
+    assert words in str(found)
+    if not rust:
+        assert words.partition(":")[0].lower() in (user_text(error) or "").lower()

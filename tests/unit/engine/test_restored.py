@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 
 from pretrain.base.errors import CheckpointError
 from pretrain.config.load import job_from_mapping
-from pretrain.engine.checkpoint import restored
+from pretrain.engine.checkpoint import read_weights, restored
 from pretrain.engine.checkpoint.save import write_weights_only
 from pretrain.registry import TASKS
 from tests.toy.task import ToyModel
@@ -69,3 +70,15 @@ with torch.device("meta"), load._Undrawn():
 assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize("read", [lambda path: restored(path, "model", lambda: ToyModel(13)), read_weights])
+def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path, number: float, read: Any) -> None:
+    model = ToyModel(13)
+    with torch.no_grad():
+        model.norm.bias[3] = number
+    job = job_from_mapping({"task": {"type": "toy"}}, "test")
+    checkpoint = write_weights_only(tmp_path / "checkpoints" / "step-00000000", job, {"model": model}, {"width": 13})
+    with pytest.raises(CheckpointError, match=r"norm\.bias holds weights that are not finite"):
+        read(checkpoint)
