@@ -92,7 +92,8 @@ def _compare(run: Run, engines: Sequence[Engine], when: str) -> None:
     if _all_alike(own):
         return
     run.diverged = True
-    everyone = [Held(*each) for each in distributed.gather_objects(tuple(own))]
+    told: Any = tuple(own)  # JSON brings a list
+    everyone = [Held(*each) for each in distributed.gather_objects(told)]
     raise ReplicasDifferError(
         f"{when} {describe_difference(everyone)}; a rank computed, stored or received something wrong. What is saved "
         f"was compared before: capt resume {run.dir} goes on from there; if it happens again, test the memory of that "
