@@ -15,6 +15,7 @@ EPOCHS_GQA   ?= 3
 EPOCHS_NLVR2 ?= 4
 WORKERS ?= 2
 KILLS   ?= 1000
+WHEELHOUSE ?= wheelhouse
 
 # CAPT_DATA may name a folder of the user's own text; without it the docstrings of the installed packages are the corpus.
 TEXT   := $(if $(CAPT_DATA),$(if $(wildcard $(CAPT_DATA)/corpus),$(CAPT_DATA)/corpus,$(CAPT_DATA)))
@@ -23,15 +24,19 @@ comma  := ,
 space  := $(subst ,, )
 DATA   := $(if $(FILES),data.files=[$(subst $(space),$(comma),$(strip $(FILES)))])
 
+# What pip builds an editable install with (pyproject.toml, build-system).
+BUILD  := pip setuptools wheel
+
 FAULTS := $(addprefix tests/,multihost/test_faults.py multihost/test_slurm.py e2e/test_kills.py) \
 	$(addprefix tests/distributed/test_,supervision.py meeting.py ephemeral.py ledger.py replicas.py) \
 	$(addprefix tests/unit/,launcher/test_nodes.py launcher/test_gathering.py launcher/test_local.py base/test_cache.py)
 
-.PHONY: install quickstart quickstart-vl test test-gpu fuzz faults soak check format docs bench kenlm clean
+.PHONY: install wheelhouse quickstart quickstart-vl test test-gpu fuzz faults soak check format docs bench kenlm clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make install     .venv with everything pinned"
+	@echo "make wheelhouse  all of its packages as wheels in a folder, for hosts without a network (WHEELHOUSE=wheelhouse)"
 	@echo "make quickstart  the whole job at small size: train on 2 processes, resume, export, query, report"
 	@echo "make quickstart-vl  the same for pictures and words, on a synthetic world: store, pretraining, VQA, GQA, NLVR2"
 	@echo "make test        everything that runs without a GPU, shared by two workers (WORKERS=2)"
@@ -52,6 +57,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep "^torch==" constraints.txt)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,dev,docs]"
 	touch $@
+
+# Everything that `make install` takes, for hosts without a network: DeepSpeed and fairscale come as sources alone.
+wheelhouse: install
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check -c constraints.txt --wheel-dir $(WHEELHOUSE) \
+	    "$$(grep "^torch==" constraints.txt)" $(BUILD) ".[all,dev,docs]"
+	rm -f $(WHEELHOUSE)/capt_pretraining-*.whl
+	@echo "$(WHEELHOUSE): copy it and this folder, then run there: PIP_NO_INDEX=1 PIP_FIND_LINKS=$(WHEELHOUSE) make install"
 
 quickstart: install
 	$(if $(CAPT_DATA),$(if $(FILES)$(findstring data.,$(ARGS)),,$(error CAPT_DATA=$(CAPT_DATA): no .txt, .jsonl (also .gz) \

@@ -16,7 +16,7 @@ from finetune.config import FineTuningJob
 from finetune.evaluation import evaluate_sets
 from finetune.objective import Objective
 from finetune.order import ExampleOrder
-from pretrain.base.errors import CheckpointError, shown
+from pretrain.base.errors import CheckpointError, quoted, shown
 from pretrain.base.randomness import derive
 from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
@@ -145,8 +145,8 @@ class FineTuningTask(ABC):
         """Look at the dev metric, and compare runs."""
         measured = best_so_far(run_dir, self.job, len(self.train)) or self.objective.metric
         return [
-            f"capt evaluate {run_dir} ({measured} on the dev set)",
-            f"capt report {run_dir} (its curves; several runs: their table)",
+            f"capt evaluate {quoted(run_dir)} ({measured} on the dev set)",
+            f"capt report {quoted(run_dir)} (its curves; several runs: their table)",
         ]
 
     def export_files(self) -> Mapping[str, Path]:

@@ -22,7 +22,8 @@ def check_host(name: str) -> str:
     """``name``, if it is a host name or an IPv4 address; else ``ValueError``."""
     if not _HOST.fullmatch(name):
         raise ValueError(
-            "not a host: a name or IPv4 address of letters, digits, '.', '-' and '_', not beginning with '-'"
+            "not a host: a name of letters, digits, '.', '-' and '_' that does not begin with '-', "
+            "or an IP address without a zone"
         )
     return name
 

@@ -12,12 +12,11 @@ from pathlib import Path
 
 from launcher import environment
 from launcher.backends.slurm import SCRIPT
-from launcher.plan import Launch, Options
+from launcher.plan import UNATTENDED, Launch, Options
 from launcher.restart import has_gone_back
 from launcher.start import carry_on
-from pretrain.__main__ import parse
+from pretrain.__main__ import job_of, parse
 from pretrain.base.errors import user_text
-from pretrain.config.load import load_job
 from pretrain.engine.run_folder import BAD_INPUT
 
 
@@ -27,9 +26,10 @@ def main(arguments: Sequence[str]) -> int:
     module, *words = arguments
     given = parse(words)
     try:
-        words = _newest_once_gone_back(words)
-        job = load_job(given.config, given.overrides, resolved=given.merged or given.resume)
-        options = Options.read(Path(job.run.dir) / "launch.json")
+        job = job_of(given)
+        if given.resume == "always" and environment.inherited().get("SLURM_RESTART_COUNT", "0") != "0":
+            words = [*_newest_once_gone_back(words), *UNATTENDED]
+        options = Options.read(Path(given.config).parent / "launch.json")  # a task of an array has a folder of its own
         launch = Launch(module, tuple(words), job, options)
         return carry_on(launch, "srun", name_of_job=environment.inherited().get("SLURM_JOB_ID", ""))
     except Exception as error:
@@ -46,7 +46,7 @@ def _newest_once_gone_back(words: list[str]) -> list[str]:
     It has where no later checkpoint is left that is older than the batch script, which was written as it was submitted.
     """
     given = parse(words)
-    if given.checkpoint is None or environment.inherited().get("SLURM_RESTART_COUNT", "0") == "0":
+    if given.checkpoint is None:
         return words
     run = Path(given.config).parent
     if not has_gone_back(run, given.checkpoint, (run / SCRIPT).stat().st_mtime_ns):

@@ -33,6 +33,7 @@ from launcher.commands import (
 from pretrain.base.errors import user_text
 from pretrain.base.safe_path import protect_children
 from pretrain.base.streams import coloured, error_line, open_closed_streams, takes_colours
+from pretrain.config.base import with_value_of_resume
 
 app = typer.Typer(
     help="Contrastive pretraining, from raw text to a Hugging Face encoder, on one laptop or a cluster.",
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is None:  # the command itself, and not a test or a program that calls it
         protect_children()
         open_closed_streams()
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = with_value_of_resume(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     if given in ([], *([group] for group in _GROUPS)):
         given = [*given, "--help"]
@@ -138,7 +139,7 @@ def _usage(error: typer.TyperException) -> str:
 
 
 def _die(text: str) -> None:
-    typer.echo(error_line(" ".join(text.split()), sys.stderr), err=True)
+    typer.echo(error_line(" ".join(text.splitlines()), sys.stderr), err=True)
     sys.exit(2)
 
 

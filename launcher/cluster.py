@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from launcher.address import Slots
 from pretrain.base.errors import ConfigError
@@ -16,6 +16,16 @@ _Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.,:&|()*=+@/-]{1,200}$")]
 
 
 _Line = Annotated[str, Field(max_length=10_000)]
+_Argument = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=4096)]
+_Directive = Annotated[str, Field(pattern=r"^--?[A-Za-z][^\x00-\x1f\x7f]*$", max_length=4096)]
+_OWN_DIRECTIVES = {
+    **{name: name for name in ("nodes", "time", "partition", "account", "qos", "constraint", "array")},
+    "N": "nodes", "t": "time", "p": "partition", "A": "account", "q": "qos", "C": "constraint", "a": "array",
+    "ntasks-per-node": "ranks_per_node", "gpus-per-node": "gpus_per_node", "cpus-per-task": "cpus_per_rank",
+    "c": "cpus_per_rank", "requeue": "requeue", "no-requeue": "requeue", "signal": "save_before_end",
+    "output": "", "o": "", "open-mode": "", "export": "", "wrap": "",
+}  # fmt: skip
+"""Options of sbatch that other keys set, and those on which the script relies."""
 _Count = Annotated[int, Field(ge=0, le=100_000)]
 
 
@@ -46,6 +56,46 @@ class SlurmCluster(Section):
     setup: list[_Line] = Field(
         [], max_length=1000, description="shell lines run before the job (module load, source venv/bin/activate)"
     )
+
+    extra: list[_Directive] = Field(
+        [], max_length=1000, description="further options of sbatch, one each (--mem=0, --exclusive, --mail-type=END)"
+    )
+    array: Annotated[str, Field(pattern=r"^[0-9,:-]{1,200}(%[1-9][0-9]{0,5})?$")] | None = Field(
+        None,
+        description="tasks of a job array (sbatch --array): 1-8%1 continues one run after the other, where a cluster "
+        "queues no job again; with array_key each task is a run of its own",
+    )
+    array_key: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]{0,200}$")] | None = Field(
+        None, description="key that each task sets to its number, such as run.seed; its run folder is run.dir/NUMBER"
+    )
+    srun: list[_Directive] = Field(
+        [], max_length=1000, description="further options of srun on each node (--container-image=... of pyxis)"
+    )
+    container: list[_Argument] = Field(
+        [], max_length=1000, description="words before Python on each node: [apptainer, exec, --nv, capt.sif]"
+    )
+    python: _Argument | None = Field(None, description="Python on the nodes, in the container; null = the same path")
+
+    @model_validator(mode="after")
+    def _array_shares_no_folder(self) -> SlurmCluster:
+        if self.array_key is not None and self.array is None:
+            raise ValueError("array_key needs array: the numbers of the tasks")
+        if self.array is not None and self.array_key is None and not self.array.endswith("%1"):
+            raise ValueError(
+                f"array {self.array}: its tasks share a run folder: write %1 behind it, so that one runs after the "
+                "other, or set array_key"
+            )
+        return self
+
+    @field_validator("extra")
+    @classmethod
+    def _own_directives_stay(cls, lines: list[str]) -> list[str]:
+        for line in lines:
+            name = line.lstrip("-").partition("=")[0].partition(" ")[0]
+            if name in _OWN_DIRECTIVES:
+                where = f"set {_OWN_DIRECTIVES[name]}" if _OWN_DIRECTIVES[name] else "the script relies on its own"
+                raise ValueError(f"{line!r}: {where}")
+        return lines
 
     @field_validator("setup")
     @classmethod

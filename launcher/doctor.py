@@ -20,6 +20,7 @@ from launcher.check import Check, Level
 from launcher.preflight import limits, probe
 from pretrain.base.cache import default_cache, require_cache
 from pretrain.base.errors import DataError
+from pretrain.base.extras import how_to_install
 
 DISTRIBUTION = "capt-pretraining"
 _PACKAGES = ("torch", "deepspeed", "transformers", "datasets", "sentencepiece", "tokenizers", "fairscale", "ray")
@@ -74,7 +75,7 @@ def _packages() -> Iterator[Check]:
             installed = version(name)
         except PackageNotFoundError:
             level: Level = "fail" if extra == "train" else "note"
-            yield Check(name, level, "not installed", f"pip install '{DISTRIBUTION}[{extra}]'")
+            yield Check(name, level, "not installed", how_to_install(extra))
             continue
         if name in ranges and not ranges[name].contains(installed, prereleases=True):
             advice = "resume and export are tested with the releases of constraints.txt"

@@ -1,9 +1,10 @@
 """The environment that is forwarded to other hosts. Only this file of the launcher reads environment variables.
 
-A multi-host launcher writes the forwarded variables into the command line of a remote shell: everyone on the hosts can
+DeepSpeed's launcher writes the forwarded variables into the command line of a remote shell: everyone on the hosts can
 read them with ``ps``, and the shell executes what looks like a command. So only listed names are forwarded, secrets
-stay on this host, and values that a shell would interpret are refused. A ``.deepspeed_env`` in the working folder may
-be somebody else's: it can set a flag or a network interface, but no file or folder from which code would be loaded.
+stay on this host, and there values that a shell would interpret are refused; ``--launcher ssh`` sends any value. A
+``.deepspeed_env`` in the working folder may be somebody else's: it can set a flag or a network interface, but no file
+or folder from which code would be loaded.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,6 +33,8 @@ _PLACES = frozenset({"CUDA_HOME", "HF_ENDPOINT", "HF_HOME", "LD_LIBRARY_PATH", "
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLACE = re.compile(r"CACHE|CONF|DIR|FILE|HOME|LIB|MODULE|PATH|PIPE|PLUGIN|PRELOAD|ROOT")
 _UNSAFE = re.compile(r"""["'`$\\;&|<>()\[\]{}*?!#~]|[^ -~]""")
+_EXPORT = re.compile(r"^export[ \t]+")
+_COMMENT = re.compile(r"(^|[ \t]+)#.*")
 _MAX_BYTES = 1 << 16
 
 
@@ -60,24 +64,27 @@ def forwarded_env(environment: Mapping[str, str]) -> dict[str, str]:
     return result
 
 
-def forwarded_to_hosts(environment: Mapping[str, str], folders: tuple[Path, ...]) -> dict[str, str]:
-    """What goes to every host through a remote shell: ``forwarded_env``, then what stands in ``.deepspeed_env`` files.
+def forwarded_to_hosts(
+    environment: Mapping[str, str], folders: tuple[Path, ...], *, through_shell: bool = False
+) -> dict[str, str]:
+    """What goes to every host: ``forwarded_env``, then what stands in ``.deepspeed_env`` files.
 
     Like DeepSpeed, ``$DS_ENV_FILE`` names another file, and later ``folders`` win. Variables that look like secrets
     are left out with a warning; written into a ``.deepspeed_env`` they are an error, and so are names that are not on
     the list for files: flags, and the prefixes where the name is not that of a file or folder and the value no path.
 
     Raises:
-        ConfigError: a value holds characters that a shell would interpret, or a file's line is not ``NAME=value`` with
-            such a name.
+        ConfigError: a file's line is not ``NAME=value`` with such a name; or, with ``through_shell``, a value holds
+            characters that the shell of a host would interpret.
     """
-    result = {
-        name: shell_safe(value, f"environment variable {name}") for name, value in forwarded_env(environment).items()
-    }
-    own = _own_names(environment)
+    result, own = forwarded_env(environment), _own_names(environment)
+    where = {name: f"environment variable {name}" for name in result}
     for folder in folders:
-        result |= _env_file(folder / environment.get("DS_ENV_FILE", ".deepspeed_env"), own)
-    return result
+        path = folder / environment.get("DS_ENV_FILE", ".deepspeed_env")
+        found = _env_file(path, own)
+        result |= found
+        where |= {name: f"{path}: {name}" for name in found}
+    return {name: shell_safe(value, where[name]) for name, value in result.items()} if through_shell else result
 
 
 def shell_safe(value: str, what: str) -> str:
@@ -86,7 +93,7 @@ def shell_safe(value: str, what: str) -> str:
     if found:
         raise ConfigError(
             f"{what} holds {found.group()!r}, which the remote shell would interpret; "
-            "use letters, digits, spaces and @%+=:,./^_- only"
+            "use letters, digits, spaces and @%+=:,./^_- only, or --launcher ssh"
         )
     return value
 
@@ -101,11 +108,11 @@ def _env_file(path: Path, own: frozenset[str]) -> dict[str, str]:
     result: dict[str, str] = {}
     text = read_text(path, limit=_MAX_BYTES, error=ConfigError)
     for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
+        line, where = _EXPORT.sub("", line.strip(), count=1), f"{path}, line {number}"
+        if not line or line.startswith("#"):
             continue
         name, equals, value = line.partition("=")
-        name, value = name.strip(), value.strip()
-        where = f"{path}, line {number}"
+        name, value = name.strip(), _value(value.strip(), where)
         if not equals or not _NAME.fullmatch(name):
             raise ConfigError(f"{where}: not of the form NAME=value")
         if is_secret(name, value):
@@ -115,8 +122,25 @@ def _env_file(path: Path, own: frozenset[str]) -> dict[str, str]:
                 f"{where}: {name[:80]} may load code or name a file, or is not known to be needed: "
                 f"export it yourself and list it in {OWN_NAMES}={name[:80]}"
             )
-        result[name] = shell_safe(value, f"{where}: {name}")
+        result[name] = value
     return result
+
+
+def _value(text: str, where: str) -> str:
+    """What stands behind ``NAME=``, as a shell would read the line: without quotes and without a comment."""
+    if text[:1] in ("'", '"'):
+        try:
+            words = shlex.split(text, comments=True)
+        except ValueError:
+            words = []
+        if len(words) != 1:
+            raise ConfigError(f"{where}: a value in quotes ends with the same quote, and only a comment may follow it")
+        expands, text = text[0] == '"', words[0]
+    else:
+        expands, text = True, _COMMENT.sub("", text)
+    if expands and (found := re.search(r"[$`]", text)):
+        raise ConfigError(f"{where}: {found.group()!r} is not expanded; write the value itself, or in single quotes")
+    return text
 
 
 def _is_setting(name: str, value: str) -> bool:

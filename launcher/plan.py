@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from launcher.address import Address, Port, Slots
-from launcher.hostfile import Host
+from launcher.hostfile import Host, read_hostfile
 from launcher.supervisor.crash import Crash
 from launcher.supervisor.remote import Left
 from pretrain.base.errors import ConfigError, counted
@@ -22,14 +22,17 @@ from pretrain.config.base import PathField, Section
 from pretrain.config.load import explain
 from pretrain.config.schema import Job
 from pretrain.engine.engines.deepspeed_config import deepspeed_config
+from pretrain.engine.run_folder import PATIENCE
 
 _MAX_BYTES = 1 << 16
 DEFAULT_PORT = 29500
 """Port of the rendezvous on the first of several hosts."""
 
-UNATTENDED = ("--skip-damaged", "--wait", "180")
-"""For ranks that start again by themselves: nobody is there to name an older checkpoint, and a file server keeps the
-locks of a lost host until its lease ends (NFS 4: 90 seconds)."""
+UNATTENDED = ("--skip-damaged", "--wait", f"{PATIENCE:g}")
+"""For ranks that start again by themselves: nobody is there to name an older checkpoint."""
+
+HostFilter = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:@,\[\]-]+$", max_length=100_000)]
+"""Hosts of a hostfile, and slots of them, as DeepSpeed's ``--include`` names them."""
 
 BackendName = Literal["local", "ssh", "deepspeed", "torchrun", "slurm", "srun", "ray"]
 
@@ -42,6 +45,8 @@ class Options(Section):
     launcher: BackendName | None = None
     nproc: Slots | None = None
     hostfile: PathField | None = None
+    include: HostFilter | None = None
+    exclude: HostFilter | None = None
     nodes: Annotated[int, Field(ge=1, le=100_000)] | None = None
     master_addr: Address | None = None
     master_port: Port | None = None
@@ -54,6 +59,12 @@ class Options(Section):
             return cls(**options)
         except ValidationError as error:
             raise ConfigError(f"--{explain(error, cls).replace('_', '-', 1)}") from None
+
+    def hosts(self) -> tuple[Host, ...]:
+        """The hosts of the hostfile, filtered. Raises ``ConfigError``, also where no hostfile is given."""
+        if self.hostfile is None:
+            raise ConfigError("no --hostfile is given")
+        return read_hostfile(self.hostfile, self.include, self.exclude)
 
     def to_json(self) -> str:
         """The options that were given, as JSON with absolute paths."""

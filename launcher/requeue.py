@@ -24,7 +24,7 @@ from pydantic import Field, FiniteFloat
 
 from launcher import environment
 from launcher.watch import StatusWatch
-from pretrain.base.errors import UserError, user_text
+from pretrain.base.errors import UserError, quoted, user_text
 from pretrain.base.files import write_json
 from pretrain.base.records import Count, Record, read_record
 from pretrain.config import load_job
@@ -183,7 +183,7 @@ def main(arguments: Sequence[str]) -> int:
         if not arguments[2:] or code in (DONE, BAD_INPUT):
             return 1
         if cancelled(job):
-            log.info("cancelled, and not queued again; continue with: capt resume %s", run)
+            log.info("cancelled, and not queued again; continue with: capt resume %s", quoted(run))
             return 1
         return 0 if again(run, code, int(arguments[2]), job, every=_every(run)) else 1
     except Exception as error:

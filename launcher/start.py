@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.backends import Backend, backend
-from launcher.hostfile import is_this_host, read_hostfile
+from launcher.hostfile import is_this_host
 from launcher.launch_files import LaunchFiles, job_file
 from launcher.plan import BackendName, End, Launch, Options, Plan, describe
 from launcher.preflight.run import before_launch
 from launcher.restart import outlast, supervise
 from launcher.watch import StatusWatch
-from pretrain.base.errors import ConfigError, counted
+from pretrain.base.errors import ConfigError, counted, quoted
 from pretrain.config.base import NO_TEXT
 from pretrain.config.load import job_from_mapping, load_job, load_mapping, parse_mapping
 from pretrain.config.reader import as_override
@@ -28,11 +28,13 @@ from pretrain.engine.run_folder import (
     DONE,
     FAILED,
     STOPPED,
-    check_is_free,
+    check_folders,
     holds_run,
+    is_finished,
     require_run,
+    resumes_by_itself,
 )
-from pretrain.registry import check_callbacks
+from pretrain.registry import check_callbacks, require_tracker
 
 log = logging.getLogger(__name__)
 
@@ -55,14 +57,16 @@ def begin(
     ``preflight`` the hosts are examined first (``launcher.preflight``).
 
     Raises:
-        UserError: the job, the options or the hostfile is wrong, ``run.dir`` already holds a run, or what the job
-            reads is not there.
+        UserError: the job, the options or the hostfile is wrong, ``run.dir`` already holds a run (with
+            ``run.resume=auto``: of another job), or what the job reads is not there.
     """
     text = to_yaml(load_mapping(config, overrides))
     job = job_from_mapping(parse_mapping(text, config), config)  # what the ranks are going to read
     if finetunes and job.pretrains:
-        raise ConfigError(f"{config}: a {job.task.type} job trains a model of its own: capt pretrain {config}")
-    check_is_free(job.run.dir)
+        raise ConfigError(f"{config}: a {job.task.type} job trains a model of its own: capt pretrain {quoted(config)}")
+    if resumes_by_itself(job.run.dir, job) and is_finished(job.run.dir, job) and show is None:
+        log.info("%s is finished: all steps of this job are done", job.run.dir)
+        return DONE
     path, debugging = job_file(job.run.dir, text), ["--debug"] * debug
     launch = Launch(
         module,
@@ -120,7 +124,12 @@ def _has_other_epochs(job: Job, overrides: Sequence[str]) -> bool:
 
 
 def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bool) -> int:
-    name = _launcher(launch.options)
+    given = launch.options
+    if given.hostfile is None and (given.include or given.exclude):
+        raise ConfigError(
+            f"--{'include' if given.include else 'exclude'} chooses hosts of a --hostfile, which is missing"
+        )
+    name = _launcher(given)
     launch = replace(launch, options=launch.options.model_copy(update={"launcher": name}))
     if launch.options.nodes is not None and name not in ("ssh", "slurm", "srun"):
         raise ConfigError(f"--nodes says which hosts are no spares; --launcher {name} has none")
@@ -128,6 +137,9 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
     plan = chosen.plan(launch)
     deepspeed_config(launch.job, plan.world)  # refuses batch sizes that do not fit before anything starts
     check_callbacks(launch.job.run.callbacks)
+    for tracker in launch.job.run.callbacks:
+        require_tracker(tracker)
+    check_folders(launch.job)
     if name == "local":
         _check_precision_here(launch.job.engine.precision)
     if show is not None:
@@ -140,7 +152,10 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
     end = supervise(launch, lambda each: _attempt(chosen, each, plan if each is launch else chosen.plan(each)))
     if end.code == STOPPED:
         begun = holds_run(launch.run_dir)
-        log.info("stopped early; %s", f"continue with: capt resume {launch.run_dir}" if begun else "nothing was begun")
+        log.info(
+            "stopped early; %s",
+            f"continue with: capt resume {quoted(launch.run_dir)}" if begun else "nothing was begun",
+        )
     return end.code
 
 
@@ -202,7 +217,7 @@ def _launcher(options: Options) -> BackendName:
         return options.launcher
     if options.hostfile is None:
         return "slurm" if options.cluster else "local"
-    hosts = read_hostfile(options.hostfile)
+    hosts = options.hosts()
     if len(hosts) == 1 and is_this_host(hosts[0].name):
         log.info("%s names only this host: using --launcher local", options.hostfile)
         return "local"

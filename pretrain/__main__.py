@@ -1,4 +1,4 @@
-"""``python -m pretrain CONFIG [a.b=c ...] [--merged] [--resume] [--checkpoint NAME] [--wait S] [--debug]``: one rank.
+"""``python -m pretrain CONFIG [a.b=c ...] [--merged] [--resume [auto]] [--checkpoint NAME] [--wait S]``: one rank.
 
 Every launcher starts this module on every rank; the rank is read from the environment. ``capt`` merges CONFIG once, and
 its ranks read the merged job (``--merged``). Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped early but resumable.
@@ -30,7 +30,9 @@ from pathlib import Path
 from pretrain.base.errors import ConfigError, RunFailedError, UserError, is_passing, user_text
 from pretrain.base.hashing import sha256
 from pretrain.base.streams import error_line
-from pretrain.config import Job, flatten, load_job
+from pretrain.config import flatten, load_job
+from pretrain.config.base import with_value_of_resume
+from pretrain.config.schema import Job
 from pretrain.engine import heartbeat, interruption
 from pretrain.engine.run_folder import BAD_INPUT, FAILED, LOGGED, STOPPED
 from pretrain.engine.scratch import use_scratch
@@ -51,13 +53,18 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("config", help="a YAML file or the name of a shipped job")
     parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="values that replace the file's")
     parser.add_argument("--merged", action="store_true", help="CONFIG is a merged job: base: and ${...} are not read")
-    parser.add_argument("--resume", action="store_true", help="continue the run in run.dir")
+    parser.add_argument(
+        "--resume",
+        choices=("always", "auto"),
+        metavar="[auto]",
+        help="continue the run in run.dir; auto: begin it where there is none (run.resume=auto)",
+    )
     parser.add_argument("--checkpoint", help="resume from this folder under checkpoints/")
     parser.add_argument("--skip-damaged", action="store_true", help="resume from the newest checkpoint that is whole")
     parser.add_argument("--wait", type=float, default=0.0, help="seconds to wait while another job holds run.dir")
     parser.add_argument("--debug", action="store_true", help="show stack traces of user errors, log at debug level")
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
-    return parser.parse_intermixed_args(arguments)
+    return parser.parse_intermixed_args(with_value_of_resume(arguments))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,12 +129,19 @@ def _wait_for(path: Path) -> None:
         time.sleep(0.1)
 
 
+def job_of(options: argparse.Namespace) -> Job:
+    """The job that a command line means. Raises ``ConfigError``."""
+    overrides = [*options.overrides, *["run.resume=auto"] * (options.resume == "auto")]
+    of_a_run = options.resume == "always" and Path(options.config).exists()  # else it is the name of a shipped job
+    return load_job(options.config, overrides, resolved=options.merged or of_a_run)
+
+
 def _run(options: argparse.Namespace) -> int:
     job, refusal = None, None
     try:
         if options.merged:
             _wait_for(Path(options.config))
-        job = load_job(options.config, options.overrides, resolved=options.merged or options.resume)
+        job = job_of(options)
     except (UserError, OSError) as error:
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             raise
@@ -145,7 +159,11 @@ def _run(options: argparse.Namespace) -> int:
     assert job is not None
     distributed.require_alike(_facts(job, options))
     code = run_job(
-        job, resume=options.resume, checkpoint=options.checkpoint, skip_damaged=options.skip_damaged, wait=options.wait
+        job,
+        resume=options.resume == "always",
+        checkpoint=options.checkpoint,
+        skip_damaged=options.skip_damaged,
+        wait=options.wait,
     )
     distributed.shutdown()
     return code

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from pretrain.base.errors import ConfigError, did_you_mean, shown
+from pretrain.base.extras import EXTRA_OF, how_to_install
 from pretrain.base.sensitive import has_secret
 
 TASKS = {
@@ -109,6 +110,15 @@ def check_callbacks(callbacks: Mapping[str, Mapping[str, Any]]) -> None:
                     f"run.callbacks.{name}.{key} looks like a secret, and configurations are written into run folders: "
                     f"use the environment variables or the login of {name}"
                 )
+
+
+def require_tracker(name: str) -> None:
+    """Raise ``ConfigError`` where a key of ``run.callbacks`` needs a package that is not installed."""
+    if name in CALLBACKS and name in EXTRA_OF and importlib.util.find_spec(name) is None:
+        raise ConfigError(
+            f"run.callbacks.{name}: the package {name} is not installed; {how_to_install(EXTRA_OF[name])}, "
+            "or remove the key"
+        )
 
 
 def callback_class(name: str) -> Any:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from pretrain.base.errors import DataError, shown
+from pretrain.base.errors import DataError, quoted, shown
 from pretrain.base.files import file_in, read_json, read_text
 from pretrain.base.records import Record, read_record
 from tokenizer.bounds import check_ids, check_pipeline, rust_errors
@@ -352,7 +352,10 @@ def _listed(tokens: list[str | _Token] | dict[str, str | _Token] | None) -> list
 def _what_is_missing(path: Path) -> str:
     models_here = sorted(model.name for model in path.glob("*.model"))
     if models_here == ["sentencepiece.model"]:  # of ours
-        return f"a SentencePiece model only; `capt tokenizer export {path} OUT` writes a tokenizer.json, to be put here"
+        return (
+            f"a SentencePiece model only; `capt tokenizer export {quoted(path)} OUT` writes a tokenizer.json, "
+            "to be put here"
+        )
     if models_here:  # their ids are not SentencePiece's own, or their text is changed before
         return f"a SentencePiece model only ({models_here[0]}), to which its class adds what no file says; {CONVERT}"
     for has, lacks in (("vocab.json", "merges.txt"), ("merges.txt", "vocab.json")):

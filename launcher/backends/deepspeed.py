@@ -17,7 +17,7 @@ from pathlib import Path
 
 from launcher import environment
 from launcher.backends.single import run_launcher
-from launcher.hostfile import Host, read_hostfile
+from launcher.hostfile import Host
 from launcher.plan import DEFAULT_PORT, Command, End, Launch, Plan
 from launcher.ssh import USERS_OPTIONS, ssh_options
 from pretrain.base.errors import ConfigError
@@ -42,9 +42,13 @@ def plan(launch: Launch) -> Plan:
         raise ConfigError(
             f"--nproc does not go with --hostfile: the slots in {options.hostfile} say how many ranks run"
         )
-    hosts = read_hostfile(options.hostfile)
+    hosts = options.hosts()
+    if addresses := [host.name for host in hosts if ":" in host.name]:
+        raise ConfigError(
+            f"{options.hostfile}: pdsh takes no IPv6 address ({addresses[0]}): use --launcher ssh, or a name"
+        )
     inherited = environment.inherited()
-    forwarded = environment.forwarded_to_hosts(inherited, (Path.home(), Path()))
+    forwarded = environment.forwarded_to_hosts(inherited, (Path.home(), Path()), through_shell=True)
     unquoted = {
         "working folder": str(Path.cwd()),
         "Python": sys.executable,
@@ -58,6 +62,8 @@ def plan(launch: Launch) -> Plan:
     argv = (
         str(_DEEPSPEED),
         *("--hostfile", str(options.hostfile.resolve())),
+        *(("--include", options.include) if options.include else ()),
+        *(("--exclude", options.exclude) if options.exclude else ()),
         *("--master_addr", options.master_addr or hosts[0].name),
         *("--master_port", str(port)),
         *("--force_multi", "--no_ssh_check", "--module", launch.module),

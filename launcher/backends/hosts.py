@@ -43,8 +43,11 @@ def check_spares(launch: Launch, listed: Sequence[Host], spares: Sequence[Host],
         )
 
 
-def run(launch: Launch, plan: Plan, connect: Connect, env: Mapping[str, str]) -> End:
-    """Run the job on the hosts that can be reached, with ``env`` on top of their environment, to its end."""
+def run(launch: Launch, plan: Plan, connect: Connect, env: Mapping[str, str], python: str | None = None) -> End:
+    """Run the job on the hosts that can be reached, with ``env`` on top of their environment, to its end.
+
+    ``python`` is that of the hosts, where it has another path than here.
+    """
     allow_hosts(len(plan.hosts) + len(plan.spares))
     asked: list[signal.Signals] = []
     output = Output()
@@ -54,7 +57,7 @@ def run(launch: Launch, plan: Plan, connect: Connect, env: Mapping[str, str]) ->
             if asked:
                 end(links)
                 return End(STOPPED, f"{asked[0].name} received before the ranks were started")
-            return _run(launch, plan, hosts, links, env)
+            return _run(launch, plan, hosts, links, env, python)
     except ConfigError as error:
         log.error("%s", error)
         return End(BAD_INPUT, str(error))
@@ -65,12 +68,14 @@ def run(launch: Launch, plan: Plan, connect: Connect, env: Mapping[str, str]) ->
         output.close(_LAST_OUTPUT)
 
 
-def commands(launch: Launch, hosts: Sequence[Host], address: str, port: int) -> tuple[Command, ...]:
+def commands(
+    launch: Launch, hosts: Sequence[Host], address: str, port: int, python: str | None = None
+) -> tuple[Command, ...]:
     """What each rank runs, where, and its place among them."""
     places = [(host, local) for host in hosts for local in range(host.slots)]
     return tuple(
         Command(
-            (sys.executable, "-m", launch.module, *launch.arguments),
+            (python or sys.executable, "-m", launch.module, *launch.arguments),
             {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(local),
@@ -79,6 +84,7 @@ def commands(launch: Launch, hosts: Sequence[Host], address: str, port: int) -> 
                 "MASTER_ADDR": address,
                 "MASTER_PORT": str(port),
                 **environment.SAFE_PATH,
+                **host.env,
             },
             host=host.name,
         )
@@ -140,11 +146,12 @@ def _run(
     hosts: Sequence[Host],
     links: Sequence[Link],
     env: Mapping[str, str],
+    python: str | None,
 ) -> End:
     assert links[0].met is not None
     ranks = RemoteRanks(links, [host.slots for host in hosts])
     watcher = Watcher(ranks, stall=launch.job.supervise.stall)
-    each = commands(launch, hosts, _address(launch, plan, hosts), links[0].met.port)
+    each = commands(launch, hosts, _address(launch, plan, hosts), links[0].met.port, python)
     env = {**env, SECRET: secrets.token_hex(32)}
     try:
         with processes.stop_signals(watcher.stop, watcher.kill):

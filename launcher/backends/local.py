@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import secrets
 import sys
+from dataclasses import replace
 
 from launcher import environment
 from launcher.backends.watching import GRACE, PATIENCE, Watcher
-from launcher.hostfile import Host, is_this_host, read_hostfile
+from launcher.hostfile import Host, is_this_host
 from launcher.plan import Command, End, Launch, Plan
 from launcher.supervisor import processes
 from launcher.supervisor.ranks import LocalRanks
@@ -24,8 +25,8 @@ def plan(launch: Launch) -> Plan:
     Raises:
         ConfigError: the hostfile names other hosts than this one, or contradicts ``--nproc``.
     """
-    ranks = _ranks(launch)
-    port = launch.options.master_port
+    host = _host(launch)
+    ranks, port = host.slots, launch.options.master_port
     argv = (sys.executable, "-m", launch.module, *launch.arguments)
     commands = tuple(
         Command(
@@ -38,11 +39,12 @@ def plan(launch: Launch) -> Plan:
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port or 0),
                 **environment.SAFE_PATH,
+                **host.env,
             },
         )
         for rank in range(ranks)
     )
-    return Plan("local", (Host("localhost", ranks),), commands, launch.files, master_port=port)
+    return Plan("local", (host,), commands, launch.files, master_port=port)
 
 
 def start(launch: Launch, plan: Plan) -> End:
@@ -80,7 +82,7 @@ def run_ranks(
             ranks.close()
 
 
-def _ranks(launch: Launch) -> int:
+def _host(launch: Launch) -> Host:
     options = launch.options
     gpus = len(environment.visible_gpus())
     if options.nproc is not None and 0 < gpus < options.nproc:
@@ -89,11 +91,11 @@ def _ranks(launch: Launch) -> int:
             "(CUDA_VISIBLE_DEVICES= runs on the CPU)"
         )
     if options.hostfile is None:
-        return options.nproc or max(1, gpus)
-    hosts = read_hostfile(options.hostfile)
+        return Host("localhost", options.nproc or max(1, gpus))
+    hosts = options.hosts()
     if len(hosts) > 1 or not is_this_host(hosts[0].name):
         names = ", ".join(host.name for host in hosts)
         raise ConfigError(f"--launcher local runs on this host only, but {options.hostfile} names {names}")
     if options.nproc not in (None, hosts[0].slots):
         raise ConfigError(f"--nproc {options.nproc} contradicts slots={hosts[0].slots} in {options.hostfile}")
-    return hosts[0].slots
+    return replace(hosts[0], name="localhost")

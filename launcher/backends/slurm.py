@@ -17,11 +17,11 @@ from launcher import environment
 from launcher.backends.hosts import check_spares
 from launcher.cluster import SlurmCluster, load_cluster
 from launcher.hostfile import Host
-from launcher.plan import UNATTENDED, Command, End, Launch, Plan
+from launcher.plan import Command, End, Launch, Plan
 from pretrain.base.errors import ConfigError
 from pretrain.base.files import require_own_folder
 from pretrain.config.reader import as_override
-from pretrain.engine.run_folder import CONFIG, DONE, FAILED
+from pretrain.engine.run_folder import DONE, FAILED
 
 # %j is the job id. A login shell knows `module`, which else is a function of the environment;
 # it and conda's hooks use unset variables, so -u comes after them.
@@ -34,14 +34,8 @@ cd {here} || exit 1
 set -uo pipefail
 export {safe_path}
 
-job=({arguments})
-# Queued again, the job continues its run.
-if [[ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 && -f {config} ]]; then
-  job=({resume})
-fi
-
 trap : TERM USR1 # this shell waits for the job, which has the signal as well
-{python} -m launcher.batch {module} "${{job[@]}}"
+{python} -m launcher.batch {module} {arguments}
 code=$?
 {after}
 exit "$code"
@@ -51,6 +45,7 @@ if {after} {restarts}; then
   scontrol requeue "$SLURM_JOB_ID"
 fi"""
 SCRIPT = "job.sbatch"
+_TASK = '"$SLURM_ARRAY_TASK_ID"'
 # What the script itself needs; a login shell sets the rest.
 _SITE = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "USER")
 
@@ -102,9 +97,16 @@ def _exported() -> list[str]:
 def render(launch: Launch, cluster: SlurmCluster) -> str:
     """The batch script of a job on a cluster."""
     run_dir = launch.run_dir.resolve()
-    config = run_dir / CONFIG
     python = shlex.quote(sys.executable)
-    after = f'{python} -m launcher.requeue {shlex.quote(str(run_dir))} "$code"'
+    arguments, folder = shlex.join(_begun_or_resumed(launch.arguments)), shlex.quote(str(run_dir))
+    if cluster.array_key is not None:
+        if "--resume" in launch.arguments:
+            raise ConfigError("array_key begins runs of their own: resume one of them with a cluster file without it")
+        if as_override("run.dir", str(run_dir)) != f"run.dir={run_dir}":
+            raise ConfigError(f"run.dir {run_dir}: array_key adds to it; take a path that needs no quotes in YAML")
+        folder += f"/{_TASK}"
+        arguments += f" {cluster.array_key}={_TASK} {shlex.quote(f'run.dir={run_dir}')}/{_TASK}"
+    after = f'{python} -m launcher.requeue {folder} "$code"'
     # A job that stopped at schedule.stop_after has done what it was asked to.
     requeue = cluster.requeue and launch.job.schedule.stop_after is None
     survives = launch.job.supervise.on_lost_node != "wait"
@@ -112,9 +114,7 @@ def render(launch: Launch, cluster: SlurmCluster) -> str:
         directives="\n".join(f"#SBATCH {line}" for line in _directives(cluster, run_dir, requeue, survives)),
         here=shlex.quote(str(Path.cwd())),
         setup="".join(f"{line}\n" for line in cluster.setup),
-        arguments=shlex.join(launch.arguments),
-        config=shlex.quote(str(config)),
-        resume=shlex.join(_resumed(launch.arguments, config)),
+        arguments=arguments,
         python=python,
         safe_path=" ".join(f"{name}={value}" for name, value in environment.SAFE_PATH.items()),
         module=launch.module,
@@ -122,12 +122,9 @@ def render(launch: Launch, cluster: SlurmCluster) -> str:
     )
 
 
-def _resumed(arguments: tuple[str, ...], config: Path) -> list[str]:
-    """What continues the run: keys that ``capt resume`` was given still count, and the checkpoint that it was to go
-    back to until it has done so (``launcher.batch``)."""
-    if "--resume" not in arguments:
-        return [str(config), as_override("run.dir", str(config.parent)), "--resume", *UNATTENDED]
-    return [*arguments, *UNATTENDED]
+def _begun_or_resumed(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """Arguments that begin the run, and continue it when the job is queued again."""
+    return arguments if "--resume" in arguments else (*arguments, "--resume=auto")
 
 
 def _directives(cluster: SlurmCluster, run_dir: Path, requeue: bool, survives: bool) -> list[str]:
@@ -144,12 +141,13 @@ def _directives(cluster: SlurmCluster, run_dir: Path, requeue: bool, survives: b
         "account": cluster.account,
         "qos": cluster.qos,
         "constraint": cluster.constraint,
+        "array": cluster.array,
         "output": f'"{_checked(run_dir)}/log/slurm-%j.log"',
         "open-mode": "append",
         "signal": f"USR1@{cluster.save_before_end}",
     }
     flags = ["--requeue"] * requeue + ["--no-kill"] * survives
-    return [*(f"--{key}={value}" for key, value in settings.items() if value), *flags]
+    return [*(f"--{key}={value}" for key, value in settings.items() if value), *flags, *cluster.extra]
 
 
 def _checked(run_dir: Path) -> Path:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from launcher import environment
 from launcher.backends import hosts as on_hosts
+from launcher.cluster import SlurmCluster, load_cluster
 from launcher.hostfile import Host
 from launcher.plan import End, Launch, Plan
 from launcher.ssh import python_reading
@@ -46,30 +47,39 @@ def plan(launch: Launch) -> Plan:
     if not blocked:
         on_hosts.check_spares(launch, listed, spares, "the allocation")
     port = options.master_port or _FIRST_PORT + int(slurm.get("SLURM_JOB_ID", 0)) % _PORTS
-    commands = on_hosts.commands(launch, hosts, options.master_addr or hosts[0].name, port)
+    commands = on_hosts.commands(launch, hosts, options.master_addr or hosts[0].name, port, _cluster(launch).python)
     return Plan("srun", hosts, commands, files=launch.files, master_port=port, spares=spares, blocked_reason=blocked)
 
 
 def start(launch: Launch, plan: Plan) -> End:
     """Run the job on the nodes that can be reached; Slurm's signals and those of this process reach every rank."""
-    inherited = environment.inherited()
+    inherited, cluster = environment.inherited(), _cluster(launch)
     path = [entry for entry in inherited.get("PYTHONPATH", "").split(":") if entry]
 
     def connect(host: Host, output: Output) -> Link:
-        return Link(host.name, srun_command(host, inherited), inherited, path, output, signalled=True)
+        return Link(host.name, srun_command(host, inherited, cluster), inherited, path, output, signalled=True)
 
-    return on_hosts.run(launch, plan, connect, {})
+    return on_hosts.run(launch, plan, connect, {}, cluster.python)
 
 
-def srun_command(host: Host, slurm: Mapping[str, str]) -> list[str]:
-    """A job step of one task on a node, with all that the job has there."""
+def _cluster(launch: Launch) -> SlurmCluster:
+    """What the cluster file says of containers; nothing without one."""
+    return load_cluster(launch.options.cluster) if launch.options.cluster else SlurmCluster()
+
+
+def srun_command(host: Host, slurm: Mapping[str, str], cluster: SlurmCluster) -> list[str]:
+    """A job step of one task on a node, with all that the job has there, and in its container."""
+    supervisor = python_reading(PROGRAM)
     # since Slurm 22.05 srun does not take this from the batch job
     cpus = int(slurm.get("SLURM_CPUS_PER_TASK", 0)) * host.slots
     return [
         *("srun", "--export=ALL", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}"),
         *("--mem=0", "--cpu-bind=none", "--unbuffered", "--quiet"),
         *([f"--cpus-per-task={cpus}"] if cpus else []),
-        *python_reading(PROGRAM),
+        *cluster.srun,
+        *cluster.container,
+        cluster.python or supervisor[0],
+        *supervisor[1:],
     ]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher import environment
 from launcher.backends import hosts as on_hosts
-from launcher.hostfile import Host, read_hostfile
+from launcher.hostfile import Host
 from launcher.plan import DEFAULT_PORT, End, Launch, Plan
 from launcher.ssh import ssh_command
 from launcher.supervisor.link import Link
@@ -33,7 +33,7 @@ def plan(launch: Launch) -> Plan:
         raise ConfigError(
             f"--nproc does not go with --hostfile: the slots in {options.hostfile} say how many ranks run"
         )
-    listed = read_hostfile(options.hostfile)
+    listed = options.hosts()
     if options.nodes is not None and options.nodes > len(listed):
         raise ConfigError(f"--nodes {options.nodes}: {options.hostfile} names only {len(listed)} hosts")
     hosts, spares = listed[: options.nodes], listed[options.nodes :] if options.nodes is not None else ()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launcher import environment
 from launcher.backends.single import run_launcher
-from launcher.hostfile import Host, read_hostfile
+from launcher.hostfile import Host
 from launcher.plan import DEFAULT_PORT, Command, End, Launch, Plan
 from pretrain.base.errors import ConfigError
 
@@ -28,7 +28,7 @@ def plan(launch: Launch) -> Plan:
             f"--nproc does not go with --hostfile: the slots in {options.hostfile} say how many ranks run"
         )
     else:
-        hosts = read_hostfile(options.hostfile)
+        hosts = options.hosts()
     if len({host.slots for host in hosts}) > 1:
         raise ConfigError(f"torchrun needs the same slots on every host of {options.hostfile}")
     port = options.master_port or DEFAULT_PORT
@@ -46,7 +46,7 @@ def plan(launch: Launch) -> Plan:
                 *("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"),
                 *("-m", launch.module, *arguments),
             ),
-            environment.SAFE_PATH,
+            {**environment.SAFE_PATH, **host.env},
             host=host.name if len(hosts) > 1 else None,
         )
         for index, host in enumerate(hosts)

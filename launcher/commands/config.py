@@ -35,12 +35,18 @@ def validate(
     """Check a job and that its inputs are there; the first thing wrong is one line, and the exit code is 2."""
     from pretrain.config.load import load_job
     from pretrain.engine.engines.deepspeed_config import deepspeed_config
-    from pretrain.registry import check_callbacks
+    from pretrain.engine.run_folder import check_folders, holds_run
+    from pretrain.registry import check_callbacks, require_tracker
 
     job = load_job(config, overrides or [])
     deepspeed_config(job, nproc or 1)
     check_callbacks(job.run.callbacks)
+    for name in job.run.callbacks:
+        require_tracker(name)
+    check_folders(job)
     inputs = job.check_inputs()
+    if holds_run(job.run.dir):
+        inputs.append(f"run.dir: {job.run.dir} holds a run, which only run.resume=auto or capt resume continues")
     if json:
         o.echo_json({"config": config, "task": job.task.type, "inputs": inputs, "valid": True})
     else:

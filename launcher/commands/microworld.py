@@ -21,7 +21,7 @@ def microworld(
 ) -> None:
     """Write a synthetic world as LXMERT feature files, captions, and files of VQA, GQA, NLVR2 and NLVR v1."""
     from launcher.progress import progress_bar
-    from pretrain.base.errors import ConfigError
+    from pretrain.base.errors import ConfigError, quoted
     from pretrain.vision_language.microworld.generate import World, write_world
 
     if 0 < pictures < 3 or not pictures + nlvr1:
@@ -43,9 +43,9 @@ def microworld(
     splits = ", ".join(f"{number:,} {split}" for split, number in counts.items())
     typer.echo(f"{out}: synthetic microworld of {pictures:,} pictures ({splits})")
     if pictures:
-        typer.echo(f"import: capt regions import {out}/pictures/*.tsv {out}/nlvr2/*.tsv --out STORE")
+        typer.echo(f"import: capt regions import {quoted(out)}/pictures/*.tsv {quoted(out)}/nlvr2/*.tsv --out STORE")
     if nlvr1:
-        typer.echo(f"import: capt regions import {out}/nlvr1/*.json --format nlvr1 --out STORE")
+        typer.echo(f"import: capt regions import {quoted(out)}/nlvr1/*.json --format nlvr1 --out STORE")
 
 
 def register(app: typer.Typer) -> None:

@@ -32,6 +32,16 @@ Nproc = Annotated[
     ),
 ]
 Hostfile = Annotated[Path | None, typer.Option(help="Lines 'host slots=N': run on these hosts over ssh.")]
+Include = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST[:SLOT,...]@...", help="Run on these hosts of the hostfile (and slots of them) only, as DeepSpeed."
+    ),
+]
+Exclude = Annotated[
+    str | None,
+    typer.Option(metavar="HOST[:SLOT,...]@...", help="Leave these hosts of the hostfile (or slots of them) out."),
+]
 Nodes = Annotated[
     int | None,
     typer.Option(
@@ -49,6 +59,12 @@ Cluster = Annotated[Path | None, typer.Option(help="Slurm settings (a copy of co
 Preflight = Annotated[
     bool,
     typer.Option("--preflight/--no-preflight", help="Examine the hosts before the start, and refuse what would fail."),
+]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto", help="auto: begin the run, or resume it where run.dir holds one of the same job (run.resume)."
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show commands, environment and files; start nothing.")]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -27,11 +27,22 @@ def sweep(
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the sweep in sweep.dir; finished trials do not run again.")
-    ] = False,
+        Literal["always", "auto"] | None,
+        typer.Option(
+            metavar="[auto]",
+            help="Continue the sweep in sweep.dir; finished trials do not run again. "
+            "auto: begin it where there is none (sweep.resume).",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the sweep and its trials; start nothing.")] = False,
 ) -> int:
     """Search hyperparameters: grid, random, Optuna, ASHA or population based training, each setting with every seed."""
     from launcher.sweep.run import run_sweep
 
-    return run_sweep(config, overrides or [], address=address, resume=resume, show=typer.echo if dry_run else None)
+    return run_sweep(
+        config,
+        [*(overrides or []), *["sweep.resume=auto"] * (resume == "auto")],
+        address=address,
+        resume=resume == "always",
+        show=typer.echo if dry_run else None,
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher import environment
 from launcher.check import Check
-from launcher.hostfile import Host, read_hostfile
+from launcher.hostfile import Host
 from launcher.plan import DEFAULT_PORT, Launch, Options, Plan
 from launcher.preflight import limits, probe
 from launcher.preflight.compare import compare
@@ -65,7 +65,7 @@ def examine_for(config: str | None, overrides: Sequence[str], options: Options) 
     job = load_job(config, overrides) if config is not None else None
     if options.hostfile is None:
         return check_here(job, 1, options.master_port) if job is not None else []
-    hosts = read_hostfile(options.hostfile)
+    hosts = options.hosts()
     return check_cluster(
         hosts,
         run_dir=job.run.dir if job is not None else Path(),

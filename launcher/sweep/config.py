@@ -57,6 +57,10 @@ class SweepSection(Section):
     """Where the sweep lives and the seeds (``run.seed``) that every setting is run with."""
 
     dir: PathField = Field(Path("runs/sweep"), description="the sweep's folder; on a cluster, one that every node sees")
+    resume: Literal["never", "auto"] = Field(
+        "never",
+        description="auto = begin the sweep, or continue the one of the same jobs in dir; never = refuse such a dir",
+    )
     seeds: Annotated[list[NonNegativeInt], Field(min_length=1)] = Field(
         [1, 2, 3, 4, 5], description="values of run.seed; every setting runs with each of them"
     )

@@ -19,7 +19,7 @@ from launcher.sweep.config import Sweep, load_sweep
 from launcher.sweep.trial_log import TrialLog
 from launcher.sweep.trial_state import TrialState, started_trials
 from launcher.sweep.trials import SweepPlan, TrialSpec, check_inputs, check_jobs, make_plan
-from pretrain.base.errors import ConfigError, counted
+from pretrain.base.errors import ConfigError, counted, quoted
 from pretrain.base.files import require_own_folder, write_text
 from pretrain.base.locks import file_lock
 from pretrain.engine.run_folder import DONE, FAILED, OWN_FOLDERS, STOPPED
@@ -65,10 +65,13 @@ def run_sweep(
         )
     else:
         raycluster.check_reachable(address)
-    with _locked_folder(plan.folder, resume):
+    with _locked_folder(plan.folder, resume or sweep.sweep.resume == "auto"):
         _refuse_links(plan.folder)
         check_base_jobs(plan)
         trial_log = TrialLog(plan, sweep.keep_checkpoints)
+        if _is_finished(sweep, specs, trial_log):
+            log.info("%s is finished: all trials are over", plan.folder)
+            return _outcome(sweep, plan, trial_log, stopping=False)
         with raycluster.cluster(address):
             need = _need(sweep, address)
             raycluster.check_cluster(need, sweep.trial.workers)
@@ -169,6 +172,13 @@ def _groups(
             yield None, FIFOScheduler(), [{"spec": spec} for spec in others], None, len(others)
 
 
+def _is_finished(sweep: Sweep, specs: Mapping[str, Sequence[TrialSpec]], trial_log: TrialLog) -> bool:
+    """Whether nothing is left to do, which no cluster is needed for; of trials that others decide, Tune has to know."""
+    if sweep.scheduler.type != "none" or sweep.search.type == "optuna":
+        return False
+    return all(trial_log.is_done(spec) for found in specs.values() for spec in found)
+
+
 def _possible_trials(sweep: Sweep, plan: SweepPlan, study: str, found: Sequence[TrialSpec]) -> list[TrialSpec]:
     """The trials of a study that may have been started; those that Optuna chose are known by their folders alone."""
     if sweep.search.type != "optuna":
@@ -195,10 +205,10 @@ def _outcome(sweep: Sweep, plan: SweepPlan, trial_log: TrialLog, stopping: bool)
     for record in failed:
         log.error("failed: %s: %s", record.run, record.error)
     if stopping:
-        log.info("stopped early; continue with: capt sweep %s --resume", plan.folder / "sweep.yaml")
+        log.info("stopped early; continue with: capt sweep %s --resume", quoted(plan.folder / "sweep.yaml"))
         return STOPPED
     log.info("%s, %d failed: %s", counted(len(trial_log.records), "trial"), len(failed), plan.folder / TRIALS)
-    log.info("next: capt report %s (tables and curves; --out FOLDER)", plan.folder)
+    log.info("next: capt report %s (tables and curves; --out FOLDER)", quoted(plan.folder))
     return FAILED if failed else DONE
 
 
@@ -225,6 +235,8 @@ def _locked_folder(folder: Path, resume: bool) -> Iterator[None]:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"sweep.dir {folder} is a file; name a folder")
     if not resume and any((folder / mark).exists() for mark in ("sweep.yaml", TRIALS, "trials")):
-        raise ConfigError(f"sweep.dir {folder} already holds a sweep; continue it with --resume or name another folder")
+        raise ConfigError(
+            f"sweep.dir {folder} already holds a sweep; continue it with --resume, or name another folder"
+        )
     with file_lock(folder / ".lock", refusal=f"sweep.dir {folder}: another capt sweep is running in it"):
         yield

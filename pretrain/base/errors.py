@@ -6,9 +6,12 @@ Its text says what was wrong, where (file, key, line), and what would be right.
 
 import errno
 import os
+import re
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from pathlib import Path
 
 from pretrain.base.extras import missing_package
 
@@ -46,6 +49,12 @@ def shown(value: object, limit: int = 100) -> str:
         return f"a number of {value.bit_length()} bits"  # Python refuses to print more than 4,300 digits
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def quoted(word: object) -> str:
+    """A path or an argument as a shell reads it back, for every command that a message offers to be pasted."""
+    text = str(word)
+    return shlex.quote(f"./{text}" if isinstance(word, Path) and text.startswith("-") else text)
 
 
 def counted(number: int, noun: str) -> str:
@@ -165,7 +174,12 @@ def space_remedy(number: int, path: str | bytes | os.PathLike[str] | None) -> st
     return _USER_ERRNOS[number]
 
 
+_BREAK = re.compile(r"\s*[\n\r\t\v\f\x1c-\x1e\x85\u2028\u2029]\s*")
+"""A line break with the indentation around it; spaces elsewhere may belong to a path."""
+
+
 def _line(value: object, limit: int = 1000) -> str:
     """One printable line: terminals act on control characters, and a name of a megabyte hides the message."""
-    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(str(value).split()))
+    text = _BREAK.sub(" ", str(value)).strip()
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     return text if len(text) <= limit else f"{text[: limit // 2]} ... {text[-limit // 2 :]}"

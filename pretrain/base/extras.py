@@ -23,4 +23,9 @@ def missing_package(error: ModuleNotFoundError) -> str | None:
     package = (error.name or "").partition(".")[0]
     if package not in EXTRA_OF:
         return None
-    return f"the package {package} is not installed: pip install 'capt-pretraining[{EXTRA_OF[package]}]'"
+    return f"the package {package} is not installed: {how_to_install(EXTRA_OF[package])}"
+
+
+def how_to_install(extra: str) -> str:
+    """The command that installs an extra; the distribution is on no index."""
+    return f"pip install '.[{extra}]' in a checkout"

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
+from pretrain.base.errors import ConfigError
 from pretrain.config.base import NonNegativeInt, Section
 
 
@@ -113,3 +114,9 @@ class ContrastSection(Section):
     def is_cached(self, micro_batches: int) -> bool:
         """Whether a step of so many micro-batches has one contrast over all of them."""
         return micro_batches > 1 if self.cached == "auto" else self.cached
+
+
+def check_validation_samples(samples: int) -> None:
+    """Refuse a validation of one sample. Raises ``ConfigError``."""
+    if samples < 2:
+        raise ConfigError(f"validate.samples {samples}: validation compares samples with each other: take at least 2")

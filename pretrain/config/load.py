@@ -14,7 +14,7 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from pretrain.base.errors import ConfigError, did_you_mean, shown
+from pretrain.base.errors import ConfigError, did_you_mean, quoted, shown
 from pretrain.base.files import read_text
 from pretrain.config.base import NO_TEXT
 from pretrain.config.interpolation import interpolate
@@ -240,7 +240,7 @@ def job_from_mapping(mapping: Mapping[str, Any], source: str) -> Job:
     task = mapping.get("task")
     if not isinstance(task, Mapping) or not isinstance(task.get("type"), str):
         if "studies" in mapping:
-            raise ConfigError(f"{source} is a sweep, not a job: capt sweep {source}")
+            raise ConfigError(f"{source} is a sweep, not a job: capt sweep {quoted(source)}")
         raise ConfigError(f"{source}: task.type is missing; it names the job, for example capt_language")
     cls = job_class(task["type"])
     try:

@@ -28,6 +28,10 @@ class RunSection(Section):
     """Where a run lives and how it is seeded."""
 
     dir: PathField = Field(Path("runs/run"), description="the run's folder; a new run needs an unused one")
+    resume: Literal["never", "auto"] = Field(
+        "never",
+        description="auto = begin the run, or resume it where run.dir holds one of the same job; never = refuse that",
+    )
     seed: NonNegativeInt = Field(1, description="seed of initialisation, data order, noise and dropout")
     log_every: PositiveInt = Field(10, description="steps between two lines of metrics.jsonl and of the log")
     tensorboard: bool = Field(True, description="also write TensorBoard files")
@@ -237,6 +241,8 @@ class Job(Section):
     @model_validator(mode="after")
     def _best_is_reported(self) -> Job:
         best, names = self.checkpoint.best, self.metric_names()
+        if best is not None and names is not None and not names:
+            raise ValueError(f"checkpoint.best {shown(best)}: the validation of a {self.task.type} job reports nothing")
         if best is not None and names is not None and best not in names:
             raise ValueError(
                 f"checkpoint.best: validation reports no {shown(best)}; {did_you_mean(best, sorted(names))}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.base.errors import ConfigError, did_you_mean
+from pretrain.base.errors import ConfigError, did_you_mean, quoted
 from pretrain.convert.about import About
 from pretrain.convert.output import refuse_existing
 from pretrain.registry import IMPORTERS, task_module
@@ -53,7 +53,7 @@ def convert(
         importer = task_module(IMPORTERS[from_], f"import_{from_}")
         assert importer is not None, "IMPORTERS names tasks that have it"
         importer.command(source, out, overwrite=overwrite)
-        logger.info("train on it with: capt resume %s data.files=FILE", out)
+        logger.info("train on it with: capt resume %s data.files=FILE", quoted(out))
         return out
     assert to is not None
     task = task_of(source)

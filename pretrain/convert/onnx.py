@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from pretrain.base.errors import ConfigError
+from pretrain.base.extras import how_to_install
 from pretrain.convert.huggingface import write_description
 from pretrain.convert.output import new_folder
 from pretrain.convert.reference import (
@@ -109,7 +110,7 @@ def require_packages() -> None:
     """Raise ``ConfigError`` when a package of the extra ``onnx`` is missing."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"the ONNX export needs {', '.join(missing)}: pip install capt-pretraining[onnx]")
+        raise ConfigError(f"the ONNX export needs {', '.join(missing)}: {how_to_install('onnx')}")
 
 
 def _write_graph(model: CaptModel, path: Path, pooling: Pooling) -> None:

@@ -230,6 +230,14 @@ def resolve_paths(patterns: Sequence[str], key: str) -> list[Path]:
     return list(paths)
 
 
+def held_out_files(patterns: Sequence[str], train: Sequence[Path]) -> list[Path]:
+    """The files of ``data.validation_files``. Raises ``DataError`` as `resolve_paths`, or where one is trained on."""
+    held_out = resolve_paths(patterns, "data.validation_files")
+    if both := sorted(set(held_out) & set(train)):
+        raise DataError(f"data.validation_files: {both[0]} is training text too (data.files)")
+    return held_out
+
+
 def _suffix(path: Path) -> str:
     return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
 

@@ -16,7 +16,7 @@ from pretrain.base.verification import ALONE, Ranks, Verifier
 from pretrain.data.config import NO_TEXT, DataConfig
 from pretrain.data.corpus import Corpus, Part
 from pretrain.data.docstrings import docstring_file
-from pretrain.data.files import FileCorpus, resolve_paths
+from pretrain.data.files import FileCorpus, held_out_files, resolve_paths
 from pretrain.data.manifest import Tokenizer
 from pretrain.data.shard_writer import Options, write_shards
 from pretrain.data.shards import ShardSet
@@ -45,9 +45,7 @@ def _open_corpus(
 ) -> Corpus | None:
     named = data.validation_files or data.validation_split
     if split == "validation" and data.validation_files:
-        held_out = resolve_paths(data.validation_files, "data.validation_files")
-        if both := sorted(set(held_out) & set(resolve_paths(data.files, "data.files"))):
-            raise DataError(f"data.validation_files: {both[0]} is training text too (data.files)")
+        held_out = held_out_files(data.validation_files, resolve_paths(data.files, "data.files"))
         return FileCorpus(held_out, data.text_column, data.document_start, verifier, missing=data.missing)
     corpus = _open_text(data, progress, verifier, data.validation_split if split == "validation" else None)
     if named or data.validation_fraction == 0:

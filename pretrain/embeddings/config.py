@@ -156,6 +156,10 @@ class EmbeddingJob(Job):
             raise ValueError(f"batch.global {self.batch.global_} is not a multiple of {SEGMENT} words")
         return self
 
+    def metric_names(self) -> frozenset[str]:
+        """Nothing: word vectors are measured by `capt evaluate`."""
+        return frozenset()
+
     def check_inputs(self) -> list[str]:
         """Describe the files of the text."""
         paths = resolve_paths(self.data.files, "data.files")

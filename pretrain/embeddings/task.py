@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 from torch import nn
 
-from pretrain.base.errors import CheckpointError, ConfigError, DataError
+from pretrain.base.errors import CheckpointError, ConfigError, DataError, quoted
 from pretrain.base.records import Record, parse_record
 from pretrain.config.schema import Job
 from pretrain.embeddings.config import SEGMENT, EmbeddingJob
@@ -142,8 +142,8 @@ class EmbeddingTask:
     def next_steps(self, run_dir: Path) -> Sequence[str]:
         """Suggest to look at neighbours and to measure word similarity."""
         return [
-            f"capt embeddings neighbors {run_dir} WORD (the nearest words)",
-            f"capt evaluate {run_dir} --word-similarity DIR (Spearman's correlation with people)",
+            f"capt embeddings neighbors {quoted(run_dir)} WORD (the nearest words)",
+            f"capt evaluate {quoted(run_dir)} --word-similarity DIR (Spearman's correlation with people)",
         ]
 
     def export_files(self) -> Mapping[str, Path]:

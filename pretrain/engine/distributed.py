@@ -296,18 +296,32 @@ def initialize(timeout_minutes: float) -> None:
     if world == 1 or (here and int(here) == world):
         os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
     timeout = datetime.timedelta(minutes=timeout_minutes)
-    own: dict[str, Any] = {"timeout": timeout}
-    if (store := _own_store(world, timeout)) is not None:
-        own |= {"store": store, "rank": int(os.environ["RANK"]), "world_size": world}
     if torch.cuda.is_available():
         global _control_group
         torch.cuda.set_device(local_rank())
-        dist.init_process_group("nccl", **own)
+        _join("nccl", world, timeout)
         # A mesh of all ranks would be a descriptor a peer in every process; so those that talk connect when they do.
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
         _control_group = dist.new_group(backend="gloo", timeout=timeout)
     else:
-        dist.init_process_group("gloo", **own)
+        _join("gloo", world, timeout)
+
+
+def _join(backend: str, world: int, timeout: datetime.timedelta) -> None:
+    """Make the process group. Ranks that torchrun has started again must not find addresses of the dead ones.
+
+    torchrun (``--max-restarts``) keeps one store for all attempts on a host; agents of several hosts make a new one for
+    each attempt, and may count their attempts differently.
+    """
+    store = _own_store(world, timeout)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if store is None and attempt != "0" and os.environ.get("GROUP_WORLD_SIZE") == "1":
+        shared, _, _ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]  # public, not marked
+        store = PrefixStore(f"attempt-{attempt}", shared)
+    if store is None:
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        dist.init_process_group(backend, store=store, rank=int(os.environ["RANK"]), world_size=world, timeout=timeout)
 
 
 _FILES = 66

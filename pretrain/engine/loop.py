@@ -97,6 +97,9 @@ class Callback:
         Callbacks of ``run.callbacks`` alone are told.
         """
 
+    def before_end(self, run: Run) -> None:
+        """Called after the last step and before any ``on_end``: what must not be lost is saved, whatever comes then."""
+
     def on_end(self, run: Run) -> None:
         """Called after the last step, also when the run is stopping early; not after an exception."""
 
@@ -139,6 +142,8 @@ def train(run: Run, callbacks: Sequence[Callback]) -> None:
             for callback in callbacks:
                 callback.after_step(run, report)
         heartbeat.enter("step", run.progress.step)
+        for callback in callbacks:
+            callback.before_end(run)
         for callback in callbacks:
             callback.on_end(run)
         heartbeat.enter("end")

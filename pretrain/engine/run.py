@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from pretrain.base.errors import CheckpointError, RunFailedError
+from pretrain.base.errors import CheckpointError, RunFailedError, quoted
 from pretrain.config.schema import Job
 from pretrain.engine import distributed
 from pretrain.engine.allocator import keep_freed_memory
@@ -28,8 +28,8 @@ from pretrain.engine.precision import check_precision
 from pretrain.engine.resume_point import choose_checkpoint, give_up
 from pretrain.engine.rollbacks import FILE as ROLLBACKS
 from pretrain.engine.rollbacks import resume_behind
-from pretrain.engine.run_folder import DONE, STOPPED
-from pretrain.engine.run_status import RunStatus, changed_keys, open_run_folder
+from pretrain.engine.run_folder import DONE, PATIENCE, STOPPED, changed_keys
+from pretrain.engine.run_status import RunStatus, open_run_folder
 from pretrain.engine.spikes import SpikeState
 from pretrain.engine.task import Progress, StepMetrics, Task
 from pretrain.registry import task_class
@@ -75,7 +75,8 @@ def run_job(
     Args:
         job: the validated configuration.
         resume: continue the run in ``job.run.dir`` from its newest checkpoint (or ``checkpoint``, a folder name); from
-            step 0, where it has none yet.
+            step 0, where it has none yet. With ``run.resume=auto`` rank 0 decides it for all ranks, and nobody is there
+            to help: the job waits for the folder, and passes over damaged checkpoints.
         checkpoint: name of a checkpoint folder under ``checkpoints/`` to resume from.
         skip_damaged: where the newest checkpoint is damaged, set it aside and resume from the newest that is whole. For
             a run that starts again by itself; else it is an error that names the previous one.
@@ -87,7 +88,10 @@ def run_job(
     with distributed.synchronize_errors():
         check_precision(job.engine.precision)
         callbacks = user_callbacks(job)
+    if job.run.resume == "auto" and not resume:
+        skip_damaged, wait = True, max(wait, PATIENCE)
     with open_run_folder(job, resume=resume, wait=wait) as status:
+        resume = status.resumes
         source = choose_checkpoint(job, checkpoint, skip_damaged=skip_damaged) if resume else None
         with distributed.synchronize_errors(
             patient=True
@@ -175,7 +179,9 @@ def _train(run: Run, status: RunStatus, callbacks: Sequence[Callback]) -> int:
     if run.finished:
         status.finish("done", DONE)
         return DONE
-    logger.info("stopped at step %d: %s; continue with: capt resume %s", run.progress.step, run.stopping, run.dir)
+    logger.info(
+        "stopped at step %d: %s; continue with: capt resume %s", run.progress.step, run.stopping, quoted(run.dir)
+    )
     status.finish("stopped", STOPPED, run.stopping)
     return STOPPED
 

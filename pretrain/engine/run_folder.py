@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from pydantic import Field, FiniteFloat
 
-from pretrain.base.errors import ConfigError, UserError
+from pretrain.base.errors import ConfigError, UserError, quoted, shown
 from pretrain.base.files import open_lock, require_own_folder, write_json
 from pretrain.base.locks import is_locked
 from pretrain.base.records import Count, Record, read_record
+from pretrain.config.load import flatten, load_job
+from pretrain.config.schema import Job
 from pretrain.engine.metrics_file import METRICS, last_step_in
 
 DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
@@ -28,6 +31,12 @@ _RUN_MARKS = (CONFIG, METRICS, "checkpoints")
 OWN_FOLDERS = ("checkpoints", "codes", CRASHES, "ledger", "log", "profile", "tensorboard")
 """Folders of a run in which a job writes and removes: no links, so that nothing outside the run is touched."""
 _LONGEST_REASON = 2000
+PATIENCE = 180.0
+"""Seconds for which a job that starts by itself waits for the lock of the folder: a file server keeps the locks of a
+lost host until its lease ends (NFS 4: 90 seconds)."""
+_NOT_THE_JOB = frozenset(("run.dir", "run.resume"))
+"""Keys that say where a job is and how it begins, and not what it is."""
+_SHOWN_KEYS = 5
 
 
 class Status(Record):
@@ -101,8 +110,69 @@ def check_is_free(folder: Path) -> None:
         raise ConfigError(f"run.dir {folder} is a file; name a folder")
     if holds_run(folder):
         raise ConfigError(
-            f"run.dir {folder} already holds a run; continue it with 'capt resume {folder}' or name another folder"
+            f"run.dir {folder} already holds a run; continue it with capt resume {quoted(folder)}, "
+            "start or resume it with --resume auto, or name another folder"
         )
+
+
+def resumes_by_itself(folder: Path, job: Job) -> bool:
+    """Whether ``run.resume=auto`` continues the run in ``folder``; False where the job begins a new one.
+
+    Raises:
+        ConfigError: the folder holds a run, and the job is another one or has ``run.resume=never``.
+    """
+    if job.run.resume != "auto" or not (folder / CONFIG).is_file():
+        check_is_free(folder)
+        return False
+    check_is_no_checkpoint(folder)
+    given = flatten(job.model_dump(mode="json", by_alias=True, exclude_unset=True))
+    if getattr(job.schedule, "epochs", None) is not None:
+        given.pop("schedule.max_steps", None)  # follows from the epochs and the data
+    changed = keys_of_another_job(folder, job)
+    # The run's file holds values for keys that the job leaves open: the data have decided them, or an earlier command.
+    refuse_another_job(folder, {key: values for key, values in changed.items() if key in given})
+    return True
+
+
+def is_finished(folder: Path, job: Job) -> bool:
+    """Whether ``folder`` holds a run of this very job that is done."""
+    status = read_status(folder)
+    return status is not None and status.state == "done" and not keys_of_another_job(folder, job)
+
+
+def keys_of_another_job(folder: Path, job: Job) -> dict[str, tuple[object, object]]:
+    """The dotted keys in which ``job`` differs from that of the run in ``folder``, each with its old and new value."""
+    changed = changed_keys(load_job(folder / CONFIG, resolved=True), job)
+    return {key: values for key, values in changed.items() if key not in _NOT_THE_JOB}
+
+
+def refuse_another_job(folder: Path, changed: Mapping[str, tuple[object, object]]) -> None:
+    """Refuse to resume by itself a run of a job with other keys. Raises ``ConfigError`` that names them."""
+    if changed:
+        names = ["task.type"] if "task.type" in changed else list(changed)
+        told = ", ".join(
+            f"{name} {shown(changed[name][0])} -> {shown(changed[name][1])}" for name in names[:_SHOWN_KEYS]
+        )
+        more = f" and {len(names) - _SHOWN_KEYS} more keys" if len(names) > _SHOWN_KEYS else ""
+        raise ConfigError(
+            f"run.resume=auto: run.dir {folder} holds a run of another job: {told}{more}; name another folder, or "
+            f"continue the run with capt resume {quoted(folder)}, which takes keys to change"
+        )
+
+
+def changed_keys(old: Job, new: Job) -> dict[str, tuple[object, object]]:
+    """The dotted keys whose values differ between two jobs, each with its old and new value."""
+    a, b = (flatten(job.model_dump(mode="json", by_alias=True)) for job in (old, new))
+    return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
+
+
+def check_folders(job: Job) -> None:
+    """Refuse a folder of the job that is a file, or lies in one. Raises ``ConfigError``."""
+    cache = getattr(getattr(job, "data", None), "cache", None)
+    folders = {"run.dir": job.run.dir, "data.cache": cache, "checkpoint.ephemeral.dir": job.checkpoint.ephemeral.dir}
+    for key, folder in folders.items():
+        if folder is not None and (file := next((path for path in (folder, *folder.parents) if path.is_file()), None)):
+            raise ConfigError(f"{key} {folder}: {file} is a file; name a folder")
 
 
 def check_is_own(folder: Path) -> None:
@@ -130,9 +200,8 @@ def check_is_no_checkpoint(folder: Path) -> None:
         return
     run, name = folder.parent.parent, folder.resolve().name
     of_a_run = folder.parent.name == "checkpoints" and (run / CONFIG).is_file()
-    remedy = (
-        f"capt resume {run} --checkpoint {name}" if of_a_run else f"model.init={folder} begins a run with its weights"
-    )
+    again, weights = f"capt resume {quoted(run)} --checkpoint {quoted(name)}", quoted(f"model.init={folder}")
+    remedy = again if of_a_run else f"{weights} begins a run with its weights"
     raise ConfigError(f"{folder} is a checkpoint, not a run folder; {remedy}")
 
 

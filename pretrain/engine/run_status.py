@@ -19,7 +19,6 @@ from pretrain.base.errors import (
 )
 from pretrain.base.files import open_for_append, write_text
 from pretrain.base.locks import file_lock, is_replaced
-from pretrain.config import flatten
 from pretrain.config.schema import Job
 from pretrain.config.writer import job_to_yaml
 from pretrain.engine import distributed, interruption
@@ -33,11 +32,14 @@ from pretrain.engine.run_folder import (
     LOGGED,
     STOPPED,
     Status,
-    check_is_free,
+    changed_keys,
     check_is_no_checkpoint,
     check_is_own,
     discard_refused,
+    keys_of_another_job,
     read_status,
+    refuse_another_job,
+    resumes_by_itself,
     write_status,
 )
 from pretrain.engine.shared_folder import check_is_shared
@@ -53,10 +55,19 @@ class RunStatus:
         self.folder = folder
         self.progress = Progress()
         self.training = False
+        self.resumes = False
+        """Whether this job continues a run, which it was told to, or has found in the folder (``run.resume=auto``)."""
         self._fresh = self._locked = False
+        self._unchanged: Status | None = None
         self._older_logs: frozenset[Path] = frozenset()
         self._new_folders: list[Path] = []
         self._status = Status(state="starting")
+
+    def look(self, job: Job, *, resume: bool) -> None:
+        """Decide whether the job continues a run or begins one. Raises ``ConfigError`` where it may do neither."""
+        if resume:
+            check_is_no_checkpoint(self.folder)
+        self.resumes = resume or resumes_by_itself(self.folder, job)
 
     def start(self, job: Job, *, resume: bool) -> None:
         """Write ``config.yaml`` (a resumed run has one) and the status ``starting``; the folder is locked.
@@ -64,11 +75,12 @@ class RunStatus:
         Raises:
             ConfigError: the folder holds a run already, or a part of it is a link.
         """
-        if not resume:
-            check_is_free(self.folder)
+        self.look(job, resume=resume)  # once more: now nobody else begins a run here
         check_is_own(self.folder)
         self._older_logs = frozenset(self._logs())
-        before = self._previous_status() if resume else None
+        before = self._previous_status() if self.resumes else None
+        if self.resumes and not resume and keys_of_another_job(self.folder, job):
+            self._unchanged = before
         self._fresh = not (self.folder / CONFIG).exists()
         if self._fresh:
             write_text(self.folder / CONFIG, job_to_yaml(job))
@@ -82,7 +94,14 @@ class RunStatus:
             return None
 
     def write_config(self, job: Job) -> None:
-        """Replace ``config.yaml`` by the job as it runs, and log the keys that differ from the file so far."""
+        """Replace ``config.yaml`` by the job as it runs, and log the keys that differ from the file so far.
+
+        Raises:
+            ConfigError: the job, with what the data decide filled in, is not that of the run which it has found.
+        """
+        if self._unchanged is not None:
+            refuse_another_job(self.folder, keys_of_another_job(self.folder, job))
+            self._unchanged = None
         changed = {} if self._fresh else changed_keys(read_job_of_run(self.folder), job)
         if changed:
             changes = ", ".join(f"{key} {shown(old)} -> {shown(new)}" for key, (old, new) in changed.items())
@@ -111,6 +130,9 @@ class RunStatus:
                 self._write("stopped", step, STOPPED, stop)
                 return
             text = user_text(error)
+            if self._unchanged is not None and text is not None:  # a job that was refused leaves the run as it was
+                write_status(self.folder, self._unchanged)
+                return
             self._write(
                 "failed",
                 step,
@@ -189,19 +211,18 @@ def open_run_folder(job: Job, *, resume: bool, wait: float = 0.0) -> Iterator[Ru
     """Lock ``run.dir`` for this job, and leave a true status however the block ends. Collective.
 
     Raises:
-        ConfigError: another job runs in the folder; it holds a run and ``resume`` is False; or a host does not see it.
+        ConfigError: another job runs in the folder; it holds a run, ``resume`` is False, and this job does not resume
+            it by itself (``run.resume``); or a host does not see it.
     """
     folder = job.run.dir
     status = RunStatus(folder)
     with contextlib.ExitStack() as stack:
         with distributed.synchronize_errors(patient=wait > 0):
             if distributed.rank() == 0:
-                if resume:
-                    check_is_no_checkpoint(folder)
-                else:
-                    check_is_free(folder)
+                status.look(job, resume=resume)
                 stack.enter_context(status.lock(wait))
                 status.start(job, resume=resume)
+        status.resumes = distributed.broadcast_object(status.resumes)
         interruption.set_exit_action(lambda: status.record_failure(interruption.Interrupted()))
         try:
             check_is_shared(folder)
@@ -245,9 +266,3 @@ class _RankLog(logging.StreamHandler[IO[str]]):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         logging.getLogger().removeHandler(self)
         logger.warning("%s: cannot be written any more: %s", self._path, sys.exc_info()[1])
-
-
-def changed_keys(old: Job, new: Job) -> dict[str, tuple[object, object]]:
-    """The dotted keys whose values differ between two jobs, each with its old and new value."""
-    a, b = (flatten(job.model_dump(mode="json", by_alias=True)) for job in (old, new))
-    return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}

@@ -124,6 +124,24 @@ class SharedNumbers(Protocol):
 
 
 @runtime_checkable
+class CheckedValidation(Protocol):
+    """A task that knows before the first step whether its validation can work."""
+
+    def validation_fault(self) -> str:
+        """Return why nothing can be validated, with the remedy; empty where validation works. The same on all ranks."""
+        ...
+
+
+@runtime_checkable
+class GuidedTask(Protocol):
+    """A task whose training goes on in another way after some validations, which its checkpoint has to hold."""
+
+    def guidance(self) -> object:
+        """Return what the validations so far have decided."""
+        ...
+
+
+@runtime_checkable
 class ChangingLoss(Protocol):
     """A task whose loss becomes another one at some steps, so that a jump there is no spike (``guard.spike``)."""
 

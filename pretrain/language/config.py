@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field, PositiveFloat, model_validator
 
 from pretrain.config.base import PositiveInt
-from pretrain.config.contrast import ContrastSection
+from pretrain.config.contrast import ContrastSection, check_validation_samples
 from pretrain.config.loader import LoaderSection
 from pretrain.config.schema import Job, ValidateSection
 from pretrain.data.config import TEXT_KEYS, CorruptionConfig, DataConfig
@@ -82,7 +82,11 @@ class LanguageJob(Job):
         return parameters * (self.optimizer.bytes_per_parameter + average) + self.contrast.queue * row * contrast
 
     def check_inputs(self) -> list[str]:
-        """Describe the corpus, the tokenizer and ``model.init``; see `pretrain.language.inputs.describe_inputs`."""
+        """Describe the corpus, the tokenizer and ``model.init``; see `pretrain.language.inputs.describe_inputs`.
+
+        Refuse ``validate.samples=1`` too: validation compares samples with each other.
+        """
+        check_validation_samples(self.validate_.samples)
         from pretrain.language.inputs import check_model, describe_inputs
 
         tokenizer = self.tokenizer

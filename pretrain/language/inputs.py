@@ -117,12 +117,12 @@ def _text(data: DataConfig) -> list[str]:
         return ["corpus: the docstrings of the installed Python packages, a small one for trying things out"]
     if data.source == "hub":
         return [f"corpus: {_hub(str(data.name))}, {data.split}"]
-    from pretrain.data.files import resolve_paths
+    from pretrain.data.files import held_out_files, resolve_paths
 
     train = resolve_paths(data.files, "data.files")
     lines = [_files("corpus", train, data)]
     if data.validation_files:
-        held_out = resolve_paths(data.validation_files, "data.validation_files")
+        held_out = held_out_files(data.validation_files, train)
         lines.append(_files("validation", held_out, data))
     return lines
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pretrain.base.errors import ConfigError
+from pretrain.base.errors import ConfigError, quoted
 from pretrain.config.schema import Job
 from pretrain.contrast.task import ContrastState, ContrastTask, Scales
 from pretrain.contrast.views import Views
@@ -149,6 +149,20 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         samples = len(self.prepared.validation)
         return self.validated(validate(engines["model"], self.assembler("validation"), self.job, samples), progress)
 
+    def validation_fault(self) -> str:
+        """Why the held-out text does not suffice for `validate`."""
+        windows = self.prepared.validation
+        if windows is None:  # which was told as the text was prepared
+            return "there is no held-out text" if self.job.checkpoint.best is not None else ""
+        samples = min(self.job.validate_.samples, len(windows))
+        if samples < 2:
+            what = "validate.samples" if len(windows) > 1 else "data.validation_fraction, or set data.validation_files"
+            return f"it compares sequences with each other, and has {samples}; raise {what}"
+        assembler = self.assembler("validation")
+        if all(bool((assembler(np.array([number])).labels == IGNORE).all()) for number in range(samples)):
+            return "no token of the held-out text is masked; raise corruption.*, validate.samples, or the held-out text"
+        return ""
+
     def flops_per_step(self) -> float:
         """Forward and backward FLOP of one global batch, both views."""
         length = self.job.data.sequence_length
@@ -163,8 +177,9 @@ class LanguageTask(ContrastTask[LanguageBatch]):
     def next_steps(self, run_dir: Path) -> Sequence[str]:
         """Commands that measure and export the encoder."""
         return [
-            f"capt evaluate {run_dir} --text HELD_OUT.txt (what the encoder has learnt; --sts FOLDER for similarity)",
-            f"capt convert {run_dir} OUT --to hf (or sentence-transformers, onnx)",
+            f"capt evaluate {quoted(run_dir)} --text HELD_OUT.txt "
+            "(what the encoder has learnt; --sts FOLDER for similarity)",
+            f"capt convert {quoted(run_dir)} OUT --to hf (or sentence-transformers, onnx)",
         ]
 
     def export_files(self) -> Mapping[str, Path]:

@@ -16,7 +16,7 @@ import torch
 from pydantic import Field, FiniteFloat
 from torch import nn
 
-from pretrain.base.errors import CheckpointError, ConfigError, DataError
+from pretrain.base.errors import CheckpointError, ConfigError, DataError, quoted
 from pretrain.base.overlap import report_overlap, rows_as_bytes, shared
 from pretrain.base.randomness import derive
 from pretrain.base.records import Count, Record, parse_record
@@ -231,6 +231,10 @@ class LatentTask:
         self._last_information = figures.get("mi_batch", -1.0)
         self.status = "  ".join(remarks)
 
+    def guidance(self) -> object:
+        """LagVAE's: whether its encoder is still trained ahead, and the information that decides it."""
+        return (self._aggressive, self._last_information) if self.job.objective.aggressive_updates else None
+
     def save_state(self, folder: Path) -> dict[str, Any]:
         """Save the queue's shard; vocabulary and text (as hashes) and LagVAE's progress go into the JSON state."""
         if self.queue is not None:
@@ -280,10 +284,10 @@ class LatentTask:
     def next_steps(self, run_dir: Path) -> Sequence[str]:
         """Suggest to measure the model, or to draw the clusters, which have no text."""
         if self.vocabulary is None:
-            return [f"capt report {run_dir} (curves of how the clusters separate)"]
+            return [f"capt report {quoted(run_dir)} (curves of how the clusters separate)"]
         return [
-            f"capt evaluate {run_dir} (bounds, active units and information on the test split)",
-            f"capt report {run_dir} (curves)",
+            f"capt evaluate {quoted(run_dir)} (bounds, active units and information on the test split)",
+            f"capt report {quoted(run_dir)} (curves)",
         ]
 
     def export_files(self) -> Mapping[str, Path]:

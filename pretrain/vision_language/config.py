@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
+from pretrain.config.contrast import check_validation_samples
 from pretrain.config.loader import LoaderSection
 from pretrain.config.schema import Job
 from pretrain.models.lxmert.config import LxmertConfig
@@ -71,6 +72,8 @@ class VisionLanguageJob(Job):
         """Describe the inputs; see `pretrain.vision_language.inputs.describe_inputs`."""
         from pretrain.vision_language.inputs import describe_inputs
 
+        if self.contrast.weight > 0:
+            check_validation_samples(self.validate_.samples)
         return describe_inputs(self.data, self.model.init, self.tokenizer)
 
 

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from pretrain.base.errors import quoted
+from pretrain.config.reader import as_override
 from pretrain.config.schema import Job
 from pretrain.contrast.task import ContrastState, ContrastTask, Scales
 from pretrain.contrast.views import Views
@@ -160,6 +163,22 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
         pairs = len(self.prepared.validation)
         return self.validated(validate(engines["model"], self.assembler("validation"), self.job, pairs), progress)
 
+    def validation_fault(self) -> str:
+        """Why the held-out pairs do not suffice for `validate`."""
+        if self.prepared.validation is None:
+            return "there are no held-out pairs; set data.validation" if self.job.checkpoint.best is not None else ""
+        if not self.contrasts:
+            return ""
+        assembler, found = self.assembler("validation"), 0
+        samples = min(self.job.validate_.samples, len(self.prepared.validation))
+        for number in range(samples):
+            found += self.job.contrast.mismatched or bool(assembler(np.array([number])).matched[0] == 1)
+            if found == 2:
+                return ""
+        return (
+            f"it compares matching pairs with each other, and has {found}; raise validate.samples, or data.validation"
+        )
+
     def flops_per_step(self) -> float:
         """Forward and backward FLOP of one global batch, both views."""
         job, store = self.job, self.prepared.store.manifest
@@ -170,13 +189,15 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
     def next_steps(self, run_dir: Path) -> Sequence[str]:
         """Commands that measure, fine-tune and export the model."""
         statements = bool(self.prepared.train.untrue.any())  # which pretraining has from NLVR v1 alone
-        finetune = f"capt finetune {'nlvr1' if statements else 'vqa'} model.init={run_dir}"
+        finetune = f"capt finetune {'nlvr1' if statements else 'vqa'} {quoted(as_override('model.init', str(run_dir)))}"
         if self.job.data.source == "files":
-            finetune += f" data.regions={self.job.data.regions} data.train=... data.validation=..."
+            finetune += (
+                f" {quoted(as_override('data.regions', str(self.job.data.regions)))} data.train=... data.validation=..."
+            )
         return [
             finetune,
-            f"capt evaluate {run_dir} --data FILE (losses and retrieval on held-out pairs)",
-            f"capt convert {run_dir} OUT --to hf",
+            f"capt evaluate {quoted(run_dir)} --data FILE (losses and retrieval on held-out pairs)",
+            f"capt convert {quoted(run_dir)} OUT --to hf",
         ]
 
     def export_files(self) -> Mapping[str, Path]:

@@ -176,7 +176,7 @@ def test_a_tracker_that_fails_does_not_end_the_run(tmp_path: Path, packages: Pat
     ("callbacks", "says"),
     [
         ({"wanbd": {}}, "unknown callback 'wanbd'; did you mean 'wandb'?"),
-        ({"wandb": {"project": "p"}}, r"package wandb is not installed; pip install 'capt-pretraining\[track\]'"),
+        ({"wandb": {"project": "p"}}, r"package wandb is not installed; pip install '\.\[track\]'"),
         ({"mlflow": {"experiment": "p"}}, "package mlflow is not installed"),
         ({"wandb": {}}, "missing a required argument: 'project'; it takes project, entity, name"),
         ({"mlflow": {"experiment": "e", "uri": "x"}}, "'uri'; it takes experiment, tracking_uri, name"),
@@ -232,8 +232,8 @@ def test_an_entry_point_that_leads_to_no_callback_is_named(
 
 
 def test_the_real_packages_take_what_is_passed() -> None:
-    wandb = pytest.importorskip("wandb", reason="wandb is not installed (pip install capt-pretraining[track])")
-    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed (pip install capt-pretraining[track])")
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed (pip install '.[track]')")
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed (pip install '.[track]')")
     wandb.Settings(console="off", disable_code=True, disable_git=True, x_disable_meta=True, silent=True)
     names = ("project", "entity", "name", "dir", "config", "id", "resume", "settings")
     inspect.signature(wandb.init).bind(**dict.fromkeys(names))

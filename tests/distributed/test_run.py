@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from pretrain.engine.checkpoint import checkpoints_of, find_checkpoint
 from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.registry import TASKS
-from tests.support import run_ranks
+from tests.support import free_port, run_ranks
 
 TASKS["toy"] = "tests.toy"
 
@@ -98,6 +100,66 @@ def test_a_folder_in_which_another_job_trains_is_left_alone(finished: Path) -> N
         outcomes = run_ranks(_run, 2, mapping, True)
     assert all("another process is training in this folder" in str(outcome) for outcome in outcomes), outcomes
     assert {name: (finished / name).read_bytes() for name in before} == before
+
+
+def test_the_same_job_is_begun_resumed_and_found_finished(finished: Path, tmp_path: Path) -> None:
+    """run.resume=auto, as a scheduler runs the same command again; rank 0 decides for both ranks."""
+    run_dir = tmp_path / "run"
+    fault = {"kind": "term", "step": 3, "rank": 1, "once": str(tmp_path / "struck")}
+    mapping = _mapping(run_dir, fault=fault, run={"resume": "auto"})
+    assert run_ranks(_run_and_signal_again, 2, mapping) == [75, 75]
+    assert run_ranks(_run, 2, mapping) == [0, 0]
+    assert [row["loss"] for row in _rows(run_dir)] == [row["loss"] for row in _rows(finished)]
+    assert run_ranks(_run, 2, mapping) == [0, 0]
+    assert len(_rows(run_dir)) == 6, "a finished run is left as it is"
+    assert run_ranks(
+        _run, 1, _mapping(run_dir, fault=fault, run={"resume": "auto", "dir": os.path.relpath(run_dir)})
+    ) == [0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"optimizer": {"lr": 2e-2}}, "optimizer.lr 0.01 -> 0.02"),
+        ({"schedule": {"max_steps": 8}, "seed": 2}, "schedule.max_steps 6 -> 8"),
+        ({"checkpoint": None}, "checkpoint.every 2 -> 500, checkpoint.keep 2 -> 3"),  # known once the data are there
+    ],
+)
+def test_another_job_does_not_resume_by_itself(finished: Path, changes: dict[str, Any], says: str) -> None:
+    files = ("metrics.jsonl", "status.json", "config.yaml")
+    before = {name: (finished / name).read_bytes() for name in files}
+    seed = {"seed": changes.pop("seed")} if "seed" in changes else {}
+    mapping = _mapping(finished, **{**changes, "run": {"resume": "auto", **seed}})
+    outcomes = run_ranks(_run, 2, {key: value for key, value in mapping.items() if value is not None})
+    assert all(
+        f"holds a run of another job: {'run.seed 1 -> 2, ' * bool(seed)}{says}; name" in str(o) for o in outcomes
+    ), outcomes
+    assert {name: (finished / name).read_bytes() for name in files} == before
+
+
+@pytest.mark.parametrize("marks", [["metrics.jsonl"], ["checkpoints"], ["config.yaml", "manifest.json"]])
+def test_what_is_no_whole_run_does_not_resume_by_itself(tmp_path: Path, marks: list[str]) -> None:
+    for mark in marks:
+        (tmp_path / mark).write_text("schema_version: 1\ntask: {type: toy}\n")
+    (outcome,) = run_ranks(_run, 1, _mapping(tmp_path, run={"resume": "auto"}))
+    assert outcome.startswith("ConfigError"), outcome
+
+
+def test_torchrun_starts_ranks_again_after_one_was_killed(tmp_path: Path) -> None:
+    fault = {"kind": "kill", "step": 5, "rank": 1, "once": str(tmp_path / "struck")}
+    mapping = _mapping(tmp_path / "run", fault=fault, schedule={"max_steps": 8})
+    (tmp_path / "job.yaml").write_text(json.dumps(mapping))
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [Path(sys.executable).with_name("torchrun"), "--max-restarts", "1", "--nproc-per-node", "2",
+         "--master-port", str(free_port()), "-m", "tests.toy", tmp_path / "job.yaml", "--resume", "auto"],
+        cwd=root, env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "resuming from" in done.stderr
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "done"
+    assert [row["step"] for row in _rows(tmp_path / "run")] == [*range(1, 9)]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -180,6 +242,44 @@ def test_a_best_metric_that_validation_does_not_report(tmp_path: Path) -> None:
     for outcome in outcomes:
         assert outcome.startswith("ConfigError: checkpoint.best: validation reports no 'accuracy'; it reports")
         assert "loss" in outcome
+
+
+@pytest.mark.parametrize("every", [0, 2, 6])
+@pytest.mark.parametrize("kind", ["validation_refused", "validation_crash"])
+def test_a_validation_that_fails_at_the_end_costs_no_step(tmp_path: Path, kind: str, every: int) -> None:
+    run_dir = tmp_path / "run"
+    mapping = _mapping(run_dir, fault={"kind": kind}, validate={"every": every}, checkpoint={"every": 0})
+    outcomes = run_ranks(_run, 1, mapping)
+    assert "nothing to compare" in outcomes[0] or "a fault of the validation" in outcomes[0]
+    if every == 2:  # one on the way ends the run there
+        assert not (run_dir / "checkpoints").exists()
+        return
+    assert find_checkpoint(run_dir).name == "step-00000006"
+    assert run_ranks(_run, 1, {**mapping, "fault": {"kind": "none"}}, True) == [0]
+
+
+@pytest.mark.parametrize("guided", [False, True])
+def test_what_the_last_validation_decides_is_in_the_last_checkpoint(tmp_path: Path, guided: bool) -> None:
+    run_dir = tmp_path / "run"
+    assert run_ranks(_run, 2, _mapping(run_dir, guided=guided, checkpoint={"every": 0, "best": "loss"})) == [0, 0]
+    state = json.loads((find_checkpoint(run_dir) / "state.json").read_text())
+    assert state["task"]["validations"] == 1 + guided
+
+
+@pytest.mark.parametrize("best", [None, "loss"])
+def test_a_validation_that_cannot_work_is_known_before_the_first_step(
+    tmp_path: Path, best: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    mapping = _mapping(tmp_path / "run", fault={"kind": "unfit_validation"}, checkpoint={"best": best})
+    (outcome,) = run_ranks(_run, 1, mapping)
+    if best is None:
+        assert outcome == 0
+        assert not _rows(tmp_path / "run", "validation")
+        log = (tmp_path / "run" / "log" / "rank-0.log").read_text()
+        assert "validation is off: one sample; raise data.samples" in log
+    else:
+        assert outcome == "ConfigError: checkpoint.best loss: nothing can be validated: one sample; raise data.samples"
+        assert not (tmp_path / "run").exists(), "a job that is refused leaves nothing"
 
 
 def _damage(checkpoint: Path, how: str) -> str:

@@ -106,7 +106,8 @@ def test_a_driver_that_is_killed_and_one_that_is_asked_to_stop(
     assert "continue with: capt sweep" in said
     stopped = saved(folder)
     folder.let_go()
-    assert "4 trials, 0 failed" in folder.run(*more, "--resume")
+    assert "4 trials, 0 failed" in folder.run(*more, "--resume", "auto")
+    assert "is finished: all trials are over" in folder.run(*more, "--resume", "auto")
 
     whole = [line for line in (folder.out / "trials.jsonl").read_text().splitlines() if line.endswith("}")]
     lines = {line["run"]: line for line in map(json.loads, whole)}

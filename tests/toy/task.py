@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pretrain.base.errors import DataError
 from pretrain.engine import distributed
 from pretrain.engine.checkpoint.fragments import WEIGHT, fragments
 from pretrain.engine.engines.base import Engine
@@ -56,6 +57,7 @@ class ToyTask:
         job.fault.strike(0)
         self.status = ""
         self.seen: list[int] = []
+        self.validations = 0
 
     def build_modules(self) -> Mapping[str, nn.Module]:
         torch.manual_seed(self.job.run.seed)
@@ -135,11 +137,22 @@ class ToyTask:
         return {"loss": total, "grad_norm": engine.gradient_norm()}
 
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
+        if self.job.fault.kind == "validation_refused":
+            raise DataError("nothing to compare")
+        if self.job.fault.kind == "validation_crash":
+            raise RuntimeError("a fault of the validation")
+        self.validations += 1
         return {"loss": 1.0}
+
+    def validation_fault(self) -> str:
+        return "one sample; raise data.samples" if self.job.fault.kind == "unfit_validation" else ""
+
+    def guidance(self) -> object:
+        return self.validations if self.job.guided else None
 
     def save_state(self, folder: Path) -> dict[str, Any]:
         (folder / f"seen-{distributed.rank()}.json").write_text(json.dumps(self.seen))
-        return {"width": self.job.width}
+        return {"width": self.job.width, "validations": self.validations}
 
     def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
         assert state["width"] == self.job.width

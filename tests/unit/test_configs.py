@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib.util
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from finetune.glue.tasks import GLUE
+from launcher.cli import main
 from launcher.cluster import load_cluster
 from launcher.launch_files import job_file
 from launcher.plan import Options
@@ -304,3 +306,30 @@ def test_typo_in_a_cluster_file_is_refused(path: Path, tmp_path: Path) -> None:
         file.write_text(yaml.safe_dump(_renamed(mapping, (key,), key[:-1])))
         with pytest.raises(ConfigError, match=f"{key[:-1]}: unknown key; did you mean '{key}'"):
             load_cluster(file)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("validate.samples=1", "validation compares samples"),
+        ("data.validation_files=text.txt", "training text too"),
+        ("run.dir=text.txt/run", "run.dir text.txt/run: text.txt is a file"),
+        ("data.cache=text.txt", "data.cache text.txt: text.txt is a file"),
+        ("checkpoint.ephemeral.dir=text.txt", "checkpoint.ephemeral.dir text.txt"),
+        ("run.callbacks={wandb: {}}", "the package wandb is not installed"),
+        ("batch.global=33", "batch.micro"),
+    ],
+)
+@pytest.mark.parametrize("verb", [["config", "validate"], ["pretrain", "--dry-run"]])
+def test_what_a_job_refuses_without_torch_its_check_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: list[str],
+    override: str, says: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "wandb" else find(name, *rest))
+    (tmp_path / "text.txt").write_text("some words\n\nand more\n" * 50)
+    with pytest.raises(SystemExit) as end:
+        main([*verb, "capt_tiny", "data.files=text.txt", override])
+    assert end.value.code == 2
+    assert says in capsys.readouterr().err

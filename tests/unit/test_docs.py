@@ -20,6 +20,7 @@ from launcher.cli import app
 from launcher.sweep.config import Sweep
 from pretrain.__main__ import parse
 from pretrain.base.errors import UserError
+from pretrain.config.base import with_value_of_resume
 from pretrain.config.load import load_mapping, resolve_path
 from pretrain.registry import TASKS, job_class
 from tests.documented import BLOCK, OURS, PAGES, ROOT, SHELL, blocks, capt_commands, commands
@@ -38,7 +39,7 @@ def capt_mentions(page: Path) -> Iterator[list[str]]:
 def find_verb(words: list[str]) -> tuple[Any, list[str]]:
     """The command that ``words`` call, and the words behind it; fails where there is none."""
     command: Any = typer.main.get_command(app)
-    words = [word for word in words if word != "--debug"]
+    words = with_value_of_resume([word for word in words if word != "--debug"])
     while hasattr(command, "commands") and words and words[0] not in ("--help", "VERB"):
         assert words[0] in command.commands, f"capt has no verb {words[0]!r}"
         command, words = command.commands[words[0]], words[1:]
@@ -59,7 +60,7 @@ def check_mention(words: list[str]) -> None:
     """Verb and options exist."""
     command, rest = find_verb(words)
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    unknown = {word for word in rest if word.startswith("--")} - known - {"--help"}
+    unknown = {word.partition("=")[0] for word in rest if word.startswith("--")} - known - {"--help"}
     assert not unknown, f"no option {', '.join(unknown)}"
 
 

@@ -57,8 +57,22 @@ def test_the_extra_that_an_error_names_holds_the_package(package: str) -> None:
 
 def test_a_missing_package_is_one_sentence_and_an_unknown_one_is_a_fault_of_ours() -> None:
     text = user_text(ModuleNotFoundError("No module named 'ray.tune'", name="ray.tune"))
-    assert text == "the package ray is not installed: pip install 'capt-pretraining[sweep]'"
+    assert text == "the package ray is not installed: pip install '.[sweep]' in a checkout"
     assert user_text(ModuleNotFoundError("No module named 'pretrain.x'", name="pretrain.x")) is None
+
+
+def test_no_text_installs_an_extra_from_an_index() -> None:
+    """The distribution is on no index: an extra is installed in a checkout."""
+    files = [
+        path for folder in (*PACKAGES, "configs", "docs", "docker", "tests") for path in (ROOT / folder).rglob("*")
+    ]
+    files += [path for path in ROOT.iterdir() if path.name != "CHANGELOG.md"]
+    texts = [path for path in files if path.suffix in (".py", ".md", ".yaml", ".yml", ".sh") or path.name == "Makefile"]
+    name = PROJECT["name"]
+    wrong = [str(path) for path in texts if re.search(rf"(install|f['\"]).*{name}\[", path.read_text(encoding="utf-8"))]
+    assert len(texts) > 500
+    assert not wrong, f"write pip install '.[extra]': {wrong}"
+    assert not [path for path in texts if "DISTRIBUTION}[" in path.read_text() and path != Path(__file__)]
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +147,7 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & {"deepspeed", "p
 def test_the_command_of_the_core_names_the_extra_to_install(environment: Path) -> None:
     done = _run(environment, "-m", "launcher", "--help")
     assert done.returncode == 1
-    assert done.stderr == "error: the package typer is not installed: pip install 'capt-pretraining[train]'\n"
+    assert done.stderr == "error: the package typer is not installed: pip install '.[train]' in a checkout\n"
 
 
 def test_the_wheel_holds_the_shipped_jobs_and_the_marks_of_typed_packages(environment: Path) -> None:

@@ -18,7 +18,7 @@ from pretrain.engine.checkpoint.folders import point, remove_checkpoint, remove_
 from pretrain.engine.checkpoint.fragments import fragments
 from pretrain.engine.loop import Callback, Run, next_multiple
 from pretrain.engine.run_folder import LOCK, check_is_own
-from pretrain.engine.task import StepMetrics
+from pretrain.engine.task import GuidedTask, StepMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,9 @@ class LastSaveError(RunFailedError):
 class Checkpointer(Callback):
     """Saves every ``checkpoint.every`` steps, at the end, when the run is stopping, and at a new ``checkpoint.best``.
 
+    At the end it saves before anything else is done: a validation that fails costs no step. A task that has changed by
+    that validation (`GuidedTask`) is saved again.
+
     Keeps the best, the newest ``keep`` and every ``keep_every``-th step. With ``checkpoint.async`` a save is committed
     when all ranks have written (which they hear some steps late, and do not wait to ask), at the latest before the next
     one begins; none is dropped. One on the way that cannot be written (a full disk) is lost with a warning, and the run
@@ -50,6 +53,7 @@ class Checkpointer(Callback):
         self._began = -1
         self._locked = False
         self._folder: os.stat_result | None = None
+        self._guidance: object = None
 
     def on_start(self, run: Run) -> None:
         self._saved = run.progress.step
@@ -74,9 +78,15 @@ class Checkpointer(Callback):
     def next_due(self, run: Run) -> int:
         return next_multiple(run.progress.step, run.job.checkpoint.every)
 
-    def on_end(self, run: Run) -> None:
+    def before_end(self, run: Run) -> None:
         self._try(run, self._commit)
         self._save_last(run)
+        self._guidance = _guidance(run)
+
+    def on_end(self, run: Run) -> None:
+        if _guidance(run) != self._guidance:
+            self._saved = -1
+            self._save_last(run)
         self._save_if_best(run)
 
     def close(self, run: Run) -> None:
@@ -196,6 +206,10 @@ class Checkpointer(Callback):
                     remove_checkpoint(path)
                 except OSError as error:
                     logger.warning("%s could not be removed: %s", path, error)
+
+
+def _guidance(run: Run) -> object:
+    return run.task.guidance() if isinstance(run.task, GuidedTask) else None
 
 
 def _set_aside_later_ones(run_dir: Path, step: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pretrain.base.errors import RunFailedError, counted
+from pretrain.base.errors import RunFailedError, counted, quoted
 from pretrain.engine import distributed
 from pretrain.engine.checkpoint.fragments import differing_masters, optimizer_step_count
 from pretrain.engine.checksums import checksums
@@ -96,8 +96,8 @@ def _compare(run: Run, engines: Sequence[Engine], when: str) -> None:
     everyone = [Held(*each) for each in distributed.gather_objects(told)]
     raise ReplicasDifferError(
         f"{when} {describe_difference(everyone)}; a rank computed, stored or received something wrong. What is saved "
-        f"was compared before: capt resume {run.dir} goes on from there; if it happens again, test the memory of that "
-        "host, or leave it out"
+        f"was compared before: capt resume {quoted(run.dir)} goes on from there; if it happens again, test the memory "
+        "of that host, or leave it out"
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pretrain.base.errors import ConfigError, RunFailedError
+from pretrain.base.errors import ConfigError, RunFailedError, quoted
 from pretrain.engine import distributed
 from pretrain.engine.loop import NEVER, Callback, Run
 from pretrain.engine.rollbacks import Rollback, note_rollback, read_rollbacks
@@ -80,7 +80,7 @@ class Spikes(Callback):
         run.diverged = True
         if self._remedy == "rollback":
             self._roll_back(run, spike)
-        raise SpikeError(f"{spike}; guard.spike=stop. capt resume {run.dir} goes on from the newest checkpoint")
+        raise SpikeError(f"{spike}; guard.spike=stop. capt resume {quoted(run.dir)} goes on from the newest checkpoint")
 
     def next_due(self, run: Run) -> int:
         return NEVER
@@ -139,13 +139,14 @@ class Spikes(Callback):
         if distributed.broadcast_object(before) >= limit:
             raise SpikeError(_too_many(run, spike))
         raise RolledBackError(
-            f"{spike}; guard.spike=rollback: capt resume {run.dir} goes back to the newest checkpoint and leaves out "
-            "the samples from there to this step"
+            f"{spike}; guard.spike=rollback: capt resume {quoted(run.dir)} goes back to the newest checkpoint "
+            "and leaves out the samples from there to this step"
         )
 
 
 def _too_many(run: Run, spike: Spike) -> str:
     return (
         f"{spike}, the {run.job.guard.spikes + 1}th: more than guard.spikes={run.job.guard.spikes}. Go on from a "
-        f"checkpoint with a lower optimizer.lr or optimizer.clip=1.0 (capt resume {run.dir}), or raise guard.spikes"
+        f"checkpoint with a lower optimizer.lr or optimizer.clip=1.0 (capt resume {quoted(run.dir)}), "
+        "or raise guard.spikes"
     )

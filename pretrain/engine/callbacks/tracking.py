@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -11,13 +10,13 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from pretrain.base.errors import ConfigError
 from pretrain.base.files import read_json, write_json
 from pretrain.base.records import Record, parse_record
 from pretrain.base.sensitive import is_secret
 from pretrain.config import flatten
 from pretrain.engine import distributed
 from pretrain.engine.loop import NEVER, Callback, Run
+from pretrain.registry import require_tracker
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +38,7 @@ class Tracker(Callback):
     """The key of ``run.callbacks``, which is also the name of the package that must be installed."""
 
     def __init__(self) -> None:
-        if importlib.util.find_spec(self.key) is None:
-            raise ConfigError(
-                f"run.callbacks.{self.key}: the package {self.key} is not installed; "
-                "pip install 'capt-pretraining[track]', or remove the key"
-            )
+        require_tracker(self.key)
         self._open = False
         self._ended = False
 

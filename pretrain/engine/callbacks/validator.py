@@ -1,13 +1,18 @@
-"""Runs the task's validation every ``validate.every`` steps and at the end."""
+"""Runs the task's validation every ``validate.every`` steps and at the end, when the last checkpoint is written."""
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
-from pretrain.engine import heartbeat
+from pretrain.base.errors import ConfigError
+from pretrain.engine import distributed, heartbeat
 from pretrain.engine.callbacks.metrics import Metrics
 from pretrain.engine.loop import Callback, Run, next_multiple
-from pretrain.engine.task import StepMetrics
+from pretrain.engine.task import CheckedValidation, StepMetrics
+
+logger = logging.getLogger(__name__)
 
 
 class Validator(Callback):
@@ -15,10 +20,20 @@ class Validator(Callback):
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._off = False
+
+    def on_start(self, run: Run) -> None:
+        with distributed.synchronize_errors():
+            fault = run.task.validation_fault() if isinstance(run.task, CheckedValidation) else ""
+            if fault and run.job.checkpoint.best is not None:
+                raise ConfigError(f"checkpoint.best {run.job.checkpoint.best}: nothing can be validated: {fault}")
+        self._off = bool(fault)
+        if fault and distributed.rank() == 0:
+            logger.warning("validation is off: %s", fault)
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
         every = run.job.validate_.every
-        if every and run.progress.step % every == 0:
+        if every and run.progress.step % every == 0 and not run.finished:
             self._validate(run)
 
     def next_due(self, run: Run) -> int:
@@ -29,7 +44,7 @@ class Validator(Callback):
             self._validate(run)
 
     def _validate(self, run: Run) -> None:
-        if run.validated_at == run.progress.step:
+        if self._off or run.validated_at == run.progress.step:
             return
         run.settle()  # of a state that has diverged there is nothing to measure
         before = heartbeat.enter("validation")

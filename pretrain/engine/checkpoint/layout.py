@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from pretrain.base.errors import CheckpointError
+from pretrain.base.errors import CheckpointError, quoted
 from pretrain.base.hashing import ExpectedFile
 from pretrain.base.verification import Verifier
 from pretrain.config.load import load_job
@@ -62,7 +62,7 @@ def find_checkpoint(path: Path) -> Path:
     complete = checkpoints_of(path)
     if not complete and (path / CONFIG).is_file():
         raise CheckpointError(
-            f"{path}: a run without a complete checkpoint; capt resume {path} goes on, and writes one every "
+            f"{path}: a run without a complete checkpoint; capt resume {quoted(path)} goes on, and writes one every "
             "checkpoint.every steps and at its end"
         )
     if not complete:
@@ -168,4 +168,6 @@ def _offer(checkpoint: Path) -> str:
     older = [path for path in checkpoints_of(run_dir) if path.name < checkpoint.name]
     if not older:
         return "; the run has no earlier checkpoint"
-    return f"; the previous one is {older[-1].name}: capt resume {run_dir} --checkpoint {older[-1].name}"
+    return (
+        f"; the previous one is {older[-1].name}: capt resume {quoted(run_dir)} --checkpoint {quoted(older[-1].name)}"
+    )

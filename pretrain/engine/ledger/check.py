@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pretrain.base.errors import ConfigError, counted
+from pretrain.base.errors import ConfigError, counted, quoted
 from pretrain.engine.ledger.files import Header, launches_of, read_launch
 from pretrain.engine.ledger.history import Fault, Launch, Newest, newest_checkpoint, read_history, remedy_for_files
 from pretrain.engine.ledger.order import check_launch, go_back, rank_of
@@ -108,7 +108,7 @@ def _check_joints(report: Report, since: int) -> list[Fault]:
         if before is None:
             if head.step >= since:
                 text = f"the first {head.step} steps are in no ledger: launch {launch.number} begins after them"
-                rest = f"capt ledger check {report.run} --since {head.step + 1}"
+                rest = f"capt ledger check {quoted(report.run)} --since {quoted(head.step + 1)}"
                 remedy = f"where they were trained without run.ledger: {rest}"
                 faults.append(Fault("hole", text, remedy, 1, None, None, file))
             before = launch
@@ -122,7 +122,7 @@ def _check_joints(report: Report, since: int) -> list[Fault]:
         elif (head.order.seed, head.order.shuffle) != (order.seed, order.shuffle) and head.samples % order.samples:
             text = f"launch {launch.number} has another order of the samples (run.seed {head.order.seed}, before "
             text += f"{order.seed}) in the middle of an epoch: some ids come twice in it, some never"
-            remedy = f"capt resume {report.run} --checkpoint with run.seed={order.seed} does these steps again"
+            remedy = f"capt resume {quoted(report.run)} --checkpoint with run.seed={order.seed} does these steps again"
             faults.append(Fault("order", text, remedy, head.step + 1, file=file))
         before = launch
     return faults

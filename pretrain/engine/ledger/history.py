@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from pretrain.base.errors import UserError
+from pretrain.base.errors import UserError, quoted
 from pretrain.engine.checkpoint import checkpoints_of, read_manifest
 from pretrain.engine.ledger.files import Header, LedgerHead, launch_folder, launches_of, read_heads
 
@@ -131,7 +131,7 @@ def read_history(run: Path, newest: Newest, since: int = 1) -> tuple[list[Launch
 
 def remedy_for_files(run: Path) -> str:
     """What helps where files are lost or damaged."""
-    rest = f"capt ledger check {run} --since STEP checks the rest"
+    rest = f"capt ledger check {quoted(run)} --since STEP checks the rest"
     return f"put back the files of {run / 'ledger'}; where they are lost, or run.ledger was false, {rest}"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pretrain.base.errors import quoted
 from pretrain.data.sampler import Sampler
 from pretrain.engine.checkpoint import checkpoints_of
 from pretrain.engine.ledger.digest import find_exchange, hash_ids
@@ -122,5 +123,5 @@ def _several(rows: int, planned: int) -> str:
 def go_back(run: Path, step: int) -> str:
     """How to train the steps from ``step`` on again."""
     before = [path.name for path in checkpoints_of(run) if int(path.name[5:]) < step]
-    way = f"capt resume {run} --checkpoint {before[-1]}" if before else "a new run"
+    way = f"capt resume {quoted(run)} --checkpoint {quoted(before[-1])}" if before else "a new run"
     return f"the model has learnt from it: {way} does these steps again; tell the maintainers how it came about"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pretrain.base.errors import DataError
+from pretrain.base.errors import DataError, quoted
 from pretrain.base.files import read_json
 from pretrain.base.records import Count, Record, parse_record
 from pretrain.latent.artifacts import EVALUATION, GENERATED_TEXT
@@ -187,7 +187,7 @@ def _model_row(run: RunRecord) -> ModelRow:
 
 def _check(kind: type[Record], content: Mapping[str, Any], source: str, run: RunRecord) -> None:
     """Raise ``DataError`` for a result that lacks a part or has another in its place."""
-    parse_record(kind, content, source, f"; capt evaluate {run.folder} measures it again", error=DataError)
+    parse_record(kind, content, source, f"; capt evaluate {quoted(run.folder)} measures it again", error=DataError)
 
 
 def _is_metric(value: Any) -> bool:

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.base.errors import CheckpointError, ConfigError
+from pretrain.base.errors import CheckpointError, ConfigError, DataError
 from pretrain.config.load import job_from_mapping
 from pretrain.contrast import ShardedQueue
 from pretrain.data.corruption import IGNORE
+from pretrain.engine.engines.local import LocalEngine
+from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.task import Progress
 from pretrain.language.prepare import prepare
 from pretrain.language.task import LanguageTask
@@ -73,6 +75,29 @@ def test_another_drift_begins_with_an_empty_queue(tmp_path: Path, caplog: pytest
     assert (len(queue(same)), len(queue(other))) == (8, 0)
     assert "the queue begins empty: its rows in" in caplog.text
     assert "are of contrast.drift=none, this job has moments" in caplog.text
+
+
+@pytest.mark.parametrize("samples", [1, 2, 40])
+@pytest.mark.parametrize(("lines", "rate"), [(1, 0.15), (3, 0.15), (60, 0.15), (60, 1e-4)])
+def test_what_validation_would_refuse_is_known_before_the_first_step(
+    tmp_path: Path, samples: int, lines: int, rate: float
+) -> None:
+    (tmp_path / "held_out.txt").write_text("some words to be masked\n\n" * lines)
+    mapping = language_mapping(
+        tmp_path, validate={"samples": samples}, corruption={"rate": rate},
+        data={"validation_files": str(tmp_path / "held_out.txt"), "validation_fraction": 0.0},
+    )  # fmt: skip
+    task = LanguageTask(job_from_mapping(mapping, "test"), tmp_path / "run")
+    module = task.build_modules()["model"]
+    engines = {"model": LocalEngine("model", module.eval(), task.job, ModuleOptimizer(task.job.optimizer))}
+    fault = task.validation_fault()
+    try:
+        report = task.validate(engines, Progress())
+    except DataError:
+        assert fault
+    else:
+        assert not fault
+        assert report["validation_samples"] == min(samples, len(task.prepared.validation or ()))
 
 
 def test_a_number_of_samples_that_no_run_reaches_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
 import logging
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -36,7 +38,8 @@ def test_tokenizers_parallelism_is_no_secret() -> None:
 )
 def test_what_a_shell_would_execute_is_refused(value: str) -> None:
     with pytest.raises(ConfigError, match="NCCL_DEBUG"):
-        forwarded_to_hosts({"NCCL_DEBUG": value}, ())
+        forwarded_to_hosts({"NCCL_DEBUG": value}, (), through_shell=True)
+    assert forwarded_to_hosts({"NCCL_DEBUG": value}, ()) == {"NCCL_DEBUG": value}, "ssh's ranks get it without a shell"
 
 
 def test_later_files_win_over_earlier_ones_and_the_environment(tmp_path: Path) -> None:
@@ -59,7 +62,12 @@ def test_ds_env_file_names_another_file(tmp_path: Path) -> None:
         ("1A=2", "NAME=value"),
         ("A;B=2", "NAME=value"),
         ("MY_TOKEN=canary", "looks like a secret"),
-        ("NCCL_DEBUG=$(id)", "remote shell"),
+        ("NCCL_DEBUG=$(id)", "is not expanded"),
+        ('NCCL_DEBUG="`id`"', "is not expanded"),
+        ("NCCL_DEBUG='INFO", "ends with the same quote"),
+        ('NCCL_DEBUG="A" B', "ends with the same quote"),
+        ("export MY_TOKEN=canary", "looks like a secret"),
+        ("export", "NAME=value"),
     ],
 )
 def test_a_wrong_line_of_an_env_file_is_named(tmp_path: Path, line: str, says: str) -> None:
@@ -68,6 +76,32 @@ def test_a_wrong_line_of_an_env_file_is_named(tmp_path: Path, line: str, says: s
         forwarded_to_hosts({}, (tmp_path,))
     assert says in str(error.value)
     assert "canary" not in str(error.value)
+
+
+def test_lines_of_an_env_file_are_read_as_a_shell_reads_them(tmp_path: Path) -> None:
+    starts = ("", "export ", "  export\t", "  ")
+    values = ("INFO", "a#b", "(x)", "", "'a b (c) $x'", '"a b; c"', "'#'", '""', "a=b")
+    ends = ("", "  # why", "\t#why", "   ")
+    lines = [f"{start}{{}}={value}{end}" for start in starts for value in values for end in ends]
+    text = "".join(f"{line.format(f'NCCL_{number}')}\n# {number}\n\n" for number, line in enumerate(lines))
+    (tmp_path / ".deepspeed_env").write_text(text)
+    script = text.replace("=(x)", "='(x)'")  # which a shell takes for an array
+    done = subprocess.run(
+        ["bash", "-c", f"set -a\n{script}\nexec env -0"],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        check=True,
+    )
+    shell = dict(line.split("=", 1) for line in done.stdout.decode().split("\0") if line.startswith("NCCL_"))
+    assert len(shell) == len(lines)
+    assert forwarded_to_hosts({}, (tmp_path,)) == shell
+
+
+def test_what_deepspeed_would_hand_to_a_shell_is_refused_in_a_file_too(tmp_path: Path) -> None:
+    (tmp_path / ".deepspeed_env").write_text("NCCL_A='(x)'\n")
+    assert forwarded_to_hosts({}, (tmp_path,)) == {"NCCL_A": "(x)"}
+    with pytest.raises(ConfigError, match=r"\.deepspeed_env: NCCL_A holds '\(', .*--launcher ssh"):
+        forwarded_to_hosts({}, (tmp_path,), through_shell=True)
 
 
 CODE = (

@@ -1,6 +1,7 @@
 """From options to a checked launch: ``plan``, ``start`` and the choice of the backend."""
 
 import json
+import logging
 import os
 import re
 from pathlib import Path
@@ -8,10 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.plan import Options
+from launcher.backends import backend
+from launcher.plan import Launch, Options
 from launcher.start import begin, resume
 from pretrain.base.errors import ConfigError, DataError
-from pretrain.config.load import load_mapping
+from pretrain.config.load import load_job, load_mapping
+from pretrain.config.writer import job_to_yaml
+from pretrain.engine.run_folder import Status, write_status
 
 
 @pytest.fixture
@@ -125,6 +129,51 @@ def test_a_used_run_folder_is_refused(folder: Path) -> None:
     (folder / "r" / "metrics.jsonl").touch()
     with pytest.raises(ConfigError, match="capt resume r"):
         shown("run.dir=r")
+
+
+def test_the_same_command_again_ends_with_0_where_its_run_is_finished(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def again(*overrides: str) -> int:
+        words = ["run.dir=r", "run.resume=auto", "batch.micro=8", *overrides]
+        return begin("pretrain", "capt_tiny", words, Options(), debug=False, show=None)
+
+    (folder / "r").mkdir()
+    job = load_job("capt_tiny", ["run.dir=r", "batch.micro=8"])
+    (folder / "r" / "config.yaml").write_text(job_to_yaml(job))
+    write_status(folder / "r", Status(state="done", step=job.schedule.max_steps, exit_code=0))
+    before = {path: path.read_bytes() for path in (folder / "r").iterdir()}
+    with caplog.at_level(logging.INFO):
+        assert again() == 0
+    assert "r is finished: all steps of this job are done" in caplog.text
+    with pytest.raises(ConfigError, match=r"optimizer.lr 0.001 -> 0.1, run.seed 1 -> 2; .*capt resume r"):
+        again("optimizer.lr=0.1", "run.seed=2")
+    with pytest.raises(ConfigError, match=r"holds a run of another job: task.type 'capt_language' -> 'latent'"):
+        begin("pretrain", "ptb/vae", ["run.dir=r", "run.resume=auto"], Options(), debug=False, show=None)
+    assert {path: path.read_bytes() for path in (folder / "r").iterdir()} == before
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "torchrun", "deepspeed"])
+def test_chosen_hosts_and_slots_reach_every_launcher(folder: Path, launcher: str) -> None:
+    (folder / "hosts").write_text("node-1 slots=2\nnode-2 slots=4\nnode-3 slots=2\n")
+    options = Options.given(launcher=launcher, hostfile=Path("hosts"), include="node-3@node-2:1,3")
+    job = load_job("capt_tiny", ["run.dir=r"])
+    made = backend(launcher).plan(Launch("pretrain", ("capt_tiny",), job, options))
+    assert [(host.name, host.slots) for host in made.hosts] == [("node-2", 2), ("node-3", 2)]
+    if launcher == "deepspeed":
+        assert "--include node-3@node-2:1,3" in str(made.commands[0])
+    else:
+        seen = {command.host: command.env.get("CUDA_VISIBLE_DEVICES") for command in made.commands}
+        assert seen == {"node-2": "1,3", "node-3": None}
+
+
+def test_chosen_slots_of_this_host(folder: Path) -> None:
+    (folder / "hosts").write_text("localhost slots=4\nnode-2 slots=4\n")
+    text = shown("run.dir=r", hostfile=Path("hosts"), include="localhost:0,3")
+    assert "# local: 2 ranks (localhost x 2)" in text
+    assert text.count("CUDA_VISIBLE_DEVICES=0,3") == 2
+    with pytest.raises(ConfigError, match=r"name it with --hostfile|chooses hosts of a --hostfile"):
+        shown("run.dir=r", include="localhost")
 
 
 def test_the_processes_must_fit_the_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 import json
 import os
-import shlex
 import stat
 import subprocess
 import sys
@@ -94,11 +93,39 @@ def test_the_script_starts_ranks_resumes_and_requeues(tmp_path: Path, code: int,
     assert done.stderr == ("[capt] failed at step 0; started again (1 of 3 times)\n" if code == 1 else "")
     assert (tmp_path / "heads").read_text() == "done 1\n"
     run = folder / "run"
-    expected = ["capt_tiny", f"run.dir={run}", "data.files=[x.txt,'y z.txt']"]
-    if restarts > 0:
-        expected = [f"{run}/config.yaml", f"run.dir={run}", "--resume", *UNATTENDED]
+    expected = ["capt_tiny", f"run.dir={run}", "data.files=[x.txt,'y z.txt']", "--resume=auto"]
     assert (tmp_path / "argv").read_text().splitlines() == ["-m", "launcher.batch", "pretrain", *expected]
     assert (tmp_path / "requeued").exists() == (code in (75, 1))
+
+
+def test_further_options_and_an_array_that_continues_one_run(tmp_path: Path) -> None:
+    settings = {"extra": ["--mem=0", '--comment="a b"'], "array": "1-8%1"}
+    text = script_of(make(tmp_path, cluster=cluster_file(tmp_path, **settings)))
+    for line in ("--mem=0", '--comment="a b"', "--array=1-8%1"):
+        assert f"#SBATCH {line}\n" in text
+    assert "SLURM_ARRAY_TASK_ID" not in text
+    assert "--resume=auto\n" in text
+
+
+def test_each_task_of_an_array_is_a_run_of_its_own(tmp_path: Path) -> None:
+    cluster = cluster_file(tmp_path, array="1,3", array_key="run.seed", requeue=False)
+    text = script_of(make(tmp_path / "a b's", cluster=cluster))
+    recorder = tmp_path / "python"
+    write_tool(recorder, 'printf "%s\\n" "$@" >> argv')
+    text = text.replace(f"{sys.executable} -m", f"{recorder} -m").replace(f"cd {Path.cwd()}", f"cd {tmp_path}")
+    (tmp_path / "job.sbatch").write_text(text)
+    env = {"PATH": os.environ["PATH"], "SLURM_ARRAY_TASK_ID": "3"}
+    subprocess.run(["bash", tmp_path / "job.sbatch"], env=env, capture_output=True, check=True)
+    run = tmp_path / "a b's" / "run"
+    overrides = ["--resume=auto", "run.seed=3", f"run.dir={run}/3"]
+    head = ["-m", "launcher.batch", "pretrain", "capt_tiny", f"run.dir={run}", *overrides]
+    assert (tmp_path / "argv").read_text().splitlines() == [*head, "-m", "launcher.requeue", f"{run}/3", "0"]
+    resumed = Launch("pretrain", ("config.yaml", "--resume"), load_job("capt_tiny"), Options(cluster=cluster))
+    with pytest.raises(ConfigError, match="runs of their own"):
+        slurm.plan(resumed)
+    job = load_job("capt_tiny", [as_override("run.dir", str(tmp_path / "a #b"))])
+    with pytest.raises(ConfigError, match="array_key adds to it"):
+        slurm.plan(Launch("pretrain", ("job.yaml",), job, Options(cluster=cluster)))
 
 
 def write_tool(path: Path, body: str) -> None:
@@ -116,6 +143,17 @@ def test_a_job_that_stops_on_purpose_is_not_queued_again(tmp_path: Path) -> None
     [
         ({"nodez": 2}, "nodez: unknown key; did you mean 'nodes'"),
         ({"nodes": 0}, "nodes: 0"),
+        ({"array": "0-9"}, "write %1 behind it"),
+        ({"array": "0-9%2"}, "write %1 behind it"),
+        ({"array": "0-9; id"}, "array"),
+        ({"array_key": "run.seed"}, "array_key needs array"),
+        ({"array": "0-9", "array_key": "$(id)"}, "array_key"),
+        ({"extra": ["--nodes=3"]}, "set nodes"),
+        ({"extra": ["-t", "--output=x"]}, "set time"),
+        ({"extra": ["--output=x"]}, "relies on its own"),
+        ({"extra": ["--mem=0\n#SBATCH --uid=0"]}, "extra"),
+        ({"extra": ["mem=0"]}, "extra"),
+        ({"container": [""]}, "container"),
         ({"partition": "gpu\n#SBATCH --uid=0"}, "partition"),
         ({"setup": ["a\nb"]}, "one shell line"),
         ({"setup": ["#SBATCH --uid=0"]}, "no #SBATCH"),
@@ -179,7 +217,7 @@ def test_a_resumed_run_that_is_queued_again_keeps_its_keys(tmp_path: Path) -> No
     words = ("r/config.yaml", "optimizer.lr=1e-4", "--resume", "--checkpoint", "step-00000002", "--debug")
     text = script_of(Launch(launch.module, words, launch.job, launch.options))
     kept = "r/config.yaml optimizer.lr=1e-4 --resume --checkpoint step-00000002 --debug"
-    assert f"  job=({kept} --skip-damaged --wait 180)\n" in text
+    assert f"-m launcher.batch pretrain {kept}\n" in text
 
 
 def test_a_job_that_was_to_go_back_does_so_when_it_is_queued_again_before(
@@ -195,7 +233,7 @@ def test_a_job_that_was_to_go_back_does_so_when_it_is_queued_again_before(
     begun: list[tuple[str, ...]] = []
     monkeypatch.setattr("launcher.batch.carry_on", lambda launch, *_, **__: begun.append(launch.arguments) or 0)
     words = [str(tmp_path / "config.yaml"), "--resume", "--checkpoint", "step-00000002", "--debug"]
-    newest = [words[0], "--resume", "--debug"]
+    newest = [words[0], "--resume", "--debug", *UNATTENDED]
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     (tmp_path / "job.sbatch").touch()
     batch(["pretrain", *words])
@@ -205,7 +243,7 @@ def test_a_job_that_was_to_go_back_does_so_when_it_is_queued_again_before(
     later.mkdir()
     (later / "manifest.json").touch()  # saved on its new way
     batch(["pretrain", *words])
-    assert begun == [tuple(words), tuple(newest), tuple(newest)]
+    assert begun == [(*words, *UNATTENDED), tuple(newest), tuple(newest)]
     monkeypatch.delenv("SLURM_RESTART_COUNT")
     batch(["pretrain", *words])
     assert begun[-1] == tuple(words)
@@ -287,15 +325,6 @@ def test_a_job_that_cannot_go_on_is_not_queued_again(tmp_path: Path) -> None:
     write_status(tmp_path, Status(state="failed", step=7, exit_code=1, reason="SpikeError: loss", final=True))
     assert requeue([str(tmp_path), "1", "3"]) == 1
     assert not again(tmp_path, 1, 3, "7")
-
-
-@pytest.mark.parametrize("name", ["run #1", "lr: 1", "it's", "[a] {b}", "a=b", "a, b"])
-def test_a_run_in_a_folder_of_any_name_is_found_when_it_is_queued_again(tmp_path: Path, name: str) -> None:
-    job = load_job("capt_tiny", [as_override("run.dir", str(tmp_path / name))])
-    assert job.run.dir == tmp_path / name
-    text = script_of(Launch("pretrain", ("job.yaml", "--merged"), job, Options(launcher="slurm")))
-    _, *overrides = shlex.split(text.split("  job=(")[1].split(" --resume")[0])
-    assert load_job("capt_tiny", overrides).run.dir == tmp_path / name
 
 
 def test_the_status_of_a_killed_job_is_set_right(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backends import slurm, srun
+from launcher.cluster import SlurmCluster, load_cluster
 from launcher.hostfile import Host
 from launcher.plan import Launch, Options
 from pretrain.base.errors import ConfigError
@@ -58,11 +59,22 @@ def test_outside_an_allocation_it_cannot_be_started(
 
 
 def test_a_step_has_all_cores_that_the_job_has_on_a_node() -> None:
-    command = srun.srun_command(Host("n2", 8), {"SLURM_CPUS_PER_TASK": "12"})
+    command = srun.srun_command(Host("n2", 8), {"SLURM_CPUS_PER_TASK": "12"}, SlurmCluster())
     assert command[0] == "srun"
     assert {"--nodelist=n2", "--ntasks=1", "--overlap", "--cpus-per-task=96"} <= set(command)
     assert command[command.index("-c") - 3] == sys.executable
-    assert not any("cpus-per-task" in word for word in srun.srun_command(Host("n2", 8), {}))
+    assert not any("cpus-per-task" in word for word in srun.srun_command(Host("n2", 8), {}, SlurmCluster()))
+
+
+def test_ranks_and_their_supervisors_run_in_the_container(allocation: None, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("container: [apptainer, exec, --nv, my image.sif]\nsrun: [--mpi=none]\npython: /opt/python\n")
+    plan = srun.plan(launch(tmp_path, cluster=path))
+    assert {command.argv[0] for command in plan.commands} == {"/opt/python"}
+    words = srun.srun_command(Host("n2", 8), {}, load_cluster(path))
+    at = words.index("apptainer")
+    assert words[at - 1 : at + 5] == ["--mpi=none", "apptainer", "exec", "--nv", "my image.sif", "/opt/python"]
+    assert words[at + 5 :] == srun.srun_command(Host("n2", 8), {}, SlurmCluster())[-4:]
 
 
 def test_an_allocation_outlives_a_lost_node_only_where_the_job_does(tmp_path: Path) -> None:
