@@ -13,8 +13,8 @@ import torch
 from finetune.batches import RowSet, evaluation_batches
 from finetune.objective import Objective, RowResults
 from finetune.restore import FineTuned
+from pretrain.base import distributed
 from pretrain.base.progress import ProgressCallback
-from pretrain.engine import distributed
 from pretrain.engine.artifacts import write_result
 from pretrain.engine.provenance import provenance
 

@@ -16,9 +16,9 @@ from finetune.config import FineTuningJob
 from finetune.evaluation import evaluate_sets
 from finetune.objective import Objective
 from finetune.order import ExampleOrder
+from pretrain.base import distributed
 from pretrain.base.errors import CheckpointError, quoted, shown
 from pretrain.base.randomness import derive
-from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.run_folder import read_best
 from pretrain.engine.task import Progress, StepMetrics

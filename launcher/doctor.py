@@ -134,7 +134,7 @@ def _devices() -> Iterator[Check]:
 def _operators() -> Iterator[Check]:
     if importlib.util.find_spec("deepspeed") is None or importlib.util.find_spec("torch") is None:
         return
-    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.base.quiet import quiet_libraries
 
     quiet_libraries(debug=False)
     from deepspeed.accelerator import get_accelerator

@@ -205,8 +205,8 @@ def _named_checkpoint(folder: Path, name: str) -> str:
 def _check_precision_here(precision: str) -> None:
     """Check the precision on this host; the ranks of other hosts ask their own device, a login node cannot."""
     if precision == "fp16" or (precision == "bf16" and shutil.which("nvidia-smi")):  # every CPU has bf16
+        from pretrain.base.quiet import quiet_libraries
         from pretrain.engine.precision import check_precision
-        from pretrain.engine.quiet import quiet_libraries
 
         quiet_libraries(debug=False)
         check_precision(precision)

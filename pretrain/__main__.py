@@ -146,10 +146,10 @@ def _run(options: argparse.Namespace) -> int:
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             raise
         refusal = error
-    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.base.quiet import quiet_libraries
 
     quiet_libraries(debug=options.debug)
-    from pretrain.engine import distributed
+    from pretrain.base import distributed
     from pretrain.engine.run import run_job
 
     distributed.initialize(job.engine.timeout_minutes if job else _TIMEOUT_MINUTES)

@@ -24,8 +24,8 @@ def gradients(mapping: dict[str, Any], *, seed: int | None = None, scale: float 
         seed: of the random numbers that each step draws (dropout), on this rank; None leaves them as they are.
         scale: fp16's loss scale, which the gradients are divided by.
     """
+    from pretrain.base.quiet import quiet_libraries
     from pretrain.engine.engines.build import build_engines
-    from pretrain.engine.quiet import quiet_libraries
     from pretrain.engine.task import Progress
 
     quiet_libraries(debug=False)

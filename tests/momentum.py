@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.engines.build import build_engines
-from pretrain.engine.quiet import quiet_libraries
 from pretrain.language.task import LanguageTask
 from tests.language import language_mapping
 

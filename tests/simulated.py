@@ -17,6 +17,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -28,8 +29,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pretrain.contrast import cached, norms
-from pretrain.contrast.kernels import chunked, products, protocol
+from pretrain.contrast import cached, kernels
 from pretrain.models import attention, cross_entropy, dropout
 
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}
@@ -73,13 +73,13 @@ def as_on_a_gpu() -> Iterator[None]:
     Answers are plain functions: a `Mock` would remember its arguments, and tensors would never die.
     """
     patches = [
-        mock.patch.object(norms, "is_readable", _no),
-        mock.patch.dict(chunked._LARGEST_BLOCK, cpu=chunked._LARGEST_BLOCK["cuda"]),
-        mock.patch.object(protocol.InstanceIds, "negative_mask", property(_byte_mask)),
+        *(mock.patch.object(_module(name), "is_readable", _no) for name in ("queue", "info_nce")),
+        mock.patch.dict(kernels._LARGEST_BLOCK, cpu=kernels._LARGEST_BLOCK["cuda"]),
+        mock.patch.object(kernels.InstanceIds, "negative_mask", property(_byte_mask)),
         mock.patch.dict(cross_entropy._BLOCK_BYTES, cpu=cross_entropy._BLOCK_BYTES["cuda"]),
-        mock.patch.object(products, "_multiply", _multiply_as_on_a_gpu),
+        mock.patch.object(kernels, "_multiply", _multiply_as_on_a_gpu),
         *(mock.patch.object(module, "draws_own_masks", _no) for module in (attention, dropout)),
-        mock.patch.object(importlib.import_module("pretrain.contrast.info_nce"), "check_precision", _nothing),  # tf32
+        mock.patch.object(_module("info_nce"), "check_precision", _nothing),  # tf32
         *(mock.patch.object(dist, name, _settled(getattr(dist, name))) for name in _COLLECTIVES),
         mock.patch.object(dist, "reduce_scatter_single", _settled(_unseen(dist.reduce_scatter_single))),
     ]
@@ -87,6 +87,11 @@ def as_on_a_gpu() -> Iterator[None]:
         for patch in patches:
             stack.enter_context(patch)
         yield
+
+
+def _module(name: str) -> ModuleType:
+    """A module of the contrast; the package has a function of the same name."""
+    return importlib.import_module(f"pretrain.contrast.{name}")
 
 
 def _no(*_: Any) -> bool:
@@ -122,7 +127,7 @@ def _settled(collective: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _byte_mask(ids: protocol.InstanceIds) -> Tensor:
+def _byte_mask(ids: kernels.InstanceIds) -> Tensor:
     if ids._negative_mask is None:
         ids._negative_mask = ids.anchors[:, None] != ids.keys[None, :]
     return ids._negative_mask

@@ -11,12 +11,12 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pretrain.base import distributed
+from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import load_job
 from pretrain.config.schema import Job
-from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.engines.build import build_engines
-from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
 from pretrain.registry import task_class
 

@@ -21,13 +21,13 @@ from finetune.restore import FineTuned
 from finetune.text_rows import TextRows
 from pretrain.base.errors import CheckpointError
 from pretrain.base.files import write_json
+from pretrain.base.quiet import quiet_transformers
 from pretrain.convert.about import About, result
 from pretrain.convert.card import final_metrics, plain_text, table
 from pretrain.convert.output import new_folder
 from pretrain.convert.reference import TEXTS, card_inputs, require_close
 from pretrain.engine.checkpoint import read_metadata
 from pretrain.engine.durable import write_tensors
-from pretrain.engine.quiet import quiet_transformers
 from pretrain.language.sts_files import MAX_SCORE
 from pretrain.models.encoder import Encoder
 from pretrain.models.foreign.encoder import TransformersEncoder

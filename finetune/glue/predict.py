@@ -13,9 +13,9 @@ from finetune.glue.files import Examples
 from finetune.glue.objective import GlueObjective
 from finetune.glue.restore import GlueClassifier, load_classifier
 from finetune.restore import FineTuned
+from pretrain.base.distributed import device
 from pretrain.base.errors import ConfigError
 from pretrain.base.progress import ProgressCallback
-from pretrain.engine.distributed import device
 
 
 def predict(

@@ -17,10 +17,10 @@ from finetune.visual.objective import objective_of
 from finetune.visual.predictions import write_dump
 from finetune.visual.restore import FineTunedLxmert, load_visual, read_answers
 from finetune.visual.rows import PictureRows
+from pretrain.base import distributed
 from pretrain.base.errors import counted
 from pretrain.base.progress import ProgressCallback
 from pretrain.base.verification import Verifier
-from pretrain.engine import distributed
 from pretrain.regions.store import RegionStore
 from pretrain.vision_language.data.answers import AnswerTable
 from pretrain.vision_language.features import read_features, require_features

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from launcher.commands import options as o
 
-app = typer.Typer(help="Sample, reconstruct and interpolate sentences.", no_args_is_help=False)
+if TYPE_CHECKING:
+    from pretrain.latent.restore import LoadedModel
+
+app = typer.Typer(help="Sample, encode, reconstruct and interpolate sentences.", no_args_is_help=False)
 
 Model = Annotated[Path, typer.Argument(metavar="RUN", help="A run (its best checkpoint) or a checkpoint.")]
 Words = Annotated[int, typer.Option(min=1, help="Largest number of words in a generated sentence.")]
+Unknown = Annotated[bool, typer.Option("--unk/--no-unk", help="Whether the word for unknown ones may be written.")]
+Sentences = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[SENTENCE...]", help="Sentences (default: the first ones of the test text)."),
+]
+Number = Annotated[int, typer.Option("-n", "--number", min=1, help="Sentences of the test text.")]
 
 
 @app.command(epilog="\b\nExample: capt latent sample runs/ptb_vae -n 20")
@@ -22,47 +31,63 @@ def sample(
     number: Annotated[int, typer.Option("-n", "--number", min=1, max=1_000_000, help="Sentences.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
     max_words: Words = 78,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Draw each word from the most probable ones of this probability (default: the best word)."),
+    ] = None,
+    unk: Unknown = True,
     json: o.Json = False,
 ) -> None:
-    """Draw codes from the prior and decode each greedily into a sentence."""
+    """Draw codes from the prior and decode each into a sentence."""
     o.quiet(context)
     from pretrain.latent.evaluation.generate import sample as draw_sentences
     from pretrain.latent.restore import load_model
 
-    _show([{"sentence": text} for text in draw_sentences(load_model(run), number, seed, max_words)], json)
+    sentences = draw_sentences(load_model(run), number, seed, max_words, top_p=top_p, unknown=unk)
+    _show([{"sentence": text} for text in sentences], json)
+
+
+@app.command(epilog="\b\nExample: capt latent encode runs/ptb_vae 'prices fell' 'the board approved the plan' --json")
+def encode(
+    context: typer.Context,
+    run: Model,
+    sentences: Sentences = None,
+    number: Number = 10,
+    json: o.Json = False,
+) -> None:
+    """Write the vector of each sentence, the mean of its code: a line of the sentence and its numbers, with tabs."""
+    o.quiet(context)
+    from pretrain.latent.evaluation.generate import mean_codes
+    from pretrain.latent.restore import load_model
+
+    model = load_model(run)
+    given = sentences or _test_sentences(model, number)
+    codes = mean_codes(model, given).tolist()
+    if json:
+        o.echo_json([{"sentence": sentence, "vector": code} for sentence, code in zip(given, codes, strict=True)])
+        return
+    for sentence, code in zip(given, codes, strict=True):
+        typer.echo("\t".join([sentence, *(f"{value:.6g}" for value in code)]))
 
 
 @app.command(epilog="\b\nExample: capt latent reconstruct runs/ptb_vae 'the company said it expects a profit'")
 def reconstruct(
     context: typer.Context,
     run: Model,
-    sentences: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[SENTENCE...]", help="Sentences (default: the first ones of the test text)."),
-    ] = None,
-    number: Annotated[int, typer.Option("-n", "--number", min=1, help="Sentences of the test text.")] = 10,
+    sentences: Sentences = None,
+    number: Number = 10,
     max_words: Words = 78,
+    unk: Unknown = True,
     json: o.Json = False,
 ) -> None:
     """Encode each sentence and decode its code greedily."""
     o.quiet(context)
-    from itertools import islice
-
-    from pretrain.base.errors import DataError
-    from pretrain.latent.data.corpus import read
     from pretrain.latent.evaluation.generate import reconstruct as decode_codes
     from pretrain.latent.restore import load_model
-    from pretrain.latent.text_files import file_of
 
     model = load_model(run)
-    given = sentences
-    if not given:
-        data = model.job.data
-        file = file_of(data, "test")
-        if file is None:
-            raise DataError(f"{data.path}: no file whose name says test; give sentences to reconstruct")
-        given = [" ".join(words) for words in islice(read(file, data.format), number)]
-    decoded = decode_codes(model, given, max_words)
+    given = sentences or _test_sentences(model, number)
+    decoded = decode_codes(model, given, max_words, unknown=unk)
     _show([{"sentence": a, "reconstruction": b} for a, b in zip(given, decoded, strict=True)], json)
 
 
@@ -74,6 +99,7 @@ def interpolate(
     second: Annotated[str, typer.Argument(help="The sentence at t = 1.")],
     steps: Annotated[int, typer.Option(min=2, help="Number of points, both ends included.")] = 11,
     max_words: Words = 78,
+    unk: Unknown = True,
     json: o.Json = False,
 ) -> None:
     """Decode points on the straight line between the codes of two sentences."""
@@ -81,7 +107,7 @@ def interpolate(
     from pretrain.latent.evaluation.generate import interpolate as decode_between
     from pretrain.latent.restore import load_model
 
-    points = decode_between(load_model(run), first, second, steps, max_words)
+    points = decode_between(load_model(run), first, second, steps, max_words, unknown=unk)
     _show([{"t": f"{t:.2f}", "sentence": text} for t, text in points], json)
 
 
@@ -112,6 +138,21 @@ def perplexity(
         return
     for name, value in perplexities.items():
         o.say(f"{name:<28} {value:10.2f}   {meaning(name)}")
+
+
+def _test_sentences(model: LoadedModel, number: int) -> list[str]:
+    """The first sentences of the test text that the job names."""
+    from itertools import islice
+
+    from pretrain.base.errors import DataError
+    from pretrain.latent.data.corpus import read
+    from pretrain.latent.text_files import file_of
+
+    data = model.job.data
+    file = file_of(data, "test")
+    if file is None:
+        raise DataError(f"{data.path}: no file whose name says test; give sentences")
+    return [" ".join(words) for words in islice(read(file, data.format), number)]
 
 
 def _show(rows: list[dict[str, str]], json: bool) -> None:

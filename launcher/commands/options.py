@@ -76,7 +76,7 @@ def debug(context: typer.Context) -> bool:
 
 def quiet(context: typer.Context) -> None:
     """Keep DeepSpeed's chatter out of the answer; before anything imports it."""
-    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.base.quiet import quiet_libraries
 
     quiet_libraries(debug=debug(context))
 

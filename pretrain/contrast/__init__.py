@@ -1,19 +1,21 @@
 """CAPT's contrastive loss against a queue sharded over all ranks, exact in value and gradient.
 
-Read ``capt`` (Eq. 2-4), then ``info_nce`` (the general form), ``sharded`` (the computation), ``cached`` (one contrast
-over many micro-batches), and ``reference`` (the oracle). The mathematics and its proofs are in ``docs/contrast.md``.
+Read ``info_nce`` (the CAPT loss of Eq. 2-4 and its general form), ``sharded`` (the computation), and ``cached`` (one
+contrast over many micro-batches). The mathematics and its proofs are in ``docs/contrast.md``.
 """
 
 from __future__ import annotations
 
 from pretrain.contrast.cached import cached_backward
-from pretrain.contrast.capt import capt_loss
-from pretrain.contrast.info_nce import info_nce
+from pretrain.contrast.info_nce import CaptLoss, capt_loss, info_nce
+from pretrain.contrast.metrics import ContrastStats
 from pretrain.contrast.queue import ShardedQueue
-from pretrain.contrast.stats import ContrastStats
+from pretrain.contrast.sharded import ContrastOptions
 from pretrain.contrast.temperature import build_temperature, inverted_triangle
 
 __all__ = [
+    "CaptLoss",
+    "ContrastOptions",
     "ContrastStats",
     "ShardedQueue",
     "build_temperature",

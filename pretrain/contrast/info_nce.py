@@ -1,28 +1,97 @@
-r"""InfoNCE with negatives from the batch of every rank and from a sharded queue: the function the other tasks call."""
+"""InfoNCE with negatives from the batches of all ranks and from a sharded queue; the CAPT loss (Eq. 2-4) on top."""
 
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import normalize
 
-from pretrain.contrast.checks import (
-    InBatch,
-    Reduction,
-    check_options,
-    check_queue,
-    check_rows,
-    compute_dtype,
-)
-from pretrain.contrast.exchange import Exchange
-from pretrain.contrast.kernels import KERNELS
-from pretrain.contrast.kernels.products import Precision, Products, check_precision
-from pretrain.contrast.queue import NO_ID, ShardedQueue
-from pretrain.contrast.sharded import ShardedSoftmax, SoftmaxContext
-from pretrain.contrast.stats import ContrastStats
-from pretrain.engine import distributed
+from pretrain.base import distributed
+from pretrain.base.errors import ConfigError
+from pretrain.contrast.kernels import Precision, check_precision
+from pretrain.contrast.metrics import ContrastStats
+from pretrain.contrast.queue import NO_ID, ShardedQueue, is_not_one, is_readable, norms_of
+from pretrain.contrast.sharded import ContrastOptions, Exchange, InBatch, ShardedSoftmax, SoftmaxContext
+
+
+def compute_dtype(anchors: Tensor, positives: Tensor, precision: Precision) -> torch.dtype:
+    """The type of all arithmetic: float64 where a row is float64, else float32. Raises for another ``precision``."""
+    dtype = torch.float64 if torch.float64 in (anchors.dtype, positives.dtype) else torch.float32
+    if dtype == torch.float64 and precision != "fp32":
+        raise ConfigError(
+            f"precision {precision} is for float32 rows; float64 rows are multiplied in float64, with fp32"
+        )
+    return dtype
+
+
+def check_temperature(temperature: float | Tensor) -> None:
+    """Raise for a temperature that is not a positive number; one that cannot be read without waiting is not checked."""
+    if isinstance(temperature, Tensor) and not is_readable(temperature):
+        return
+    tau = temperature.item() if isinstance(temperature, Tensor) else temperature
+    if not 0 < tau < math.inf:
+        raise ConfigError(f"the temperature must be a positive number, got {tau}")
+
+
+def check_rows(
+    anchors: Tensor, positives: Tensor, negatives: Tensor | None, ids: Tensor | None, wait_for_values: bool
+) -> None:
+    """Raise for types and shapes that do not fit each other, and for rows without unit norm.
+
+    Norms that cannot be read at once are checked only with ``wait_for_values``.
+    """
+    named = {"anchors": anchors, "positives": positives, "negatives": negatives}
+    for name, rows in named.items():
+        if rows is not None and not (rows.ndim == 2 and rows.is_floating_point()):
+            raise ConfigError(f"{name} must be rows of real numbers, got {tuple(rows.shape)} of {rows.dtype}")
+    if positives.shape != anchors.shape or (negatives is not None and negatives.shape[1:] != anchors.shape[1:]):
+        shapes = [tuple(rows.shape) for rows in (anchors, positives, negatives) if rows is not None]
+        raise ConfigError(f"anchors and positives must have one shape, negatives the same width, got {shapes}")
+    if ids is not None and (ids.shape != anchors.shape[:1] or ids.dtype != torch.int64):
+        raise ConfigError(f"ids must be {len(anchors)} int64 numbers, got {tuple(ids.shape)} of {ids.dtype}")
+    if not (wait_for_values or is_readable(anchors)):
+        return
+    found = {name: norms_of(rows.detach()) for name, rows in named.items() if rows is not None}
+    if is_not_one(torch.cat(list(found.values()))):
+        name = next(name for name, values in found.items() if is_not_one(values))
+        raise ConfigError(f"{name} must have unit norm: apply torch.nn.functional.normalize(rows, dim=-1) first")
+
+
+def check_queue(
+    anchors: Tensor, queue: ShardedQueue | None, negatives: Tensor | None, in_batch: str, group: distributed.Group
+) -> None:
+    """Raise where the queue has another width, device or group than the loss, or rows without unit norm, or where there
+    would be no negatives.
+    """
+    if in_batch == "none" and (queue is None or negatives is not None):
+        raise ConfigError("in_batch=none leaves only the queue: pass one, and no negatives")
+    if queue is None:
+        return
+    if not queue.has_unit_rows:
+        raise ConfigError(
+            "the queue was given rows without unit norm: apply torch.nn.functional.normalize(rows, dim=-1) before "
+            "queue.enqueue"
+        )
+    if queue.device != anchors.device:
+        raise ConfigError(
+            f"the queue lies on {queue.device}, the anchors on {anchors.device}: give ShardedQueue(device=...) theirs"
+        )
+    if queue.dim != anchors.shape[1]:
+        raise ConfigError(f"the queue holds rows of {queue.dim} features, the anchors have {anchors.shape[1]}")
+    world = distributed.world_size(group)
+    if queue.world != world:
+        raise ConfigError(
+            f"the queue is sharded over {queue.world} ranks, the loss over {world}: give both one group, and use the "
+            "queue only after torch.distributed.init_process_group"
+        )
+
 
 LARGEST_INVERSE_TEMPERATURE = {torch.float32: 64.0, torch.float64: 640.0}
 """Up to this ``1 / tau`` (plus the hardness) logits of unit rows need no running maximum: their exponentials and sums
@@ -35,20 +104,14 @@ def info_nce(
     *,
     temperature: float | Float[Tensor, ""],
     queue: ShardedQueue | None = None,
-    queue_share: float | None = None,
-    hardness: float = 0.0,
     negatives: Float[Tensor, "k d"] | None = None,
-    in_batch: InBatch = "global",
     symmetric: bool = False,
     within_view: bool = False,
     ids: Int[Tensor, " n"] | None = None,
     group: distributed.Group = None,
-    equal_rows: bool = False,
-    reduction: Reduction = "mean",
-    grad_reduction: Reduction = "mean",
-    impl: str = "chunked",
-    precision: Precision = "fp32",
     stats: ContrastStats | None = None,
+    options: ContrastOptions | None = None,
+    **changes: Any,
 ) -> Float[Tensor, ""]:
     r"""Contrastive loss of ``n`` anchors per rank, exact over all ranks of ``group``.
 
@@ -66,53 +129,40 @@ def info_nce(
         temperature: a number, or a positive scalar tensor whose exact gradient is wanted.
         queue: more negatives, over all ranks. Enqueue *after* the loss; with a ``drift``, those views that are keys
             here, whose statistics the queued rows take on.
-        queue_share: how much the queue may weigh beside the live keys. Every queued row then counts
-            ``min(1, queue_share * L / K)`` times, of ``L`` live rows of the views that are keys, ``negatives`` not
-            counted (of all ranks, or of a rank in the mean where ``in_batch`` is local), and ``K`` rows that the queue
-            holds, so that stale rows never drown live ones. 0 = as without the queue, None = every row counts once.
-        hardness: :math:`\alpha`; each queued row counts :math:`K_i e^{\alpha c_{ij}} / \sum_{j'} e^{\alpha c_{ij'}}`
-            times, with its cosine :math:`c_{ij}` to the anchor and :math:`K_i` queued negatives of it, so that near
-            ones count more and all together as often as before (:mod:`pretrain.contrast.hardness`). The weights take
-            no gradient. 0 = every row counts once.
         negatives: more live negatives for every anchor that sees this rank's batch, unit rows, any number.
-        in_batch: whose live rows are negatives: those of all ranks, of this rank, or none.
         symmetric: positives are anchors as well (the mean is then over both directions).
         within_view: rows of the anchor's own view are negatives as well (SimCLR, CAPT).
         ids: instance of each sample; a key with the anchor's id, live or queued, is no negative (it shows the same
             thing). The positive always counts once.
         group: the ranks over which batch and queue are spread. Ranks may hold different ``n``.
-        equal_rows: the caller knows that they do not: then no rank asks the others for theirs, and the host does not
-            wait for the device. Other sizes would be an error of the collectives, or wrong rows.
-        reduction: ``mean`` over the anchors of all ranks, or ``sum``.
-        grad_reduction: how the engine combines the parameter gradients of the ranks. The value returned on each rank is
-            scaled so that this very combination of the ranks' values, and of their gradients, is exact.
-        impl: ``chunked``, or ``dense`` (all logits of a rank at once, to compare with).
-        precision: of the matrix products with keys and queue, :mod:`pretrain.contrast.kernels.products`; exponentials,
-            sums and all else stay in float32.
         stats: filled with diagnostics of this rank's anchors.
+        options: :class:`~pretrain.contrast.sharded.ContrastOptions`.
+        changes: fields of the options that differ from ``options``, such as ``hardness=2.0``.
 
     Raises:
         ConfigError: a temperature that is not positive, a hardness below 0, rows without unit norm (on a GPU, and in
             compiled code, this is looked at only when ``stats`` are asked for), arguments that do not fit each other,
             or a precision that the device does not have.
     """
-    check_options(temperature, in_batch, reduction, grad_reduction, impl)
-    check_precision(precision, anchors.device)
+    options = replace(options or ContrastOptions(), **changes)
+    check_temperature(temperature)
+    check_precision(options.precision, anchors.device)
     check_rows(anchors, positives, negatives, ids, wait_for_values=stats is not None)
-    check_queue(anchors, queue, negatives, in_batch, group, queue_share, hardness)
-    if queue_share == 0:  # its rows would count 0 times, and still be the nearest ones
+    check_queue(anchors, queue, negatives, options.in_batch, group)
+    if options.queue_share == 0:  # its rows would count 0 times, and still be the nearest ones
         queue = None
-    dtype = compute_dtype(anchors, positives, precision)
+    if queue is None:
+        options = replace(options, hardness=0.0)
+    dtype = compute_dtype(anchors, positives, options.precision)
 
-    samples = Exchange.gather_counts(len(anchors), anchors.device, group, equal=equal_rows)
-    scale = float(distributed.world_size(group)) if grad_reduction == "mean" else 1.0
-    if reduction == "mean":
+    samples = Exchange.gather_counts(len(anchors), anchors.device, group, equal=options.equal_rows)
+    scale = float(distributed.world_size(group)) if options.grad_reduction == "mean" else 1.0
+    if options.reduction == "mean":
         scale /= max(1, sum(samples.counts)) * (2 if symmetric else 1)  # of no anchor at all the loss is 0
     # other ranks' anchors are needed where this rank holds keys for them
-    exchange = samples if queue is not None or in_batch == "global" else samples.local()
-    hardness = float(hardness) if queue is not None else 0.0
+    exchange = samples if queue is not None or options.in_batch == "global" else samples.local()
     largest = LARGEST_INVERSE_TEMPERATURE[dtype]
-    bounded = not isinstance(temperature, Tensor) and 1 / temperature + hardness <= largest
+    bounded = not isinstance(temperature, Tensor) and 1 / temperature + options.hardness <= largest
     instances = torch.arange(len(anchors), device=anchors.device) if ids is None else ids
     extra = [] if negatives is None else [negatives]
 
@@ -120,32 +170,31 @@ def info_nce(
     if queue is not None:
         live_views = [anchors, positives] if symmetric or within_view else [positives]
         queued = queue.negatives(live_views), queue.ids
-        if queue_share is not None:
-            live_rows = len(live_views) * sum(samples.counts) / (1 if in_batch == "global" else len(samples.counts))
-            queued_weight = _weight_of_queue(queue_share * live_rows, queued[0], group)
+        if options.queue_share is not None:
+            live_rows = (
+                len(live_views) * sum(samples.counts) / (1 if options.in_batch == "global" else len(samples.counts))
+            )
+            queued_weight = _weight_of_queue(options.queue_share * live_rows, queued[0], group)
 
     losses: list[Tensor] = []
-    for q, k, live in _softmaxes(anchors, positives, symmetric, within_view, in_batch):
+    for q, k, live in _softmaxes(anchors, positives, symmetric, within_view, options.in_batch):
         context = SoftmaxContext(
             exchange=exchange.with_views(len(q)),
-            kernel=KERNELS[impl],
+            options=options,
             queued=queued,
             queued_weight=queued_weight,
-            hardness=hardness,
-            in_batch=in_batch,
             anchor_ids=_concatenate([instances] * len(q)),
             live_ids=_concatenate(
                 [*(instances[: len(rows)] for rows in live), *(instances.new_full((len(k),), NO_ID) for k in extra)]
             ),
             shared_ids=ids is not None,
-            products=Products(precision),
             needs_max=not bounded or stats is not None,
             scale=scale,
             stats=stats,
         )
         tensors = [_concatenate(rows).to(dtype) for rows in (q, k, [*live, *extra])]
         tensors[2] = tensors[2].view_as(tensors[2])  # the positives may be the live keys: a compiler wants them apart
-        with torch.autocast(anchors.device.type, enabled=False), context.products.applied_on(anchors.device):
+        with torch.autocast(anchors.device.type, enabled=False):
             losses.append(ShardedSoftmax.apply(*tensors, temperature, context))
     return functools.reduce(torch.add, losses)
 
@@ -173,3 +222,84 @@ def _weight_of_queue(rows: float, queued: Tensor, group: distributed.Group) -> T
 
 def _concatenate(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def capt_loss(
+    s: Float[Tensor, "n d"],
+    s_hat: Float[Tensor, "n d"],
+    queue: ShardedQueue | None = None,
+    *,
+    temperature: float | Float[Tensor, ""],
+    ids: Int[Tensor, " n"] | None = None,
+    group: distributed.Group = None,
+    stats: ContrastStats | None = None,
+    options: ContrastOptions | None = None,
+    **changes: Any,
+) -> Float[Tensor, ""]:
+    r"""CAPT's loss between original sequences and their corruptions, exact over all ranks (Eq. 2-4).
+
+    .. math::
+        \mathcal{L}(x_i) = -\log \frac{e^{s_i \cdot \hat s_i / \tau}}{\sum_j e^{s_i \cdot \hat s_j / \tau} +
+        \sum_{j \neq i} e^{s_i \cdot s_j / \tau} + \sum_{q \in \mathcal{Q}} e^{s_i \cdot q / \tau}}
+
+    and :math:`\mathcal{L}(\hat x_i)` likewise with the views exchanged (section 2.2 adds the queue :math:`\mathcal{Q}`
+    to Eq. 2 and 3). Both views are anchors, and both views of every other sample are negatives.
+
+    Args:
+        s: unit rows, the originals of this rank.
+        s_hat: unit rows, their corruptions.
+        queue: frozen negatives from earlier steps; push ``queue.enqueue(s, s_hat)`` after the loss.
+        temperature: ``tau``, for instance of :func:`~pretrain.contrast.temperature.inverted_triangle` (Eq. 6).
+        ids: instance of each sample, to take copies of the same text out of the negatives.
+        group: the ranks that train together.
+        stats: filled with diagnostics.
+        options: :class:`~pretrain.contrast.sharded.ContrastOptions`. ``reduction="mean"`` is
+            :math:`\frac1n \sum_i [\mathcal{L}(x_i) + \mathcal{L}(\hat x_i)]` over the samples of all ranks, the scale
+            of a mean-token MLM loss; ``sum`` is Eq. 4 to the letter.
+        changes: fields of the options that differ from ``options``, such as ``hardness=2.0``.
+
+    Raises:
+        ConfigError: see :func:`~pretrain.contrast.info_nce.info_nce`.
+    """
+    options = replace(options or ContrastOptions(), **changes)
+    loss = info_nce(
+        s, s_hat, temperature=temperature, queue=queue, symmetric=True, within_view=True, ids=ids, group=group,
+        stats=stats, options=options,
+    )  # fmt: skip
+    return loss if options.reduction == "sum" else 2 * loss  # two anchors per sample
+
+
+class CaptLoss(nn.Module):
+    """:func:`capt_loss` in the form that the trainer of sentence-transformers calls.
+
+    The data set has two columns: originals, and their other views. Every training pass fills the queue; an evaluation
+    only reads it.
+
+    Args:
+        model: the SentenceTransformer.
+        queue: frozen negatives from earlier steps, on the device of the model.
+        temperature: ``tau``.
+        options: more keywords of :func:`capt_loss`.
+    """
+
+    def __init__(
+        self, model: nn.Module, queue: ShardedQueue | None = None, *, temperature: float = 0.05, **options: Any
+    ) -> None:
+        super().__init__()
+        self.model, self.queue = model, queue
+        self.temperature, self.options = temperature, options
+
+    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Float[Tensor, ""]:
+        """The loss of a batch; ``labels`` are not read.
+
+        Raises:
+            ConfigError: a data set of more or fewer than two columns of texts.
+        """
+        columns = list(sentence_features)
+        if len(columns) != 2:
+            raise ConfigError(f"CaptLoss needs a data set of two columns of texts, this one has {len(columns)}")
+        s, s_hat = (normalize(self.model(column)["sentence_embedding"], dim=-1) for column in columns)
+        loss = capt_loss(s, s_hat, self.queue, temperature=self.temperature, **self.options)
+        if self.queue is not None and loss.requires_grad:
+            self.queue.enqueue(s, s_hat)
+        return loss

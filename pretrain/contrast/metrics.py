@@ -1,21 +1,27 @@
-"""Validation metrics of an encoder, exact for any number of processes.
+"""Metrics of representations, what is collected for them over batches and ranks, and diagnostics of a step.
 
-Every function takes all N rows on every rank (from ``PairAccumulator.gather``), divides the N queries over the ranks,
-and returns the same float on all of them: every rank must call it. The functions compute in float64, because the
-differences between texts in an anisotropic encoder are lost in float32, and on one block of queries x keys at a time.
+The functions are exact for any number of processes. Each takes all N rows on every rank (from
+``PairAccumulator.gather``), divides the N queries over the ranks, and returns the same float on all of them: every rank
+must call it. They compute in float64, because the differences between texts in an anisotropic encoder are lost in
+float32, and on one block of queries x keys at a time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
-from pretrain.engine.distributed import all_reduce_sum, rank, world_size
+from pretrain.base import distributed
+from pretrain.base.distributed import all_reduce_max, all_reduce_sum, device, gather_ragged, rank, world_size
+from pretrain.base.errors import DataError
 
+_SAMPLE = 256
+"""Rows of a step over all ranks: enough for both figures, and their Gram matrix is small."""
 _MAX_SIMILARITIES = 2**22  # in memory at once: 32 MiB in float64
 _TIE_TOLERANCE = 1e-9  # cosines closer than this are equal: float64 rounding of equal rows is 1e-15
 
@@ -201,3 +207,142 @@ def _query_blocks(n: int, keys: int) -> Iterator[slice]:
 def _bounds(n: int) -> tuple[int, int]:
     """First and last place (exclusive) of this rank's part of n rows."""
     return n * rank() // world_size(), n * (rank() + 1) // world_size()
+
+
+class PairAccumulator:
+    """The rows of both views in the validation batches of this rank; ranks may hold different numbers of rows."""
+
+    def __init__(self) -> None:
+        self._rows: list[Tensor] = []
+
+    def update(self, x: Float[Tensor, "b d"], x_hat: Float[Tensor, "b d"]) -> None:
+        """Add a batch: row i of ``x_hat`` represents the corruption of the text of row i of ``x``."""
+        self._rows.append(torch.stack((x.detach().float(), x_hat.detach().float()), dim=1))
+
+    def gather(self) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"]]:
+        """All ranks' rows of both views, on every rank (collective; N x d floats twice).
+
+        Raises:
+            DataError: there are fewer than two pairs on all ranks together.
+        """
+        rows = torch.cat(self._rows) if self._rows else torch.zeros(0, 2, 0, device=device())
+        width = int(all_reduce_max(torch.tensor(rows.shape[2], device=rows.device)))
+        pairs, _ = gather_ragged(rows if len(rows) else rows.new_zeros(0, 2, width))  # a rank may have seen no batch
+        if len(pairs) < 2:
+            raise DataError(f"validation needs at least two sequences to compare, got {len(pairs)}")
+        return pairs[:, 0], pairs[:, 1]
+
+
+class RowSample:
+    """Some rows of a training step, to see how they are spread: the first of each rank, `_SAMPLE` of all ranks.
+
+    Of more ranks than that the first ones give a row each.
+    """
+
+    def __init__(self) -> None:
+        self._room = (_SAMPLE + world_size() - 1 - rank()) // world_size()
+        self._rows: list[Tensor] = []
+
+    def update(self, rows: Float[Tensor, "b d"]) -> None:
+        """Add unit rows of this rank; those beyond its part of the sample are left out."""
+        self._rows.append(rows.detach()[: self._room].float())
+        self._room -= len(self._rows[-1])
+
+    def compute(self) -> dict[str, float]:
+        """``uniformity`` and ``first_direction`` of the rows of all ranks (collective; N x d floats).
+
+        Rows that are not finite (fp16 overflow) do not count. Of fewer than two rows both are NaN.
+        """
+        rows, _ = gather_ragged(torch.cat(self._rows))
+        rows = rows[rows.isfinite().all(dim=1)]
+        if len(rows) < 2:
+            return {"uniformity": math.nan, "first_direction": math.nan}
+        return {"uniformity": uniformity(rows), "first_direction": first_direction(rows)}
+
+
+class MaskedTokenAccumulator:
+    """Sums of the MLM loss and of right predictions over masked tokens, so that every masked token weighs the same."""
+
+    def __init__(self) -> None:
+        self._sums = torch.zeros(3, dtype=torch.float64, device=device())
+
+    def update(self, loss_sum: Float[Tensor, ""], correct: Shaped[Tensor, ""], count: Shaped[Tensor, ""]) -> None:
+        """Add the sums of a batch: the cross entropy in nats, the right predictions, the masked tokens."""
+        self._sums += torch.stack((loss_sum.detach().double(), correct.double(), count.double()))
+
+    def compute(self) -> dict[str, float]:
+        """``loss/mlm`` (mean nats a masked token) and ``accuracy/mlm`` over all ranks (collective).
+
+        Raises:
+            DataError: no token was masked on any rank.
+        """
+        loss, correct, count = all_reduce_sum(self._sums).tolist()
+        if count == 0:
+            raise DataError("validation saw no masked token: the corruption masks none, or the texts are too short")
+        return {"loss/mlm": loss / count, "accuracy/mlm": correct / count}
+
+
+class ContrastStats:
+    """Means over this rank's anchors since the object was made; `over_ranks` gives those over all anchors.
+
+    Pass one as ``stats`` to the loss. It costs one more pass over the logits, so pass it on the steps that are logged.
+    """
+
+    def __init__(self) -> None:
+        self._sums = torch.zeros(5, dtype=torch.float64)
+
+    def update(
+        self,
+        positive_probability: Float[Tensor, " m"],
+        margin: Float[Tensor, " m"],
+        effective_negatives: Float[Tensor, " m"],
+    ) -> None:
+        """Add a batch: per anchor, the softmax weight of its positive, by how much its cosine to the positive exceeds
+        that to the nearest negative, and its `effective_number` of negatives."""
+        each = (torch.ones_like(margin), positive_probability, margin > 0, margin, effective_negatives)
+        self._sums = self._sums.to(margin.device) + torch.stack([values.double().sum() for values in each])
+
+    def over_ranks(self, group: distributed.Group = None) -> ContrastStats:
+        """The statistics of the anchors of all ranks, each anchor counting once (collective: five numbers)."""
+        whole = ContrastStats()
+        whole._sums = distributed.all_reduce_sum(self._sums, group)
+        return whole
+
+    @property
+    def anchors(self) -> int:
+        """How many there were."""
+        return int(self._sums[0])
+
+    @property
+    def positive_probability(self) -> float:
+        """Mean softmax weight of the positive, 0 to 1."""
+        return self._mean(1)
+
+    @property
+    def top1(self) -> float:
+        """Share of the anchors that retrieve their positive first among all keys of the loss, 0 to 1."""
+        return self._mean(2)
+
+    @property
+    def margin(self) -> float:
+        """Mean of the anchors' cosine to their positive less that to their nearest negative, -2 to 2."""
+        return self._mean(3)
+
+    @property
+    def effective_negatives(self) -> float:
+        """Mean over the anchors of the `effective_number` of their negatives."""
+        return self._mean(4)
+
+    def _mean(self, column: int) -> float:
+        return float(self._sums[column] / self._sums[0].clamp_min(1))
+
+
+def effective_number(total: Float[Tensor, " m"], squares: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+    r"""Over how many negatives the softmax of each anchor is spread, Kish's effective sample size.
+
+    .. math:: \frac{(\sum_j u_{ij})^2}{\sum_j u_{ij}^2}, \qquad u_{ij} = e^{q_i \cdot k_j / \tau}
+
+    over all negatives of the loss, live and queued, on all ranks; where queued rows are weighted, with their weights in
+    :math:`u`. It is 1 where one negative has all the weight, their number where all have the same, 0 without any.
+    """
+    return total.square() / squares.clamp_min(torch.finfo(squares.dtype).tiny)

@@ -1,29 +1,45 @@
-"""The memory queue of CAPT (section 2.2), sharded: every rank stores a shard, and no rank ever holds the whole.
+r"""The memory queue of CAPT (section 2.2), sharded: every rank stores a shard, and no rank ever holds the whole.
 
 The capacity ``K`` counts representations over all ranks and nodes. A step over ``W`` ranks puts its rows into one
 order, ``[s_0 .. s_{N-1}, s_hat_0 .. s_hat_{N-1}]``, where sample ``g`` lives on rank ``g % W``; so the ``j``-th row
 that rank ``r`` ever pushed has global index ``j W + r``. Keeping the newest ``(K + r) // W`` rows on rank ``r`` then
 makes the union of the shards *exactly* the newest ``K`` rows of one global first-in-first-out queue, for every ``K``
-and ``W`` and without communication (``docs/contrast.md`` has the proof). Where ranks push
-different numbers of rows, each keeps its own newest.
+and ``W`` and without communication (``docs/contrast.md`` has the proof). Where ranks push different numbers of rows,
+each keeps its own newest.
+
+**Drift.** While an encoder changes fast, all its representations move together, and a queued row shows where the
+encoder *was*. To be unlike such rows it pays to move all anchors away from them at once, which ends with every
+representation in one point. So the queue keeps what is left of a row without the statistics of its step :math:`t`, and
+the loss puts those of the live rows in their place:
+
+.. math::
+    r = k - m_t, \quad \tilde k = \frac{r + m}{\lVert r + m \rVert} \qquad \text{(mean)} \qquad\qquad
+    r = \frac{k - m_t}{s_t}, \quad \tilde k = \frac{r s + m}{\lVert r s + m \rVert} \qquad \text{(moments)}
+
+with the mean :math:`m` and the standard deviation :math:`s` of each feature over the rows of all ranks. A shift of all
+rows of a step by one vector leaves no trace, but for the norm. The statistics are baked in at the push, so nothing is
+kept for each step, nothing has to be looked up, and a queue of residuals is sharded, saved and dealt out again like any
+other. Cross-batch normalisation (Jing et al. 2023, arXiv:2303.17127) uses the statistics of the whole queue instead.
+
+The live statistics are those of the step alone. A running average would be steadier, and is worse than no correction:
+queued rows would follow a part of the motion, and the rest would still pay (docs/contrast.md).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pretrain.base import distributed
 from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.contrast import shards
-from pretrain.contrast.drift import check_drift, statistics
-from pretrain.contrast.norms import may_be_unit
-from pretrain.engine import distributed
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +51,95 @@ _LEFT_OUT = NO_ID + 1
 
 QUEUE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
+DRIFTS = ("none", "mean", "moments")
+
+_LEAST_DEVIATION = 0.1
+"""Of a feature, in units of the root mean square over the features: one that hardly varied in few rows would otherwise
+be blown up without bound when its residual meets the live deviation."""
+
+
+def is_readable(values: Tensor) -> bool:
+    """Whether a value can be read without waiting for a CUDA stream and without breaking a compiled graph."""
+    return not values.is_cuda and not torch.compiler.is_compiling()
+
+
+def may_be_unit(rows: Tensor) -> bool:
+    """False where a finite row has another norm than 1; rows that cannot be read at once are taken to have it."""
+    return not is_readable(rows) or not is_not_one(norms_of(rows).nan_to_num(nan=1.0, posinf=1.0))
+
+
+def norms_of(rows: Tensor) -> Tensor:
+    """The Euclidean norm of each row, in float32 at least."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(rows.dtype, torch.float32))
+    return norms
+
+
+def is_not_one(norms: Tensor) -> bool:
+    """Whether a norm differs from 1 by more than 1 %.
+
+    NaN does not: an fp16 step that overflowed must reach the loss scaler as NaN, not end the run here.
+    """
+    return bool(((norms - 1).abs() > 0.01).any())
+
+
+class Statistics(NamedTuple):
+    """Of the rows of a step: mean, and standard deviation (None: rows are not scaled) of each feature, in float64."""
+
+    mean: Float[Tensor, " d"]
+    deviation: Float[Tensor, " d"] | None
+
+    def residuals(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """What is left of rows without these statistics."""
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))  # a mean in bf16 would be off for all rows alike
+        rest = rows - self.mean.to(rows.dtype)
+        return rest if self.deviation is None else rest / self.deviation.to(rows.dtype)
+
+    def corrected(self, residuals: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
+        """Unit rows made of residuals; zeros for a residual that is NaN, of a row that was not finite."""
+        rows = residuals.to(torch.promote_types(residuals.dtype, torch.float32), copy=True)
+        if self.deviation is not None:
+            rows *= self.deviation.to(rows.dtype)
+        rows += self.mean.to(rows.dtype)
+        norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        rows /= norms.clamp_min(1e-12)  # in place: a shard may be large
+        return rows.masked_fill_(norms.isnan(), 0.0)
+
+
+def check_drift(drift: str) -> None:
+    """Raise ``ConfigError`` for a correction of another name."""
+    if drift not in DRIFTS:
+        raise ConfigError(f"drift must be one of {', '.join(DRIFTS)}, got {drift!r}")
+
+
+@torch.no_grad()
+def statistics(views: Sequence[Float[Tensor, "n d"]], drift: str, group: distributed.Group) -> Statistics:
+    """The statistics of the rows of ``views`` on all ranks, the same bits everywhere: an all-reduce of 2 d + 1 numbers.
+
+    Rows with a value that is not finite do not count; of no row the mean is 0.
+    """
+    rows = torch.cat([view.detach().double() for view in views])
+    known = rows.isfinite().all(1, keepdim=True)
+    rows = rows.where(known, 0.0)
+    sums = torch.cat([rows.sum(0), rows.square().sum(0), known.sum()[None].double()])
+    sums = distributed.all_reduce_sum(sums, group)
+    d, count = rows.shape[1], sums[-1].clamp_min(1)
+    mean = sums[:d] / count
+    if drift == "mean":
+        return Statistics(mean, None)
+    variance = (sums[d:-1] / count - mean.square()).clamp_min(0)
+    usual = variance.mean().sqrt().clamp_min(1e-6)  # of rows that are all in one point
+    return Statistics(mean, variance.sqrt().clamp_min(_LEAST_DEVIATION * usual))
+
+
+@dataclass(frozen=True)
+class _Storage:
+    """One rank's part of a queue: its place among the ranks, and a ring buffer of rows and their ids."""
+
+    rank: int
+    world: int
+    rows: Tensor
+    ids: Tensor
+
 
 class ShardedQueue:
     """First-in-first-out queue of the newest ``capacity`` representations over all ranks of ``group``.
@@ -43,13 +148,15 @@ class ShardedQueue:
     each rank's shard is its own. Rows are kept detached. Only rows that were pushed are ever used; at the start of
     training the queue is empty and grows.
 
+    A queue may be made before the process group: it takes its share when it is first used.
+
     Args:
         capacity: rows over all ranks, ``K`` of the paper (8192); both views of a sample count.
         dim: features of a row.
         group: the ranks that share the queue; the same group must be given to the loss.
         dtype: float32, bfloat16 (half the memory) or float64.
         device: where this rank's rows lie.
-        drift: how queued rows follow the encoder (:mod:`pretrain.contrast.drift`): ``none`` keeps them as they were
+        drift: how queued rows follow the encoder (:mod:`pretrain.contrast.queue`): ``none`` keeps them as they were
             pushed; ``mean`` moves the rows of each step by as much as the mean of the rows has moved since, ``moments``
             scales them as well. Push a row for each live key of the loss and no others, of the same encoder or an
             average of it.
@@ -75,10 +182,8 @@ class ShardedQueue:
             raise ConfigError(f"queue dtype must be one of {', '.join(map(str, QUEUE_DTYPES))}, got {dtype}")
         check_drift(drift)
         self.capacity, self.dim = capacity, dim
-        self.rank, self.world = distributed.rank(group), distributed.world_size(group)
-        self.shard_size = shards.shard_size(capacity, self.rank, self.world)
-        self._rows = torch.zeros(self.shard_size, dim, dtype=dtype, device=device)
-        self._ids = torch.full((self.shard_size,), NO_ID, device=device)
+        self._dtype, self._device = dtype, torch.empty(0, device=device).device
+        self._bound: _Storage | None = None
         self._write_position = 0
         self._filled = 0
         self._leaves_out = False
@@ -86,6 +191,38 @@ class ShardedQueue:
         self.has_unit_rows = True  # as far as rows could be looked at; the loss refuses a queue of others
         self.drift = drift
         self._group = group
+
+    def _storage(self) -> _Storage:
+        """This rank's part, made at first use: the process group may be initialised after the queue was made."""
+        if self._bound is None:
+            rank, world = distributed.rank(self._group), distributed.world_size(self._group)
+            size = shards.shard_size(self.capacity, rank, world)
+            rows = torch.zeros(size, self.dim, dtype=self._dtype, device=self._device)
+            self._bound = _Storage(rank, world, rows, torch.full((size,), NO_ID, device=self._device))
+        return self._bound
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self._storage().rank
+
+    @property
+    def world(self) -> int:
+        """The number of ranks that share the queue."""
+        return self._storage().world
+
+    @property
+    def shard_size(self) -> int:
+        """The number of rows that this rank holds at most."""
+        return len(self._rows)
+
+    @property
+    def _rows(self) -> Tensor:
+        return self._storage().rows
+
+    @property
+    def _ids(self) -> Tensor:
+        return self._storage().ids
 
     def warn_if_smaller_than(self, rows: int) -> None:
         """Log a warning if one step, which pushes ``rows`` over all ranks, pushes more than the queue holds."""
@@ -108,7 +245,7 @@ class ShardedQueue:
     @property
     def device(self) -> torch.device:
         """Where this rank's rows lie."""
-        return self._rows.device
+        return self._device
 
     @property
     def rows(self) -> Float[Tensor, "k d"]:
@@ -239,17 +376,22 @@ class ShardedQueue:
                 f"other; set contrast.drift={drift}"
             )
 
-    def save_shard(self, folder: Path) -> Path:
-        """Write this rank's shard into ``folder`` and return the file; every rank writes its own."""
-        state = self.state_dict()
-        return shards.write_shard(folder, **state)
+    def save_shard(self, folder: str | Path) -> Path:
+        """Write this rank's shard into ``folder``, which is made if needed, and return the file.
 
-    def load_shards(self, folder: Path) -> None:
+        Every rank writes its own.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        return shards.write_shard(folder, **self.state_dict())
+
+    def load_shards(self, folder: str | Path) -> None:
         """Fill this rank's shard from what any number of ranks saved in ``folder``, reading only the rows it keeps.
 
         Raises:
             CheckpointError: a missing or damaged shard, shards of several saves, rows of another width or drift.
         """
+        folder = Path(folder)
         self._check_drift(shards.read_drift(folder, self.dim), str(folder))
         self._fill(*shards.read_shards(folder, self.capacity, self.dim, self.rank, self.world))
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from pretrain.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pretrain.config.contrast import TemperatureSection
 
 
 def inverted_triangle(step: int, total_steps: int, minimum: float = 0.05) -> float:
@@ -128,21 +125,6 @@ def build_temperature(type: str, parameters: Mapping[str, Any]) -> Schedule:
         return SCHEDULES[type](**parameters)
     except TypeError as error:
         raise ConfigError(f"temperature schedule {type}: {error}") from None
-
-
-def build_schedule(section: TemperatureSection, max_steps: int) -> Schedule:
-    """The temperature schedule that a job's ``contrast.temperature`` asks for, over ``max_steps`` updates.
-
-    Raises:
-        ConfigError: a temperature that is out of range.
-    """
-    parameters: dict[str, dict[str, float]] = {
-        "inverted_triangle": {"total_steps": max_steps, "minimum": section.minimum},
-        "constant": {"value": section.value},
-        "linear": {"total_steps": max_steps, "start": section.start, "end": section.end},
-        "learned": {"start": section.value},
-    }
-    return build_temperature(section.type, parameters[section.type])
 
 
 def _check_positive(name: str, value: float) -> None:

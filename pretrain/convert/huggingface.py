@@ -12,10 +12,10 @@ from torch import Tensor
 
 from pretrain.base.errors import CheckpointError
 from pretrain.base.files import write_json
+from pretrain.base.quiet import quiet_transformers
 from pretrain.convert.output import new_folder
 from pretrain.convert.reference import TEXTS, card_inputs, probe_batches, require_close
 from pretrain.engine.durable import write_tensors
-from pretrain.engine.quiet import quiet_transformers
 from pretrain.models.build import build_model
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig

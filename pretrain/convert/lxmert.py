@@ -10,10 +10,10 @@ from torch import Tensor
 
 from pretrain.base.errors import CheckpointError
 from pretrain.base.files import write_json
+from pretrain.base.quiet import quiet_transformers
 from pretrain.convert.lxmert_check import check_lxmert_hf
 from pretrain.convert.output import new_folder
 from pretrain.engine.durable import write_tensors
-from pretrain.engine.quiet import quiet_transformers
 from pretrain.models.hf_map import HEAD_FILE
 from pretrain.models.lxmert.config import LxmertConfig
 from pretrain.models.lxmert.hf_config import Architecture, hf_keys

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pretrain.base.files import write_json
+from pretrain.base.quiet import quiet_transformers
 from pretrain.convert.huggingface import write_encoder
 from pretrain.convert.output import new_folder
 from pretrain.convert.reference import (
@@ -28,7 +29,6 @@ from pretrain.convert.reference import (
     tokenize,
 )
 from pretrain.engine.durable import write_tensors
-from pretrain.engine.quiet import quiet_transformers
 from pretrain.models.build import build_model
 from pretrain.models.capt import CaptModel
 from pretrain.models.config import RobertaConfig

@@ -34,7 +34,7 @@ from pretrain.embeddings.sections import (
 
 
 class DataSection(Section):
-    """Text with one sentence a line, words split at blanks."""
+    """Text with one sentence a line."""
 
     files: Patterns = Field(
         default=..., min_length=1, description="paths or globs of .txt, .jsonl, .json, .tokens, .raw (or .gz), .parquet"
@@ -42,6 +42,10 @@ class DataSection(Section):
     text_column: str = Field("text", description="key or column with the text of a jsonl, json or parquet row")
     missing: Literal["skip", "refuse"] = Field("skip", description=MISSING)
     lowercase: bool = Field(True, description="words are read in lower case")
+    split: Literal["blanks", "punctuation"] = Field(
+        "blanks",
+        description="blanks: words are split at blanks alone; punctuation: marks at both ends of a word are words, too",
+    )
     min_count: PositiveInt = Field(5, description="rarer words are left out, as if they were not there")
     max_vocabulary: PositiveInt | None = Field(
         None, le=2**31 - 2, description="at most so many words, the most frequent; null = all"

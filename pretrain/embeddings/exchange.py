@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from pretrain.engine import distributed
+from pretrain.base import distributed
 from pretrain.engine.row_shard import row_range
 
 ALIGNMENT = 32

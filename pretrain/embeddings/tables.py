@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from pretrain.base import distributed
 from pretrain.base.randomness import generator_for
 from pretrain.embeddings.exchange import Borrowed, RowExchange
-from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.row_shard import RowShard
 

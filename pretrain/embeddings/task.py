@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import Field
 from torch import nn
 
+from pretrain.base import distributed
 from pretrain.base.errors import CheckpointError, ConfigError, DataError, quoted
 from pretrain.base.records import Record, parse_record
 from pretrain.config.schema import Job
@@ -23,7 +24,6 @@ from pretrain.embeddings.initial import InitialVectors, build_tables, with_initi
 from pretrain.embeddings.training.adversarial import Adversarial
 from pretrain.embeddings.training.rule import UpdateRule
 from pretrain.embeddings.training.skipgram import SkipGram
-from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.task import Progress, StepMetrics, Updates

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pretrain.engine import distributed
+from pretrain.base import distributed
 
 LAG = 2
 """Steps between a flag's post and its reading: as far as the host may run ahead of the device and of other ranks."""

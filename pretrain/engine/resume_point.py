@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pretrain.base import distributed
 from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.config.schema import Job
-from pretrain.engine import distributed
 from pretrain.engine.checkpoint import checkpoints_of, find_checkpoint, verify_together
 from pretrain.engine.checkpoint.folders import point, set_aside
 from pretrain.engine.ephemeral.find import newest_ephemeral

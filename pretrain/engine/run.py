@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
+from pretrain.base import distributed
 from pretrain.base.errors import CheckpointError, RunFailedError, quoted
 from pretrain.config.schema import Job
-from pretrain.engine import distributed
 from pretrain.engine.allocator import keep_freed_memory
 from pretrain.engine.callbacks import default_callbacks, user_callbacks
 from pretrain.engine.callbacks.agreement import TrainingDivergedError

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from pretrain.base import distributed
 from pretrain.base.errors import (
     ConfigError,
     RunFailedError,
@@ -21,7 +22,7 @@ from pretrain.base.files import open_for_append, write_text
 from pretrain.base.locks import file_lock, is_replaced
 from pretrain.config.schema import Job
 from pretrain.config.writer import job_to_yaml
-from pretrain.engine import distributed, interruption
+from pretrain.engine import interruption
 from pretrain.engine.checkpoint import read_job_of_run
 from pretrain.engine.metrics_file import METRICS
 from pretrain.engine.run_folder import (

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from pretrain.base import distributed
 from pretrain.base.randomness import derive
-from pretrain.engine import distributed
 
 
 def seed_step(seed: int, step: int) -> None:

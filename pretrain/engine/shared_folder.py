@@ -8,9 +8,9 @@ import socket
 import time
 from pathlib import Path
 
+from pretrain.base import distributed
 from pretrain.base.errors import ConfigError, user_text
 from pretrain.base.files import write_text
-from pretrain.engine import distributed
 
 _PATIENCE = 5.0
 """Seconds after which a file that one host has written must be seen by the others."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from pretrain.base import distributed
 from pretrain.base.errors import UserError
 from pretrain.base.hashing import ExpectedFile
 from pretrain.base.verification import Ranks, Verifier
-from pretrain.engine import distributed
 
 
 def all_ranks() -> Ranks:

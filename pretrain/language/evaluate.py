@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from torch.nn import functional as F
 
+from pretrain.base.distributed import device, rank, world_size
 from pretrain.base.errors import CheckpointError, ConfigError, DataError
-from pretrain.contrast.accumulators import MaskedTokenAccumulator, PairAccumulator
-from pretrain.contrast.metrics import contrast_metrics, noise_invariance
+from pretrain.contrast.metrics import MaskedTokenAccumulator, PairAccumulator, contrast_metrics, noise_invariance
 from pretrain.convert.evaluations import with_earlier
 from pretrain.data.config import CorruptionConfig, DataConfig
 from pretrain.data.corruption import Corruptor
@@ -20,7 +20,6 @@ from pretrain.data.files import resolve_paths
 from pretrain.data.packing import PackedDataset
 from pretrain.data.prepare import prepare
 from pretrain.engine.artifacts import EVALUATION, Figures, Section, save_artifact, write_result
-from pretrain.engine.distributed import device, rank, world_size
 from pretrain.engine.provenance import provenance
 from pretrain.language.batches import Assembler, validation_batches
 from pretrain.language.prepare import vocabulary_of

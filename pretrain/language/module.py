@@ -7,7 +7,8 @@ from typing import NamedTuple
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from pretrain.contrast.temperature import Schedule, build_schedule
+from pretrain.contrast.temperature import Schedule
+from pretrain.contrastive.term import build_schedule
 from pretrain.language.config import LanguageJob
 from pretrain.models.capt import CaptModel, CaptOutput, Pairs
 from pretrain.models.config import RobertaConfig

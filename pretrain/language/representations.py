@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pretrain.engine.distributed import device
+from pretrain.base.distributed import device
 from pretrain.language.batches import LanguageBatch
 from pretrain.language.restore import Restored
 from pretrain.models.heads import MLMOutput

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pretrain.base import files as safe_files
 from pretrain.base.errors import CheckpointError, shown
-from pretrain.engine.quiet import quiet_transformers
+from pretrain.base.quiet import quiet_transformers
 from pretrain.models.hf_folder import PICKLES, read_json, require_regular
 from pretrain.models.hub import SENTENCE_FILES, local_folder
 

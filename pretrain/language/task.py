@@ -12,12 +12,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from pretrain.base import distributed
 from pretrain.base.errors import ConfigError, quoted
 from pretrain.config.schema import Job
-from pretrain.contrast.task import ContrastState, ContrastTask, Scales
-from pretrain.contrast.views import Views
+from pretrain.contrastive.task import ContrastState, ContrastTask, Scales
+from pretrain.contrastive.views import Views
 from pretrain.data.corruption import IGNORE
-from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.task import Progress, Rows, StepMetrics
 from pretrain.engine.verification import all_ranks

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from pretrain.contrast.accumulators import MaskedTokenAccumulator, PairAccumulator
-from pretrain.contrast.metrics import contrast_metrics, noise_invariance
-from pretrain.engine import distributed
+from pretrain.base import distributed
+from pretrain.contrast.metrics import MaskedTokenAccumulator, PairAccumulator, contrast_metrics, noise_invariance
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.task import StepMetrics
 from pretrain.language.batches import Assembler, validation_batches

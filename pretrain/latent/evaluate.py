@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pretrain.base import distributed
 from pretrain.base.errors import ConfigError, DataError
 from pretrain.base.files import finite, require_writable, write_text
 from pretrain.base.progress import ProgressCallback
-from pretrain.engine import distributed
 from pretrain.engine.artifacts import save_artifact, write_result
 from pretrain.latent.artifacts import EVALUATION
 from pretrain.latent.data.batches import Batch, Batches

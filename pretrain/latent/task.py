@@ -16,13 +16,13 @@ import torch
 from pydantic import Field, FiniteFloat
 from torch import nn
 
+from pretrain.base import distributed
 from pretrain.base.errors import CheckpointError, ConfigError, DataError, quoted
 from pretrain.base.overlap import report_overlap, rows_as_bytes, shared
 from pretrain.base.randomness import derive
 from pretrain.base.records import Count, Record, parse_record
 from pretrain.config.schema import Job
 from pretrain.contrast import ShardedQueue
-from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.task import Progress, StepMetrics, to_float

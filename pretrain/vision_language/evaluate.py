@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from pydantic import PositiveInt
 
+from pretrain.base.distributed import device, rank
 from pretrain.base.errors import ConfigError, DataError
 from pretrain.base.verification import ALONE, Verifier
-from pretrain.contrast.accumulators import PairAccumulator
-from pretrain.contrast.metrics import noise_invariance
+from pretrain.contrast.metrics import PairAccumulator, noise_invariance
 from pretrain.convert.evaluations import with_earlier
 from pretrain.engine.artifacts import EVALUATION, Section, save_artifact, write_result
-from pretrain.engine.distributed import device, rank
 from pretrain.engine.provenance import provenance
 from pretrain.regions.store import RegionStore
 from pretrain.vision_language.batch import PairBatch

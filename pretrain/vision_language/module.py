@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from pretrain.contrast.temperature import Schedule, build_schedule
+from pretrain.contrast.temperature import Schedule
+from pretrain.contrastive.term import build_schedule
 from pretrain.models.lxmert.config import LxmertConfig
 from pretrain.models.lxmert.model import LxmertModel, LxmertOutput
 from pretrain.vision_language.batch import PairBatch

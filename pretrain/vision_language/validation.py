@@ -10,11 +10,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from pretrain.contrast.accumulators import PairAccumulator
-from pretrain.contrast.metrics import contrast_metrics
+from pretrain.base import distributed
+from pretrain.contrast.metrics import PairAccumulator, contrast_metrics
 from pretrain.data.corruption import IGNORE
 from pretrain.data.sampler import validation_samples
-from pretrain.engine import distributed
 from pretrain.engine.task import StepMetrics
 from pretrain.vision_language.batch import PairBatch
 from pretrain.vision_language.batches import Assembler

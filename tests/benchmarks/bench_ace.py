@@ -69,11 +69,11 @@ class Naive:
 
 def _task(settings: list[str], folder: str) -> Any:
     """The preset's task on the text."""
+    from pretrain.base import distributed
+    from pretrain.base.quiet import quiet_libraries
     from pretrain.config.load import load_job
     from pretrain.embeddings.task import EmbeddingTask
-    from pretrain.engine import distributed
     from pretrain.engine.allocator import keep_freed_memory
-    from pretrain.engine.quiet import quiet_libraries
 
     keep_freed_memory()
     quiet_libraries(debug=False)

@@ -36,10 +36,10 @@ SMALL, GROWING = 8, (1, 4, 16)
 def stepper(folder: str, files: list[str], micro: int, parts: int, cached: bool) -> Callable[[int], None]:
     """What makes one optimizer step of ``parts`` micro-batches of ``micro`` sequences."""
     torch.set_num_threads(THREADS)
+    from pretrain.base.quiet import quiet_libraries
     from pretrain.config.load import load_job
     from pretrain.engine.allocator import keep_freed_memory
     from pretrain.engine.engines.build import build_engines
-    from pretrain.engine.quiet import quiet_libraries
     from pretrain.engine.task import Progress
     from pretrain.registry import task_class
 
@@ -74,7 +74,7 @@ def uncached_side(pipe: Connection, folder: str, files: list[str]) -> None:
 
 
 def _serve(pipe: Connection, folder: str, files: list[str], *, cached: bool) -> None:
-    from pretrain.engine import distributed
+    from pretrain.base import distributed
 
     distributed.initialize(timeout_minutes=10)
     answer(pipe, stepper(folder, files, MICRO, PARTS, cached))

@@ -62,9 +62,9 @@ def make_model(folder: Path, data: Path) -> Path:
 def ours(pipe: Connection, task: str, model: Path, data: Path) -> None:
     """Steps of the ``glue`` task under DeepSpeed each time the parent asks."""
     torch.set_num_threads(THREADS)
-    from pretrain.engine import distributed
+    from pretrain.base import distributed
+    from pretrain.base.quiet import quiet_libraries
     from pretrain.engine.allocator import keep_freed_memory
-    from pretrain.engine.quiet import quiet_libraries
 
     keep_freed_memory()
     quiet_libraries(debug=False)

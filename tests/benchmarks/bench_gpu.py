@@ -26,9 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pretrain.base import distributed
 from pretrain.config.load import load_job
-from pretrain.contrast.kernels.products import Precision, Products, multiply
-from pretrain.engine import distributed
+from pretrain.contrast.kernels import Precision, Products, multiply
 from pretrain.engine.engines.build import build_engines
 from pretrain.engine.task import Progress
 from pretrain.language.batches import LanguageBatch

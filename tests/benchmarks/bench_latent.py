@@ -37,11 +37,11 @@ def sentences(turn: int) -> Tensor:
 def ours(pipe: Connection, threads: int, precision: str) -> None:
     """The preset's step, on engines."""
     torch.set_num_threads(threads)
+    from pretrain.base import distributed
+    from pretrain.base.quiet import quiet_libraries
     from pretrain.config.load import load_job
-    from pretrain.engine import distributed
     from pretrain.engine.allocator import keep_freed_memory
     from pretrain.engine.engines.build import build_engines
-    from pretrain.engine.quiet import quiet_libraries
     from pretrain.latent.config import LatentJob
     from pretrain.latent.data.batches import Batch
     from pretrain.latent.data.noise import StepNoise

@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import load_job
 from pretrain.engine.callbacks.ledger import SampleLedger
 from pretrain.engine.ledger.check import check
 from pretrain.engine.ledger.files import ROW
-from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from tests.language import write_corpus
 from tests.support import run_ranks

@@ -45,13 +45,13 @@ def _used() -> float:
 def rank(folder: str, turns: int) -> tuple[list[float], list[float], int]:
     """Processor seconds of steps without and with a checkpoint in memory, and the bytes that a host then holds."""
     torch.set_num_threads(1)
+    from pretrain.base.quiet import quiet_libraries
     from pretrain.config.schema import Job
     from pretrain.contrast import capt_loss
     from pretrain.engine.allocator import keep_freed_memory
     from pretrain.engine.callbacks.ephemeral import EphemeralCheckpointer
     from pretrain.engine.engines.build import build_engines
     from pretrain.engine.loop import Run
-    from pretrain.engine.quiet import quiet_libraries
     from pretrain.engine.task import Progress
     from pretrain.models.capt import CaptModel
     from pretrain.models.config import RobertaConfig

@@ -46,9 +46,9 @@ def sample(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 def ours(pipe: Connection, precision: str, zero_stage: int) -> None:
     """One step of CAPT-small through our engine each time the parent asks."""
     torch.set_num_threads(THREADS)
-    from pretrain.engine import distributed
+    from pretrain.base import distributed
+    from pretrain.base.quiet import quiet_libraries
     from pretrain.engine.allocator import keep_freed_memory
-    from pretrain.engine.quiet import quiet_libraries
 
     keep_freed_memory()
     quiet_libraries(debug=False)

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pretrain.base import distributed
 from pretrain.config.load import load_job
-from pretrain.contrast.task import Scales
-from pretrain.contrast.term import ContrastTerm
-from pretrain.contrast.views import Views
-from pretrain.engine import distributed
+from pretrain.contrastive.task import Scales
+from pretrain.contrastive.term import ContrastTerm
+from pretrain.contrastive.views import Views
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.task import Progress

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pretrain.base import distributed
+from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import load_job
 from pretrain.embeddings.task import EmbeddingTask
-from pretrain.engine import distributed
 from pretrain.engine.callbacks.agreement import TrainingDivergedError
 from pretrain.engine.callbacks.progress import summary
 from pretrain.engine.checkpoint import find_checkpoint, read_weights
 from pretrain.engine.engines.build import build_engines
-from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.engine.task import Progress, to_float
 from tests.support import run_ranks

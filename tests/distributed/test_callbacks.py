@@ -13,9 +13,9 @@ import pytest
 
 from pretrain import registry
 from pretrain.base.errors import ConfigError
+from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.callbacks import user_callbacks
-from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.registry import CALLBACKS, TASKS
 from tests.support import run_ranks

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from pretrain.base.quiet import quiet_libraries
 from pretrain.engine.checkpoint import (
     begin_save,
     read_metadata,
@@ -18,7 +19,6 @@ from pretrain.engine.checkpoint import (
     verify,
 )
 from pretrain.engine.engines.build import build_engines
-from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
 from tests.support import run_ranks, skip_without
 from tests.toy.config import ToyJob

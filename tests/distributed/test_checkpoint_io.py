@@ -118,7 +118,7 @@ def test_every_rank_hashes_what_it_wrote_in_its_writer(tmp_path: Path) -> None:
 
 def _writing_for_long(mapping: dict[str, Any]) -> tuple[Any, list[int]]:
     """The save of step 5 is under way on rank 1 until step 7. In which steps the ranks gathered objects."""
-    from pretrain.engine import distributed
+    from pretrain.base import distributed
     from pretrain.engine.checkpoint import pending
     from tests.toy.task import ToyTask
 
@@ -164,7 +164,7 @@ def _run_where_a_call_fails(mapping: dict[str, Any], call: str) -> Any:
     """On rank 1 a file system over the network says only now that it is full, in the save of step 4."""
     import errno
 
-    from pretrain.engine import distributed
+    from pretrain.base import distributed
     from pretrain.engine.checkpoint import pending, save
 
     class Folder(type(Path())):  # type: ignore[misc]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.checkpoint import checkpoints_of, read_manifest, read_metadata
-from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.registry import TASKS
 from tests.support import run_ranks

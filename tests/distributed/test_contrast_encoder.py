@@ -16,10 +16,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pretrain.base import distributed
 from pretrain.contrast import ShardedQueue, capt_loss
-from pretrain.contrast.reference import capt_loss_dense, info_nce_dense
-from pretrain.engine import distributed
 from tests.support import run_ranks
+from tests.unit.contrast.reference import capt_loss_dense, info_nce_dense
 from tests.unit.contrast.support import relative
 
 VOCABULARY, WIDTH, LENGTH, SAMPLES, STEPS, QUEUE, TAU = 13, 8, 5, 8, 4, 21, 0.1

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
+from pretrain.base import distributed
+from pretrain.base.errors import ConfigError
 from pretrain.contrast import ShardedQueue, capt_loss
-from pretrain.contrast.reference import capt_loss_dense, drifted_queue_by_terms
-from pretrain.engine import distributed
 from tests.support import run_ranks
+from tests.unit.contrast.reference import capt_loss_dense, drifted_queue_by_terms
 from tests.unit.contrast.support import unit
 
 SAMPLES, D, K = 12, 16, 101
@@ -84,3 +86,26 @@ def test_ragged_ranks_correct_and_weigh_the_queue_as_the_literal_loops_do(drift:
     for name, rows in (("s", s), ("s_hat", s_hat)):
         joined = np.concatenate([rank[name] for rank in ranks]) / 3  # an engine takes the mean over ranks
         np.testing.assert_allclose(joined, rows.grad.numpy(), rtol=1e-9, atol=1e-12)
+
+
+def _made_early(meeting: Path, used: bool) -> tuple[int, int, str]:
+    """The queue's part of a rank, and what the loss says, of a queue that is older than the process group."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    queue = ShardedQueue(7, D)
+    if used:
+        queue.enqueue(unit(2, D, seed=0, dtype=torch.float32))
+    dist.init_process_group("gloo", rank=rank, world_size=world, init_method=f"file://{meeting}")
+    rows = unit(2, D, seed=1, dtype=torch.float32)
+    try:
+        capt_loss(rows, rows, queue, temperature=0.1)
+    except ConfigError as error:
+        return queue.rank, queue.shard_size, str(error)
+    return queue.rank, queue.shard_size, ""
+
+
+def test_a_queue_may_be_made_before_the_process_group(tmp_path: Path) -> None:
+    assert run_ranks(_made_early, 2, tmp_path / "unused", False) == [(0, 3, ""), (1, 4, "")]
+    for rank, size, error in run_ranks(_made_early, 2, tmp_path / "used", True):
+        assert (rank, size) == (0, 7)
+        assert "use the queue only after torch.distributed.init_process_group" in error

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from pretrain.base import distributed
+from pretrain.base.quiet import quiet_libraries
 from pretrain.config import load_job
-from pretrain.engine import distributed
 from pretrain.engine.engines.build import build_engines
 from pretrain.engine.engines.local import LocalEngine
-from pretrain.engine.quiet import quiet_libraries
 from tests.support import run_ranks
 
 _ROWS = torch.randn(3, 8, 5, generator=torch.Generator().manual_seed(1))

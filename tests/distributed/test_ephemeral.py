@@ -16,11 +16,11 @@ import pytest
 from launcher.clean import clean
 from pretrain.base.errors import CheckpointError, ConfigError, UserError
 from pretrain.base.locks import file_lock
+from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.callbacks import ephemeral
 from pretrain.engine.checkpoint import checkpoints_of
 from pretrain.engine.ephemeral import find, hosts, places, transfer
-from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.registry import TASKS
 from tests.support import run_ranks

@@ -11,11 +11,11 @@ import pytest
 import torch
 from deepspeed.accelerator import get_accelerator
 
+from pretrain.base import distributed
 from pretrain.base.errors import ConfigError
-from pretrain.engine import distributed
+from pretrain.base.quiet import quiet_libraries
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.engines.build import build_engines
-from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.engine.task import Progress
 from pretrain.latent.objectives.critics import circle_loss

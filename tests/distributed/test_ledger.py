@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.callbacks import checkpointer
 from pretrain.engine.callbacks.ledger import SampleLedger
 from pretrain.engine.durable import GrowingFile
 from pretrain.engine.ledger.check import check
 from pretrain.engine.ledger.files import launches_of, read_launch
-from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.engine.task import RecordedTask
 from pretrain.language import batches

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.checkpoint import begin_save, read_metadata, restore_engine, restore_weights, verify
 from pretrain.engine.engines.averaged import averaged_weights
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.engines.build import build_engines
 from pretrain.engine.optim.average import AVERAGE
-from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
 from pretrain.language.export import command
 from pretrain.language.restore import load_hf, load_model

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from pretrain.base import distributed
+from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import job_from_mapping
-from pretrain.engine import distributed
 from pretrain.engine.callbacks.replicas import Held, describe_difference
 from pretrain.engine.checkpoint import checkpoints_of
-from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.registry import TASKS
 from tests.support import run_ranks

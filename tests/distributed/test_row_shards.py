@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pretrain.base import distributed
 from pretrain.base.errors import CheckpointError, ConfigError
-from pretrain.engine import distributed
+from pretrain.base.quiet import quiet_libraries
 from pretrain.engine.checkpoint import (
     begin_save,
     read_metadata,
@@ -23,7 +24,6 @@ from pretrain.engine.checkpoint import (
 from pretrain.engine.engines.build import build_engines
 from pretrain.engine.engines.local import LocalEngine
 from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.row_shard import RowShard, row_range
 from pretrain.engine.task import Progress
 from tests.support import run_ranks

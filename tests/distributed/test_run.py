@@ -15,9 +15,9 @@ import pytest
 
 from pretrain.base.errors import CheckpointError, ConfigError, UserError
 from pretrain.base.locks import file_lock
+from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.checkpoint import checkpoints_of, find_checkpoint
-from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.registry import TASKS
 from tests.support import free_port, run_ranks
@@ -380,7 +380,8 @@ def _run_on_full_disk(mapping: dict[str, Any], step: int, times: int = 1) -> int
     """The disk is full for rank 1 when it writes the checkpoint of ``step``; a stop signal comes at the tenth time."""
     import errno
 
-    from pretrain.engine import distributed, durable
+    from pretrain.base import distributed
+    from pretrain.engine import durable
     from pretrain.engine.callbacks import checkpointer
 
     checkpointer._PAUSE = 0.01

@@ -92,7 +92,7 @@ def _patient(mapping: dict[str, Any]) -> int | str:
 
     import torch.distributed as dist
 
-    from pretrain.engine import distributed
+    from pretrain.base import distributed
 
     distributed._control_group = dist.new_group(timeout=datetime.timedelta(seconds=1))
     try:

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from launcher.requeue import again
+from pretrain.base import distributed
 from pretrain.base.errors import ConfigError
+from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import job_from_mapping
-from pretrain.engine import distributed, spikes
+from pretrain.engine import spikes
 from pretrain.engine.callbacks import default_callbacks
 from pretrain.engine.checkpoint import checkpoints_of, read_metadata
 from pretrain.engine.checkpoint.fragments import fragments, optimizer_step_count
@@ -24,7 +26,6 @@ from pretrain.engine.engines.build import build_engines
 from pretrain.engine.ledger.check import Report, check
 from pretrain.engine.ledger.show import as_json, as_text
 from pretrain.engine.loop import Callback, Run, train
-from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.rollbacks import read_rollbacks, resume_behind
 from pretrain.engine.run import run_job
 from pretrain.engine.run_folder import read_status

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from pretrain.base import distributed
+from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import job_from_mapping
-from pretrain.engine import distributed
 from pretrain.engine.callbacks.stragglers import slow_ranks
-from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.registry import TASKS
 from tests.support import run_ranks

@@ -22,8 +22,8 @@ def _gradients(mapping: dict[str, Any]) -> dict[str, Any]:
     from deepspeed.utils import safe_get_full_grad
 
     from finetune.visual.task import VisualFineTuning
+    from pretrain.base.quiet import quiet_libraries
     from pretrain.engine.engines.build import build_engines
-    from pretrain.engine.quiet import quiet_libraries
     from pretrain.engine.task import Progress
 
     quiet_libraries(debug=False)

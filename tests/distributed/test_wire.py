@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import load_job
 from pretrain.engine.engines.build import build_engines
-from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import Progress
 from tests.benchmarks.scale_forms import Stage, zero_received
 from tests.language import write_corpus

@@ -30,7 +30,7 @@ from tests.support import run_ranks
 
 
 def _run(mapping: dict[str, Any], resume: bool = False) -> int | str:
-    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.base.quiet import quiet_libraries
     from pretrain.engine.run import run_job
 
     quiet_libraries(debug=False)

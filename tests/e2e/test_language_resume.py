@@ -20,7 +20,7 @@ from tests.support import run_ranks
 
 def _run(mapping: dict[str, Any], resume: bool = False) -> tuple[int | str, list[list[int]]]:
     """Exit code (or the user error), and the window ids this rank trained on, step by step."""
-    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.base.quiet import quiet_libraries
     from pretrain.engine.run import run_job
     from pretrain.language.task import LanguageTask
 

@@ -18,7 +18,7 @@ from tests.vision_language import vision_language_mapping, write_small_store
 
 
 def _run(mapping: dict[str, Any]) -> int:
-    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.base.quiet import quiet_libraries
 
     quiet_libraries(debug=False)
     return run_job(job_from_mapping(mapping, "test"))

@@ -23,7 +23,7 @@ from tests.vision_language import vision_language_mapping, write_sentences, writ
 
 def _run(mapping: dict[str, Any], resume: bool = False) -> tuple[int | str, list[list[int]]]:
     """Exit code (or the user error), and the ids of the pairs this rank trained on, step by step."""
-    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.base.quiet import quiet_libraries
     from pretrain.engine.run import run_job
     from pretrain.vision_language.task import VisionLanguageTask
 

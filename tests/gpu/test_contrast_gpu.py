@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
-from pretrain.contrast.kernels.products import Precision
+from pretrain.contrast.kernels import Precision
 from tests.support import free_port
 from tests.unit.contrast.support import Problem, near, relative, unit
 

@@ -23,7 +23,7 @@ STEPS = 20
 def _ours(mapping: dict[str, Any]) -> dict[str, Any]:
     """The losses of a run, and the weights of the head that it began with."""
     from finetune.glue.task import GlueFineTuning
-    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.base.quiet import quiet_libraries
 
     quiet_libraries(debug=False)
     run_dir = Path(mapping["run"]["dir"])

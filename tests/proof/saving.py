@@ -189,7 +189,7 @@ def prune(state: State, settings: Settings) -> Iterator[Move]:
         yield f"{_named(rank)} prunes", state._replace(ranks=moved, visible=kept)
 
 
-@move("pretrain.engine.distributed:synchronize_errors")
+@move("pretrain.base.distributed:synchronize_errors")
 def go_on(state: State, settings: Settings) -> Iterator[Move]:
     """The other ranks hear that the checkpoint is committed."""
     for ranks in _whole_worlds(state):
@@ -206,7 +206,7 @@ def leave(state: State, settings: Settings) -> Iterator[Move]:
             yield f"{_named(rank)} exits with 0", _ended(state, rank, EXITED)
 
 
-@move("pretrain.engine.distributed:gather_objects")
+@move("pretrain.base.distributed:gather_objects")
 def break_off(state: State, settings: Settings) -> Iterator[Move]:
     """A rank in a collective notices that another one is gone."""
     for rank in state.ranks:

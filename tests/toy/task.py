@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pretrain.base import distributed
 from pretrain.base.errors import DataError
-from pretrain.engine import distributed
 from pretrain.engine.checkpoint.fragments import WEIGHT, fragments
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer

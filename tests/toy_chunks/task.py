@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pretrain.engine import distributed
+from pretrain.base import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.task import Progress, StepMetrics, Updates
 from tests.toy.config import ToyJob

@@ -28,8 +28,8 @@ from tests.documented import BLOCK, ROOT
 from tests.unit.test_docs import BIN, OWN, SHIPPED
 
 PUBLIC = (
-    "base", "config", "contrast", "convert", "data", "embeddings", "engine", "language", "latent", "models", "regions",
-    "report", "vision_language",
+    "base", "config", "contrast", "contrastive", "convert", "data", "embeddings", "engine", "language", "latent",
+    "models", "regions", "report", "vision_language",
 )  # fmt: skip
 
 

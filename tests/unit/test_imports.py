@@ -14,16 +14,20 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("tokenizer", "configs", "pretrain", "finetune", "launcher")
 
-# A room is a folder or a module. It may import itself and what stands here; a name allows what lies in it as well.
-BASE = ("pretrain.base",)
-TASK = ("tokenizer", *(f"pretrain.{p}" for p in ("base", "config", "data", "models", "contrast", "engine", "registry")))
-LATENT = (*BASE, "pretrain.engine", "pretrain.latent.config", "pretrain.latent.text_files", "pretrain.latent.data")
-
-EMBEDDINGS = (*BASE, "pretrain.engine", "pretrain.embeddings.config", "pretrain.embeddings.sections")
-
 
 def _in(package: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{package}.{name}" for name in names)
+
+
+# A room is a folder or a module. It may import itself and what stands here; a name allows what lies in it as well.
+BASE = ("pretrain.base",)
+TASK = (
+    "tokenizer",
+    *_in("pretrain", "base", "config", "data", "models", "contrast", "contrastive", "engine", "registry"),
+)
+LATENT = (*BASE, "pretrain.engine", "pretrain.latent.config", "pretrain.latent.text_files", "pretrain.latent.data")
+
+EMBEDDINGS = (*BASE, "pretrain.engine", "pretrain.embeddings.config", "pretrain.embeddings.sections")
 
 
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -36,16 +40,16 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.engine.optim": (*BASE, "pretrain.config", "pretrain.engine.schedule"),
     "pretrain.engine.engines": (
         *(*BASE, "pretrain.config"),
-        *_in("pretrain.engine", "distributed", "optim", "own_time", "row_shard"),
+        *_in("pretrain.engine", "optim", "own_time", "row_shard"),
     ),
     "pretrain.engine.checkpoint": (
         *(*BASE, "pretrain.config"),
-        *_in("pretrain.engine", "distributed", "durable", "engines", "optim", "provenance", "row_shard", "task"),
+        *_in("pretrain.engine", "durable", "engines", "optim", "provenance", "row_shard", "task"),
         *_in("pretrain.engine", "spikes", "verification"),
     ),
     "pretrain.engine.callbacks": (
         *(*BASE, "pretrain.config", "pretrain.registry"),
-        *_in("pretrain.engine", "checkpoint", "checksums", "distributed", "durable", "ephemeral", "flags", "heartbeat"),
+        *_in("pretrain.engine", "checkpoint", "checksums", "durable", "ephemeral", "flags", "heartbeat"),
         *_in("pretrain.engine", "interruption", "judgement", "ledger", "loop", "metrics_file", "row_shard"),
         *_in("pretrain.engine", "engines", "own_time", "rollbacks", "run_folder", "spikes", "task"),
     ),
@@ -55,27 +59,20 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "pretrain.engine": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
     # ---- what tasks are built of
-    "pretrain.contrast.kernels": BASE,
-    "pretrain.contrast": (
-        *(*BASE, "pretrain.config.base", "pretrain.config.contrast"),
-        *("pretrain.engine.distributed", "pretrain.contrast.kernels"),
-    ),
-    "pretrain.contrast.task": (
-        *(*BASE, "pretrain.config", "pretrain.contrast", "pretrain.engine", "pretrain.data.sampler"),
-    ),
+    "pretrain.contrast": BASE,
+    "pretrain.contrastive": (*BASE, "pretrain.config", "pretrain.contrast", "pretrain.engine", "pretrain.data.sampler"),
     "pretrain.data": (*BASE, "tokenizer", "pretrain.config.base"),
     "pretrain.models": (*BASE, "tokenizer", "pretrain.config.base"),
     "pretrain.models.foreign": (*BASE, "tokenizer", "pretrain.models"),
     "pretrain.models.lxmert": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.models"),
     "pretrain.regions": (*BASE, "pretrain.regions.extract.decode"),
     "pretrain.regions.extract": (
-        *(*BASE, "pretrain.engine.quiet", "pretrain.regions"),
-        *_in("pretrain.models", "hf_config", "hf_folder", "hub"),
+        *(*BASE, "pretrain.regions", *_in("pretrain.models", "hf_config", "hf_folder", "hub")),
     ),
     "pretrain.report": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
     "pretrain.verbs": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
     "pretrain.convert": (
-        *(room for room in TASK if room not in ("pretrain.data", "pretrain.contrast")),
+        *(room for room in TASK if room not in _in("pretrain", "data", "contrast", "contrastive")),
         "pretrain.verbs",
     ),
     "pretrain.__main__": (*BASE, "pretrain.config", "pretrain.engine"),

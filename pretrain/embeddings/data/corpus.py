@@ -1,6 +1,7 @@
 """Text as one array of word numbers on disk: counted and encoded in parallel, once, and kept in the cache.
 
-Words are what `split_words` gives; those outside the vocabulary are left out before any pair is formed, as in word2vec.
+Words are what `split_words` gives, with ``data.split=punctuation`` cut by `split_punctuation`. Those outside the
+vocabulary are left out before any pair is formed, as in word2vec.
 The numbers lie in a file of int32 that is mapped into memory, so that a text of any size takes none. The first word
 of a sentence is stored as its bitwise complement (a negative number): sentences need no index of their own.
 """
@@ -10,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,6 +96,8 @@ def open_corpus(data: DataSection, progress: ProgressCallback | None = None, ran
     options = [_FORMAT, data.text_column, data.lowercase, data.min_count, data.max_vocabulary]
     if data.missing == "refuse":  # text of the default is that of releases without this key
         options.append(data.missing)
+    if data.split != "blanks":
+        options.append(data.split)
     key = hashlib.sha256(json.dumps([text, options]).encode()).hexdigest()[:32]
     folder = data.cache / "embeddings" / key
     with ranks.synchronize_errors():
@@ -119,7 +123,7 @@ def _encode(source: FileCorpus, data: DataSection, folder: Path, progress: Progr
     workers = 1 if source.size < _SMALL else data.workers or usable_cores()
     report: Callable[[int, int], None] = progress or (lambda done, total: None)
     counts: Counter[str] = Counter()
-    for part in ordered_map(_Count(data.lowercase), _tasks(source), workers):
+    for part in ordered_map(_Count(_Splitter(data)), _tasks(source), workers):
         counts.update(part)
         report(source.position, 2 * source.size)
     vocabulary = Vocabulary.of(counts, data.min_count, data.max_vocabulary)
@@ -131,7 +135,7 @@ def _encode(source: FileCorpus, data: DataSection, folder: Path, progress: Progr
         )
     digest, words, sentences = hashlib.sha256(), 0, 0
     with new_folder(folder) as partial, (partial / _WORDS).open("wb", buffering=1 << 20) as file:
-        for encoded in ordered_map(_Encode(vocabulary.index, data.lowercase), _tasks(source), workers):
+        for encoded in ordered_map(_Encode(vocabulary.index, _Splitter(data)), _tasks(source), workers):
             stored = encoded.astype("<i4").tobytes()
             file.write(stored)
             digest.update(stored)
@@ -173,36 +177,65 @@ def _last_blank(text: str) -> int:
     return max(text.rfind(blank) for blank in " \t\r\v\f")
 
 
-def _sentences(text: str, lowercase: bool) -> Iterator[list[str]]:
-    """The words of each line that is not blank, at most `LONGEST_SENTENCE` at once."""
-    for line in (text.lower() if lowercase else text).split("\n"):
-        words = split_words(line)
-        for start in range(0, len(words), LONGEST_SENTENCE):
-            yield words[start : start + LONGEST_SENTENCE]
+def split_punctuation(words: Iterable[str]) -> Iterator[str]:
+    """Cut punctuation marks and symbols off both ends of each word; each mark is a word of its own.
+
+    What is inside a word stays: ``don't``, ``3.5``, ``well-known``. Categories are Unicode's, so that scripts without
+    blanks or with combining marks lose nothing.
+    """
+    for word in words:
+        start, end = 0, len(word)
+        while start < end and unicodedata.category(word[start])[0] in "PS":
+            start += 1
+        while end > start and unicodedata.category(word[end - 1])[0] in "PS":
+            end -= 1
+        yield from word[:start]
+        if start < end:
+            yield word[start:end]
+        yield from word[end:]
+
+
+class _Splitter:
+    """Words of a text, as the job reads them."""
+
+    def __init__(self, data: DataSection) -> None:
+        self._lowercase, self._punctuation = data.lowercase, data.split == "punctuation"
+
+    def words(self, text: str) -> list[str]:
+        """The words of a line, or of a text whose lines do not matter."""
+        words = split_words(text.lower() if self._lowercase else text)
+        return list(split_punctuation(words)) if self._punctuation else words
+
+    def sentences(self, text: str) -> Iterator[list[str]]:
+        """The words of each line that is not blank, at most `LONGEST_SENTENCE` at a time."""
+        for line in text.split("\n"):
+            words = self.words(line)
+            for start in range(0, len(words), LONGEST_SENTENCE):
+                yield words[start : start + LONGEST_SENTENCE]
 
 
 class _Count:
     """Counts the words of a part of the text, in a worker process."""
 
-    def __init__(self, lowercase: bool) -> None:
-        self._lowercase = lowercase
+    def __init__(self, splitter: _Splitter) -> None:
+        self._splitter = splitter
 
     def __call__(self, text: str) -> Counter[str]:
-        return Counter(split_words(text.lower() if self._lowercase else text))
+        return Counter(self._splitter.words(text))
 
 
 class _Encode:
     """Turns a part of the text into word numbers, in a worker process."""
 
-    def __init__(self, index: object, lowercase: bool) -> None:
+    def __init__(self, index: object, splitter: _Splitter) -> None:
         assert isinstance(index, dict)
         self._index: dict[str, int] = index
-        self._lowercase = lowercase
+        self._splitter = splitter
 
     def __call__(self, text: str) -> Int32[np.ndarray, " n"]:
         get = self._index.get
         encoded: list[int] = []
-        for words in _sentences(text, self._lowercase):
+        for words in self._splitter.sentences(text):
             numbers = [number for word in words if (number := get(word)) is not None]
             if numbers:
                 numbers[0] = ~numbers[0]

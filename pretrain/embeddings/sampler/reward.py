@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from pretrain.engine import distributed
+from pretrain.base import distributed
 
 EPSILON = 1e-8
 """Added to the deviation: rewards that are all equal become 0.5."""

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from pretrain.base import distributed
 from pretrain.embeddings.exchange import ALIGNMENT
-from pretrain.engine import distributed
 
 Precision = Literal["fp32", "bf16"]
 

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
+from pretrain.base import distributed
 from pretrain.embeddings.config import EmbeddingJob
 from pretrain.embeddings.data.positives import Segments
 from pretrain.embeddings.initial import InitialVectors, build_tables
@@ -32,7 +33,6 @@ from pretrain.embeddings.training.contrast import (
 )
 from pretrain.embeddings.training.policy import Played, judge, metrics_of, update_generator
 from pretrain.embeddings.training.skipgram import Band
-from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.task import StepMetrics

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
+from pretrain.base import distributed
 from pretrain.embeddings.config import EmbeddingJob
 from pretrain.embeddings.sampler.reinforce import (
     entropy_rewards,
@@ -21,7 +22,6 @@ from pretrain.embeddings.sampler.window import Draws
 from pretrain.embeddings.tables import EmbeddingTables
 from pretrain.embeddings.training.contrast import Scores, noise_share, reward
 from pretrain.embeddings.training.skipgram import Band
-from pretrain.engine import distributed
 from pretrain.engine.callbacks.agreement import TrainingDivergedError
 from pretrain.engine.engines.base import Engine
 

@@ -29,10 +29,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from pretrain.base import distributed
 from pretrain.embeddings.data.positives import Segments
 from pretrain.embeddings.initial import InitialVectors
 from pretrain.embeddings.tables import LONGEST, EmbeddingTables
-from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.settings import ModuleOptimizer
 from pretrain.engine.task import StepMetrics

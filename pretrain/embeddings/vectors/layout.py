@@ -36,6 +36,13 @@ PIECE = 1 << 14
 
 _HEAD = 1 << 20
 _HEADER = re.compile(rb"[ \t]*([0-9]{1,18})[ \t]+([0-9]{1,18})[ \t\r]*")
+_NATIVE = {
+    **{bytes([0x80, protocol]): "a pickle, such as gensim's own save() writes" for protocol in (2, 3, 4, 5)},
+    b"\x93NUMPY": "a NumPy array, such as gensim's own save() writes beside its pickle",
+    (793712314).to_bytes(4, "little"): "a model of fastText (.bin)",
+}
+"""How files of vectors begin that are not read, and what they are."""
+_CONVERT = "gensim's KeyedVectors.save_word2vec_format('vectors.txt') (those of a model are model.wv)"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -87,6 +94,8 @@ def find_layout(path: Path) -> Layout:
         DataError: the file cannot be opened, or its first line is neither a header nor a word with numbers.
     """
     head = _head(path)
+    if native := next((about for start, about in _NATIVE.items() if head.startswith(start)), None):
+        raise DataError(f"{path}: {native}, which is not read; write it with {_CONVERT}")
     first, newline, rest = head.removeprefix(_BYTE_ORDER_MARK).partition(b"\n")
     header = _HEADER.fullmatch(first)
     if header is None or not newline:

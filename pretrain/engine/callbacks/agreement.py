@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from pretrain.base import distributed
 from pretrain.base.errors import RunFailedError
-from pretrain.engine import distributed
 from pretrain.engine.callbacks.signals import SIGNALS, StopSignals
 from pretrain.engine.checkpoint.fragments import first_not_finite
 from pretrain.engine.flags import Flags

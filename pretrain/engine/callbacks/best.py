@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from pretrain.base import distributed
 from pretrain.base.errors import ConfigError
 from pretrain.config.schema import CheckpointSection
-from pretrain.engine import distributed
 from pretrain.engine.checkpoint.folders import point
 from pretrain.engine.checkpoint.layout import step_folder
 from pretrain.engine.durable import write_error

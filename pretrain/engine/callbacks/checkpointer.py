@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pretrain.base import distributed
 from pretrain.base.errors import CheckpointError, ConfigError, NoSpaceError, RunFailedError
 from pretrain.base.locks import is_replaced
-from pretrain.engine import distributed, heartbeat, interruption
+from pretrain.engine import heartbeat, interruption
 from pretrain.engine.callbacks.best import BestCheckpoint, best_checkpoint
 from pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of
 from pretrain.engine.checkpoint.folders import point, remove_checkpoint, remove_leftovers, set_aside

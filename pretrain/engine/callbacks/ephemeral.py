@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from pretrain.base import distributed
 from pretrain.base.errors import CheckpointError, counted
-from pretrain.engine import distributed, heartbeat
+from pretrain.engine import heartbeat
 from pretrain.engine.checkpoint import begin_save, checkpoints_of
 from pretrain.engine.checkpoint.folders import remove_checkpoint, remove_leftovers
 from pretrain.engine.checkpoint.fragments import fragments

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict
 
-from pretrain.engine import distributed
+from pretrain.base import distributed
 from pretrain.engine.ledger.digest import digest_contents, digest_ids
 from pretrain.engine.ledger.files import Header, LedgerWriter, Order, launch_folder, new_launch
 from pretrain.engine.loop import NEVER, Callback, Run

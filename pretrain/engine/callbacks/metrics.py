@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from pretrain.base import distributed
 from pretrain.base.files import finite
-from pretrain.engine import distributed
 from pretrain.engine.durable import GrowingFile, is_full
 from pretrain.engine.loop import Callback, Run, next_multiple
 from pretrain.engine.metrics_file import METRICS, drop_rows_after

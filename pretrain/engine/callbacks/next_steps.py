@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 
+from pretrain.base import distributed
 from pretrain.base.errors import DataError
-from pretrain.engine import distributed
 from pretrain.engine.judgement import best_of, direction, judge, judged_metric, series
 from pretrain.engine.loop import NEVER, Callback, Run
 from pretrain.engine.metrics_file import METRICS, read_metrics

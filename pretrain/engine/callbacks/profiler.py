@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from pretrain.base import distributed
 from pretrain.base.errors import ConfigError
 from pretrain.base.files import require_own_folder, write_bytes, write_text
-from pretrain.engine import distributed
 from pretrain.engine.loop import NEVER, Callback, Run
 from pretrain.engine.task import StepMetrics
 

@@ -14,9 +14,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from pretrain.base import distributed
 from pretrain.base.files import printable
 from pretrain.config.schema import Job
-from pretrain.engine import distributed
 from pretrain.engine.callbacks.metrics import Metrics
 from pretrain.engine.judgement import direction
 from pretrain.engine.loop import NEVER, Callback, Run

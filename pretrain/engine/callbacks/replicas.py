@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pretrain.base import distributed
 from pretrain.base.errors import RunFailedError, counted, quoted
-from pretrain.engine import distributed
 from pretrain.engine.checkpoint.fragments import differing_masters, optimizer_step_count
 from pretrain.engine.checksums import checksums
 from pretrain.engine.engines.base import Engine

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pretrain.base import distributed
 from pretrain.base.errors import ConfigError, RunFailedError, quoted
-from pretrain.engine import distributed
 from pretrain.engine.loop import NEVER, Callback, Run
 from pretrain.engine.rollbacks import Rollback, note_rollback, read_rollbacks
 from pretrain.engine.spikes import NAMES, WINDOW, Name, Spike, SpikeWatch

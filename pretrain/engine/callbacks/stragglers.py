@@ -9,7 +9,8 @@ from statistics import median_low
 
 import torch
 
-from pretrain.engine import distributed, own_time
+from pretrain.base import distributed
+from pretrain.engine import own_time
 from pretrain.engine.loop import NEVER, Callback, Run
 from pretrain.engine.task import ChunkedTask, StepMetrics, is_logged, to_float
 

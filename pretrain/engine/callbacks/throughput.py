@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from pretrain.engine import distributed
+from pretrain.base import distributed
 from pretrain.engine.loop import NEVER, Callback, Run
 from pretrain.engine.task import Progress, StepMetrics, is_logged
 

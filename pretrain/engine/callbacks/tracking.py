@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from pretrain.base import distributed
 from pretrain.base.files import read_json, write_json
 from pretrain.base.records import Record, parse_record
 from pretrain.base.sensitive import is_secret
 from pretrain.config import flatten
-from pretrain.engine import distributed
 from pretrain.engine.loop import NEVER, Callback, Run
 from pretrain.registry import require_tracker
 

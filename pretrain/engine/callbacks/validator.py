@@ -6,8 +6,9 @@ import logging
 
 import torch
 
+from pretrain.base import distributed
 from pretrain.base.errors import ConfigError
-from pretrain.engine import distributed, heartbeat
+from pretrain.engine import heartbeat
 from pretrain.engine.callbacks.metrics import Metrics
 from pretrain.engine.loop import Callback, Run, next_multiple
 from pretrain.engine.task import CheckedValidation, StepMetrics

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pretrain.engine import distributed
+from pretrain.base import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.optim.average import AVERAGE
 from pretrain.engine.optim.build import STATE_TENSORS

@@ -15,8 +15,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pretrain.base import distributed
 from pretrain.base.errors import CheckpointError
-from pretrain.engine import distributed
 from pretrain.engine.checkpoint.fragments import WEIGHT
 from pretrain.engine.checkpoint.manifest import Manifest
 from pretrain.engine.optim.average import AVERAGE

@@ -22,12 +22,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from pretrain.base import distributed
 from pretrain.base.errors import CheckpointError, quoted
 from pretrain.base.hashing import ExpectedFile
 from pretrain.base.verification import Verifier
 from pretrain.config.load import load_job
 from pretrain.config.schema import Job
-from pretrain.engine import distributed
 from pretrain.engine.checkpoint.manifest import CONFIG, MANIFEST, Manifest, read_manifest
 from pretrain.engine.verification import verify_files
 

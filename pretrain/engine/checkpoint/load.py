@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from pretrain.base import distributed
 from pretrain.base.errors import CheckpointError
-from pretrain.engine import distributed
 from pretrain.engine.checkpoint.fragments import (
     WEIGHT,
     Fragment,

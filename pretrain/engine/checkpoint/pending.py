@@ -16,10 +16,10 @@ from typing import Any
 
 from torch import Tensor
 
+from pretrain.base import distributed
 from pretrain.base.atomic import sync
 from pretrain.base.files import public_mode, write_json
 from pretrain.base.hashing import sha256
-from pretrain.engine import distributed
 from pretrain.engine.checkpoint.folders import point, remove_checkpoint, sync_tree
 from pretrain.engine.checkpoint.manifest import MANIFEST, STATE
 from pretrain.engine.durable import write_error, write_tensors

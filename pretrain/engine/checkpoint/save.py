@@ -14,11 +14,11 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from pretrain.base import distributed
 from pretrain.base.atomic import sync
 from pretrain.base.files import write_text
 from pretrain.config.schema import Job
 from pretrain.config.writer import job_to_yaml
-from pretrain.engine import distributed
 from pretrain.engine.checkpoint.fragments import (
     WEIGHT,
     fragments,

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from pretrain.base import distributed
 from pretrain.base.errors import ConfigError
 from pretrain.config.schema import Job, OptimizerSection
-from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.engines.local import LocalEngine
 from pretrain.engine.optim.settings import ModuleOptimizer

@@ -11,9 +11,9 @@ import torch
 from deepspeed.runtime.torch_autocast import PARAM_COMM_DTYPE_ATTR_NAME
 from torch import Tensor, nn
 
+from pretrain.base import distributed
 from pretrain.base.errors import ConfigError
 from pretrain.config.schema import Job
-from pretrain.engine import distributed
 from pretrain.engine.engines.deepspeed_config import clips_here, deepspeed_config
 from pretrain.engine.engines.gradients import clip_gradients, measure_gradients
 from pretrain.engine.engines.guarded import Judge, UpdateGuard, without_update

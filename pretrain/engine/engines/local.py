@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pretrain.base import distributed
 from pretrain.config.schema import Job
-from pretrain.engine import distributed
 from pretrain.engine.engines.gradients import clip_gradients, measure_gradients
 from pretrain.engine.engines.guarded import Judge, UpdateGuard
 from pretrain.engine.optim.average import keep_average

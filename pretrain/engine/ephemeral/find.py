@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pretrain.base import distributed
 from pretrain.base.errors import CheckpointError, counted
 from pretrain.base.files import read_bytes
 from pretrain.base.hashing import sha256
 from pretrain.config.schema import Job
-from pretrain.engine import distributed
 from pretrain.engine.checkpoint.layout import checkpoints_of, step_folder
 from pretrain.engine.checkpoint.manifest import MANIFEST, read_manifest
 from pretrain.engine.ephemeral.hosts import Hosts, find_hosts

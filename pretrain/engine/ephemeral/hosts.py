@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pretrain.engine import distributed
+from pretrain.base import distributed
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from pretrain.base import distributed
 from pretrain.base.atomic import sync
 from pretrain.base.files import write_json
-from pretrain.engine import distributed
 from pretrain.engine.checkpoint.folders import remove_checkpoint
 from pretrain.engine.checkpoint.layout import checkpoints_of
 from pretrain.engine.checkpoint.manifest import MANIFEST, STATE

@@ -13,9 +13,9 @@ from typing import IO
 import torch
 from torch import Tensor
 
+from pretrain.base import distributed
 from pretrain.base.errors import CheckpointError
 from pretrain.base.files import open_regular
-from pretrain.engine import distributed
 from pretrain.engine.durable import write_error
 
 CHUNK = 8 << 20

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from pretrain.engine import distributed
+from pretrain.base import distributed
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.batches import Batch
 from pretrain.latent.data.noise import StepNoise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,17 +24,36 @@ MAX_WORDS = 78
 """The words of a generated sentence, at most: as released, decoding stops at 80 tokens with ``<s>`` and a last one."""
 
 
-def sample(model: LoadedModel, number: int, seed: int = 1, max_words: int = MAX_WORDS) -> list[str]:
-    """Decode ``number`` draws of the prior greedily.
+def sample(
+    model: LoadedModel,
+    number: int,
+    seed: int = 1,
+    max_words: int = MAX_WORDS,
+    *,
+    top_p: float | None = None,
+    unknown: bool = True,
+) -> list[str]:
+    """Decode ``number`` draws of the prior, greedily or by nucleus sampling.
+
+    Args:
+        model: a trained model.
+        number: sentences.
+        seed: of the draws of codes and words.
+        max_words: words of a sentence, at most.
+        top_p: probability of the words that each word is drawn from; None = the most probable word.
+        unknown: whether the word for unknown ones may be written.
 
     Raises:
-        ConfigError: a language model, which has no z.
+        ConfigError: a language model, which has no z; or ``top_p`` outside of 0 to 1.
     """
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ConfigError(f"top_p is a probability above 0, at most 1, got {top_p:g}")
     text_model, _ = model.text
     if text_model.encoder is None:
         raise ConfigError(f"{model.checkpoint}: a language model has no z to draw")
-    z = torch.randn(number, model.job.model.latent, generator=torch.Generator().manual_seed(seed))
-    return _decode(model, z, max_words)
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(number, model.job.model.latent, generator=generator)
+    return _decode(model, z, max_words, unknown=unknown, top_p=top_p, generator=generator)
 
 
 def mean_codes(model: LoadedModel, sentences: Sequence[str], samples: int = 128, seed: int = 1) -> Float[Tensor, "n d"]:
@@ -69,22 +89,25 @@ def mean_codes(model: LoadedModel, sentences: Sequence[str], samples: int = 128,
     return torch.stack(means)
 
 
-def reconstruct(model: LoadedModel, sentences: Sequence[str], max_words: int = MAX_WORDS) -> list[str]:
-    """Decode the mean code of each sentence greedily."""
-    return _decode(model, mean_codes(model, sentences), max_words)
+def reconstruct(
+    model: LoadedModel, sentences: Sequence[str], max_words: int = MAX_WORDS, *, unknown: bool = True
+) -> list[str]:
+    """Decode the mean code of each sentence greedily; without ``unknown`` the word for unknown ones is not written."""
+    return _decode(model, mean_codes(model, sentences), max_words, unknown=unknown)
 
 
 def interpolate(
-    model: LoadedModel, first: str, second: str, steps: int = 11, max_words: int = MAX_WORDS
+    model: LoadedModel, first: str, second: str, steps: int = 11, max_words: int = MAX_WORDS, *, unknown: bool = True
 ) -> list[tuple[float, str]]:
     """Decode ``(1 - t) z1 + t z2`` greedily for ``t`` from 0 (``first``) to 1 (``second``), as in the released code."""
     start, end = mean_codes(model, [first, second])
     t = torch.linspace(0, 1, steps)
-    sentences = _decode(model, torch.lerp(start, end, t[:, None]), max_words)
+    sentences = _decode(model, torch.lerp(start, end, t[:, None]), max_words, unknown=unknown)
     return list(zip([round(x, 3) for x in t.tolist()], sentences, strict=True))
 
 
-def _decode(model: LoadedModel, z: Tensor, max_words: int) -> list[str]:
+def _decode(model: LoadedModel, z: Tensor, max_words: int, *, unknown: bool, **draws: Any) -> list[str]:
     text_model, vocabulary = model.text
-    rows = text_model.decoder.generate(z.to(text_model.device), max_words)
+    never = () if unknown else (vocabulary.unknown_id,)
+    rows = text_model.decoder.generate(z.to(text_model.device), max_words, never=never, **draws)
     return [" ".join(vocabulary.decode(row)) for row in rows]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from pretrain.engine import distributed
+from pretrain.base import distributed
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.batches import Batch
 from pretrain.latent.data.noise import StepNoise

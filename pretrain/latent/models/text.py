@@ -6,6 +6,8 @@ matrix product for all time steps, its gradient taken in the same pass.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -124,8 +126,25 @@ class TextDecoder(nn.Module):
         return out.view(-1, len(tokens)).masked_fill_(~predicted(tokens).t(), 0.0)
 
     @torch.no_grad()
-    def generate(self, z: Float[Tensor, "n d"], max_words: int) -> list[list[int]]:
-        """Decode greedily; returns the word numbers before ``</s>`` of each row, at most ``max_words``."""
+    def generate(
+        self,
+        z: Float[Tensor, "n d"],
+        max_words: int,
+        *,
+        never: Sequence[int] = (),
+        top_p: float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> list[list[int]]:
+        """Decode; returns the word numbers before ``</s>`` of each row, at most ``max_words``.
+
+        Args:
+            z: codes.
+            max_words: words of a row, at most.
+            never: word numbers that are not written.
+            top_p: draw each word from the most probable ones that together have this probability (nucleus sampling,
+                Holtzman et al. 2020, arXiv:1904.09751); None = the most probable word.
+            generator: of these draws, on the CPU.
+        """
         state = (self.start(z).unsqueeze(0), z.new_zeros(1, len(z), self.lstm.hidden_size))
         word = torch.full((1, len(z)), START, device=z.device)
         rows: list[Tensor] = []
@@ -133,9 +152,19 @@ class TextDecoder(nn.Module):
         while len(rows) < max_words and not bool(ended.all()):
             hidden, state = self.lstm(torch.cat([self.embedding(word), z.unsqueeze(0)], dim=-1), state)
             logits = self.output(hidden[0])
-            logits[:, [PAD, START]] = -torch.inf
-            word = logits.argmax(-1).unsqueeze(0)
+            logits[:, [PAD, START, *never]] = -torch.inf
+            chosen = logits.argmax(-1) if top_p is None else _nucleus(logits, top_p, generator)
+            word = chosen.unsqueeze(0)
             rows.append(word[0])
             ended |= word[0] == END
         sentences = torch.stack(rows, 1).tolist()
         return [row[: row.index(END)] if END in row else row for row in sentences]
+
+
+def _nucleus(logits: Float[Tensor, "n v"], top_p: float, generator: torch.Generator | None) -> Int[Tensor, " n"]:
+    """Draw a word for each row from the smallest set of most probable words whose probability reaches ``top_p``."""
+    probabilities, words = logits.double().softmax(-1).sort(-1, descending=True)
+    before = probabilities.cumsum(-1) - probabilities  # of more probable words; 0 for the first, which always stays
+    kept = probabilities.masked_fill(before >= top_p, 0.0)
+    drawn = torch.multinomial(kept.cpu(), 1, generator=generator).to(words.device)
+    return words.gather(-1, drawn).squeeze(-1)

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from pretrain.base import distributed
 from pretrain.contrast import ShardedQueue, info_nce
-from pretrain.engine import distributed
 from pretrain.engine.autograd_collectives import sum_over_ranks
 from pretrain.latent.config import ContrastSection
 from pretrain.latent.data.sampled_batch import SampledBatch

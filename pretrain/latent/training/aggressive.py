@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from pretrain.engine import distributed
+from pretrain.base import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.sampled_batch import SampledBatch

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pretrain.engine import distributed
+from pretrain.base import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.latent.config import LatentJob, ObjectiveSection
 from pretrain.latent.data.noise import StepNoise

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pretrain.base import distributed
 from pretrain.base.errors import RunFailedError
 from pretrain.contrast import ShardedQueue
-from pretrain.engine import distributed
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.task import StepMetrics
 from pretrain.latent.config import LatentJob

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pretrain.base.errors import CheckpointError, shown
 from pretrain.base.hashing import sha256 as sha256_of
-from pretrain.engine.quiet import quiet_transformers
+from pretrain.base.quiet import quiet_transformers
 from pretrain.models.hf_config import list_names
 from pretrain.models.hf_folder import read_json, read_tensors
 from pretrain.models.hub import local_folder

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pretrain.base.errors import CheckpointError, shown
-from pretrain.engine.quiet import quiet_transformers
+from pretrain.base.quiet import quiet_transformers
 from pretrain.models.hf_folder import read_json
 from pretrain.regions.extract.families import Family
 

@@ -6,7 +6,11 @@ import multiprocessing
 import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import IO, Any
 
+import pytest
+
+from pretrain.base import locks
 from pretrain.base.locks import file_lock, is_locked, is_replaced
 
 
@@ -42,3 +46,27 @@ def test_a_lock_is_replaced_when_another_file_stands_at_its_path(tmp_path: Path)
         assert not is_replaced(tmp_path / "moved")
         path.touch()
         assert is_replaced(path)
+
+
+def test_a_file_that_its_last_owner_has_removed_is_not_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner removes the file between our opening of it and our lock: a third process would lock a new file."""
+    path = tmp_path / "lock"
+    opened = []
+
+    def open_before_the_owner_removes(lock: Path, **options: Any) -> IO[str]:
+        file = locks_open(lock, **options)
+        opened.append(file)
+        if len(opened) == 1:
+            lock.unlink()
+        return file
+
+    locks_open = locks.open_lock
+    monkeypatch.setattr(locks, "open_lock", open_before_the_owner_removes)
+    with file_lock(path, refusal="held by another", remove=True):
+        assert is_locked(path)
+        assert not is_replaced(path)
+    assert len(opened) == 2
+    assert all(file.closed for file in opened)
+    assert not path.exists()

@@ -10,8 +10,7 @@ from finetune.glue.tasks import GLUE
 from finetune.metrics import compute_metrics
 from pretrain.base.errors import ConfigError
 from pretrain.config import load_job
-from pretrain.contrast.accumulators import MaskedTokenAccumulator
-from pretrain.contrast.metrics import contrast_metrics, noise_invariance
+from pretrain.contrast.metrics import MaskedTokenAccumulator, contrast_metrics, noise_invariance
 from pretrain.language.config import CONTRAST_METRICS, MASKED_METRICS, NOISE_METRICS
 
 HERE = ["data.path=glue", "model.init=encoder"]

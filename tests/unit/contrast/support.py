@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain.contrast.reference import effective_negatives_by_terms, hard_weights_by_terms, info_nce_dense
+from tests.unit.contrast.reference import effective_negatives_by_terms, hard_weights_by_terms, info_nce_dense
 
 TEMPERATURES = (0.5, 0.1, 0.05, 0.02, 0.01)
 

@@ -10,7 +10,7 @@ from pretrain.base.errors import ConfigError
 from pretrain.contrast import capt_loss
 from pretrain.contrast.cached import cached_backward
 from pretrain.contrast.queue import ShardedQueue
-from pretrain.contrast.views import CachedContrast, Views
+from pretrain.contrastive.views import CachedContrast, Views
 
 ROWS, WIDTH = 3, 5
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import copy
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pretrain.base.errors import ConfigError
-from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss, info_nce
-from pretrain.contrast.checks import check_options
-from pretrain.contrast.reference import effective_negatives_by_terms
+from pretrain.contrast import CaptLoss, ContrastOptions, ContrastStats, ShardedQueue, capt_loss, info_nce
 from pretrain.contrast.temperature import Learned
+from tests.unit.contrast.reference import effective_negatives_by_terms
 from tests.unit.contrast.support import TEMPERATURES, Problem, clustered, near, relative, unit
 
 N, D, K = 5, 123, 507
@@ -301,10 +301,10 @@ def test_bad_arguments(options: dict[str, Any], message: str) -> None:
     ],
 )
 def test_bad_choices(options: dict[str, str], message: str) -> None:
-    """Asked of the check itself: in tests the annotations of the public function refuse them even earlier."""
-    good = {"temperature": 0.1, "in_batch": "global", "reduction": "mean", "grad_reduction": "mean", "impl": "dense"}
+    """Asked of the check itself: in tests the annotations of the class refuse them even earlier."""
+    unchecked: Any = SimpleNamespace(**{**vars(ContrastOptions()), **options})
     with pytest.raises(ConfigError, match=message):
-        check_options(**{**good, **options})  # type: ignore[arg-type]
+        ContrastOptions.__post_init__(unchecked)
 
 
 def test_rows_that_are_not_unit_or_do_not_fit() -> None:
@@ -325,3 +325,30 @@ def test_a_queue_of_rows_that_are_not_unit_is_refused(drift: str) -> None:
     queue.enqueue(20 * s)
     with pytest.raises(ConfigError, match=r"the queue was given rows without unit norm: .* before queue.enqueue"):
         capt_loss(s, s, queue, temperature=0.1)
+
+
+class _Sentences(nn.Module):
+    """As a SentenceTransformer: features in, a mapping with the representations out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(unit(20, D, seed=3) * 2)
+
+    def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {**features, "sentence_embedding": self.table[features["rows"]]}
+
+
+def test_the_module_for_pairs_of_texts_is_the_loss_and_fills_the_queue_in_training_alone() -> None:
+    model, queue = _Sentences(), ShardedQueue(K, D, dtype=torch.float64)
+    loss = CaptLoss(model, queue, temperature=0.1, queue_share=1.0)
+    columns = [{"rows": torch.arange(5)}, {"rows": torch.arange(5, 10)}]
+    for step in range(3):
+        s, s_hat = (F.normalize(model.table[column["rows"]], dim=-1) for column in columns)
+        expected = capt_loss(s, s_hat, queue, temperature=0.1, queue_share=1.0)
+        with torch.no_grad():
+            assert loss(iter(columns)) == expected
+        assert len(queue) == 10 * step
+        assert loss(columns, labels=torch.zeros(5)) == expected
+        assert len(queue) == 10 * (step + 1)
+    with pytest.raises(ConfigError, match="two columns of texts, this one has 3"):
+        loss([*columns, columns[0]])

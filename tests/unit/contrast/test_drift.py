@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
-from pretrain.contrast.checks import InBatch
-from pretrain.contrast.reference import capt_loss_dense, drifted_queue_by_terms
+from pretrain.contrast.info_nce import InBatch
+from tests.unit.contrast.reference import capt_loss_dense, drifted_queue_by_terms
 from tests.unit.contrast.support import relative, unit
 
 N, D = 6, 8

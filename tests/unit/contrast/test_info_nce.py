@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pretrain.base.errors import ConfigError
 from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss, info_nce
-from pretrain.contrast.checks import check_rows
-from pretrain.contrast.reference import info_nce_dense
+from pretrain.contrast.info_nce import check_rows
+from tests.unit.contrast.reference import info_nce_dense
 from tests.unit.contrast.support import relative, unit
 
 N, D, TAU = 6, 17, 0.1

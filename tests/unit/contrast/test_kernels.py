@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pretrain.contrast.kernels import KERNELS, chunked
-from pretrain.contrast.kernels.products import Precision, Products
-from pretrain.contrast.kernels.protocol import InstanceIds, SoftmaxSums
+from pretrain.contrast.kernels import KERNELS, InstanceIds, Precision, Products, SoftmaxSums, _blocks
 from tests.unit.contrast.support import relative, unit
 
 SHAPES = [(1, 1, 3), (5, 127, 123), (300, 7, 9), (259, 2100, 17), (3, 0, 4), (0, 5, 4)]
@@ -74,14 +72,14 @@ def test_a_zero_anchor_asks_nothing_of_the_keys() -> None:
 def test_normaliser_alone_needs_no_second_product() -> None:
     q, keys = _problem(5, 127, 8, 0.1)
     sums = SoftmaxSums(torch.zeros(5, dtype=torch.float64), None, None)
-    chunked.accumulate(sums, q, keys, None)
+    KERNELS["chunked"].accumulate(sums, q, keys, None)
     torch.testing.assert_close(sums.normaliser, torch.exp(q @ keys.T).sum(1), rtol=1e-13, atol=0.0)
 
 
 def test_running_max_survives_logits_that_overflow_exp() -> None:
     q, keys = unit(4, 6, seed=2) * 5000, unit(90, 6, seed=3)
     sums = _sums(4, 6, 0.0, -5000.0)
-    chunked.accumulate(sums, q, keys, None)
+    KERNELS["chunked"].accumulate(sums, q, keys, None)
     logits = q @ keys.T
     assert sums.running_max is not None
     torch.testing.assert_close(sums.running_max, logits.amax(1))
@@ -93,7 +91,7 @@ def test_running_max_survives_logits_that_overflow_exp() -> None:
 )
 def test_blocks_cover_everything_once_and_stay_small(n: int, c: int, d: int) -> None:
     seen = torch.zeros(n, c, dtype=torch.int8)
-    for rows, columns in chunked._blocks(torch.empty(n, d), torch.empty(c, d)):
+    for rows, columns in _blocks(torch.empty(n, d), torch.empty(c, d)):
         block = seen[rows, columns]
         block += 1
         assert block.shape[1] <= -(-c // 8)
@@ -110,5 +108,5 @@ def test_the_tensor_core_path_asks_only_for_what_torch_has(precision: Precision,
     weighted, lse = torch.empty(64, 32, device="meta"), torch.empty(64, device="meta")
     ids = InstanceIds(*(torch.empty(n, dtype=torch.int64, device="meta") for n in (64, 500)))
     for reference in (None, lse):
-        chunked.accumulate(SoftmaxSums(lse, weighted, reference), q, keys, ids, Products(precision))
-    assert chunked.key_gradient(q, keys, lse, ids, Products(precision)).dtype == torch.float32
+        KERNELS["chunked"].accumulate(SoftmaxSums(lse, weighted, reference), q, keys, ids, Products(precision))
+    assert KERNELS["chunked"].key_gradient(q, keys, lse, ids, Products(precision)).dtype == torch.float32

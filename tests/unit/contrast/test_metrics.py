@@ -11,9 +11,11 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain.base.errors import DataError
-from pretrain.contrast import accumulators, capt_loss, metrics
-from pretrain.contrast.accumulators import MaskedTokenAccumulator, PairAccumulator, RowSample
+from pretrain.contrast import capt_loss, metrics
 from pretrain.contrast.metrics import (
+    MaskedTokenAccumulator,
+    PairAccumulator,
+    RowSample,
     alignment,
     contrast_metrics,
     contrastive_loss,
@@ -22,8 +24,8 @@ from pretrain.contrast.metrics import (
     retrieval_accuracy,
     uniformity,
 )
-from pretrain.contrast.reference import capt_loss_by_terms
 from tests.support import run_ranks
+from tests.unit.contrast.reference import capt_loss_by_terms
 
 N, D = 23, 7
 
@@ -266,9 +268,9 @@ def test_rows_that_overflowed_are_left_out_of_a_sample() -> None:
 @pytest.mark.parametrize("world", [1, 3, 256, 1000])
 def test_the_sample_of_a_step_does_not_grow_with_the_ranks(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, sampled = torch.randn(300, 2), 0
-    monkeypatch.setattr(accumulators, "world_size", lambda: world)
+    monkeypatch.setattr(metrics, "world_size", lambda: world)
     for rank in range(world):
-        monkeypatch.setattr(accumulators, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(metrics, "rank", lambda rank=rank: rank)
         sample = RowSample()
         sample.update(rows)
         sampled += len(sample._rows[0])

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pretrain.base import distributed
 from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.contrast import ShardedQueue, shards
 from pretrain.contrast.queue import NO_ID, check_ids
-from pretrain.engine import distributed
 from tests.unit.contrast.support import unit
 
 MakeRanks = Callable[..., list[ShardedQueue]]
@@ -27,6 +27,7 @@ def _ranks(patch: pytest.MonkeyPatch, world: int, capacity: int, dim: int = 1) -
         patch.setattr(distributed, "rank", lambda group=None, rank=rank: rank)
         patch.setattr(distributed, "world_size", lambda group=None: world)
         queues.append(ShardedQueue(capacity, dim, dtype=torch.float64))
+        assert (queues[-1].rank, queues[-1].world) == (rank, world)  # its first use
     patch.undo()
     return queues
 
@@ -193,6 +194,14 @@ def test_ids_travel_with_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     single.load_shards(tmp_path)
     assert single.rows.flatten().tolist() == [1, 2, 3, 4, 5, 6]
     assert single.ids.tolist() == [10, 11, 30, 31, NO_ID, NO_ID]
+
+
+def test_folders_are_strings_or_paths_and_are_made(tmp_path: Path) -> None:
+    queue, other = ShardedQueue(9, 2), ShardedQueue(9, 2)
+    queue.enqueue(unit(5, 2, seed=0, dtype=torch.float32))
+    assert queue.save_shard(str(tmp_path / "a" / "b")).is_file()
+    other.load_shards(str(tmp_path / "a" / "b"))
+    assert torch.equal(other.rows, queue.rows)
 
 
 def test_unfilled_slots_are_never_seen() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pretrain.contrast.reference import capt_gradient_by_terms, capt_loss_by_terms, capt_loss_dense, info_nce_dense
+from tests.unit.contrast.reference import capt_gradient_by_terms, capt_loss_by_terms, capt_loss_dense, info_nce_dense
 from tests.unit.contrast.support import near, relative, unit
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pretrain import __main__ as entry
-from pretrain.base import errors
+from pretrain.base import distributed, errors
 from pretrain.base.errors import CheckpointError, DataError, UserError
-from pretrain.engine import distributed, interruption
+from pretrain.engine import interruption
 from pretrain.engine.callbacks.agreement import TrainingDivergedError
 from tests.support import ClosedTerminal
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from pretrain.base import distributed
 from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.config.load import load_job
 from pretrain.config.schema import Job
-from pretrain.engine import distributed, resume_point
+from pretrain.engine import resume_point
 from pretrain.engine.resume_point import choose_checkpoint
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -50,6 +52,16 @@ def test_bucketing_leaves_little_padding() -> None:
 
     assert padding(False) > 0.3
     assert padding(True) < 0.03
+
+
+def test_steps_of_every_epoch_hold_like_lengths() -> None:
+    """The step in which an epoch begins is shared with the epoch before: bucketing must start behind it."""
+    count, batch = 203, 16
+    order = ExampleOrder(np.arange(count), batch, 7)
+    for epoch in range(4):
+        first, last = -(-epoch * count // batch), (epoch + 1) * count // batch
+        steps = sorted((np.sort(order.rows(step * batch)) for step in range(first, last)), key=lambda rows: rows[0])
+        assert all(before[-1] < after[0] for before, after in pairwise(steps)), f"epoch {epoch}"
 
 
 def test_batches_of_an_epoch_do_not_come_by_length() -> None:

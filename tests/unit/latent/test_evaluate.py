@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 from launcher.cli import app as capt
 from launcher.commands.latent import app
 from pretrain.base.errors import CheckpointError, ConfigError, DataError
-from pretrain.engine.quiet import quiet_libraries
+from pretrain.base.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.latent.evaluate import as_text, evaluate
 from pretrain.latent.evaluation import forward_reverse
 from pretrain.latent.evaluation.forward_reverse import generated_perplexities
-from pretrain.latent.evaluation.generate import interpolate, reconstruct, sample
+from pretrain.latent.evaluation.generate import interpolate, mean_codes, reconstruct, sample
 from pretrain.latent.restore import load_model
 from pretrain.report import report
 from tests.latent import small_job, write_text
@@ -166,6 +166,45 @@ def test_sentences_from_a_model(finished: Path) -> None:
         reconstruct(model, ["qqq"])
     with pytest.raises(DataError, match=r"data\.max_words is 200"):
         reconstruct(model, ["the " * 201])
+
+
+def test_drawn_words_and_a_model_that_writes_no_unknown_word(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(finished)
+    text_model, vocabulary = model.text
+    drawn = sample(model, 20, top_p=0.9)
+    assert drawn == sample(model, 20, top_p=0.9) != sample(model, 20)
+    with pytest.raises(ConfigError, match=r"above 0, at most 1, got 1\.5"):
+        sample(model, 1, top_p=1.5)
+    bias = text_model.decoder.output.bias.detach()
+    monkeypatch.setitem(text_model.decoder.output._parameters, "bias", bias.clone())
+    text_model.decoder.output.bias.data[vocabulary.unknown_id] += 100
+    assert all(set(text.split()) == {vocabulary.unknown} for text in sample(model, 3))
+    written = [sample(model, 3, unknown=False), sample(model, 3, top_p=1.0, unknown=False)]
+    written += [reconstruct(model, ["the cat sees"], unknown=False)]
+    written += [[text for _, text in interpolate(model, "the cat", "a dog", 3, unknown=False)]]
+    assert not any(vocabulary.unknown in text.split() for texts in written for text in texts)
+
+
+def test_the_command_writes_vectors_and_takes_the_switches(finished: Path) -> None:
+    def run(*words: str) -> str:
+        result = CliRunner().invoke(app, [words[0], str(finished), *words[1:]])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    sentences = ["the cat sees", "a big dog"]
+    expected = mean_codes(load_model(finished), sentences)
+    rows = json.loads(run("encode", *sentences, "--json"))
+    assert [row["sentence"] for row in rows] == sentences
+    torch.testing.assert_close(torch.tensor([row["vector"] for row in rows]), expected)
+    lines = [line.split("\t") for line in run("encode", *sentences).splitlines()]
+    assert [line[0] for line in lines] == sentences
+    assert [[float(value) for value in line[1:]] for line in lines] == [
+        pytest.approx(row, rel=1e-5) for row in expected.tolist()
+    ]
+    assert len(run("encode", "-n", "3").splitlines()) == 3
+    assert run("sample", "-n", "2", "--top-p", "0.5", "--no-unk").splitlines() == sample(
+        load_model(finished), 2, top_p=0.5, unknown=False
+    )
 
 
 def test_unknown_words_of_a_sentence_are_named(finished: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.engine.quiet import quiet_libraries
+from pretrain.base.quiet import quiet_libraries
 from pretrain.engine.run import run_job
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.batches import Batch

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pretrain.engine import distributed
+from pretrain.base import distributed
+from pretrain.base.quiet import quiet_libraries
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.engines.build import build_engines
-from pretrain.engine.quiet import quiet_libraries
 from pretrain.engine.task import to_float
 from pretrain.latent.config import LatentJob
 from pretrain.latent.data.batches import Batch

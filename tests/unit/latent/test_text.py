@@ -126,6 +126,30 @@ def test_greedy_sentences_are_the_most_probable_words(decoder: TextDecoder) -> N
             prefix.append(word)
 
 
+def test_words_are_drawn_from_the_nucleus_and_never_from_those_left_out(decoder: TextDecoder) -> None:
+    z = torch.randn(1, 3)
+    greedy = decoder.generate(z, 1)
+    assert decoder.generate(z, 1, top_p=1e-9, generator=torch.Generator()) == greedy  # the best word always stays
+    scores = torch.stack([
+        decoder.log_likelihood(z, torch.tensor([[START, word]]))[0] for word in range(WORDS)
+    ])  # fmt: skip
+    scores[[PAD, START]] = -torch.inf
+    probabilities = scores.double().softmax(0)
+    generator = torch.Generator().manual_seed(5)
+    for top_p, never in ((1.0, ()), (0.5, ()), (0.7, (int(probabilities.argmax()),))):
+        allowed = probabilities.clone()
+        allowed[list(never)] = 0
+        allowed /= allowed.sum()
+        ranked = allowed.sort(descending=True)
+        size = int((ranked.values.cumsum(0) < top_p - 1e-9).sum()) + 1
+        expected = torch.zeros_like(allowed)
+        expected[ranked.indices[:size]] = ranked.values[:size] / ranked.values[:size].sum()
+        drawn = decoder.generate(z.expand(20_000, -1), 1, top_p=top_p, never=never, generator=generator)
+        counts = torch.bincount(torch.tensor([row[0] if row else END for row in drawn]), minlength=WORDS)
+        torch.testing.assert_close(counts / 20_000, expected.float(), rtol=0, atol=0.015)
+        assert not bool(counts[expected == 0].any())
+
+
 def test_a_frozen_decoder_gives_gradients_to_z_alone(decoder: TextDecoder) -> None:
     tokens, valid, z = _tokens(), torch.ones(4, dtype=torch.bool), torch.randn(4, 3, requires_grad=True)
     frozen(decoder, z, tokens, valid).backward()

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pretrain.base.errors import DataError
 from pretrain.embeddings.config import DataSection
 from pretrain.embeddings.data import corpus as module
-from pretrain.embeddings.data.corpus import EncodedCorpus, open_corpus
+from pretrain.embeddings.data.corpus import EncodedCorpus, open_corpus, split_punctuation
 from pretrain.embeddings.similarity_sets import read_set
 from pretrain.embeddings.vectors.read import read_vectors
 from pretrain.embeddings.vectors.word_vectors import WordVectors
@@ -84,6 +86,28 @@ def test_a_long_line_is_cut_at_blanks_only(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(module, "_TASK", 50)
     (tmp_path / "t.txt").write_text("new\u00a0york a\u3000b " * 200, encoding="utf-8")
     assert sorted(open_corpus(_data(tmp_path, tmp_path / "t.txt")).vocabulary.words) == ["a\u3000b", "new\u00a0york"]
+
+
+def test_prose_loses_its_punctuation_to_words_of_their_own(tmp_path: Path) -> None:
+    hindi = "\u0939\u093f\u0928\u094d\u0926\u0940"  # with combining marks
+    lines = ["The river, (the well-known) RIVER.", "\u201cDon't!\u201d 3.5\u20ac \u2026", f"{hindi}\u0964"]
+    (tmp_path / "t.txt").write_text("\n".join(lines))
+    data = _data(tmp_path, tmp_path / "t.txt", min_count=1, split="punctuation")
+    assert _sentences(open_corpus(data)) == [
+        ["the", "river", ",", "(", "the", "well-known", ")", "river", "."],
+        ["\u201c", "don't", "!", "\u201d", "3.5", "\u20ac", "\u2026"],
+        [hindi, "\u0964"],
+    ]
+    blanks = open_corpus(_data(tmp_path, tmp_path / "t.txt", min_count=1))
+    assert "river," in blanks.vocabulary.index  # not taken from the cache of the other
+
+
+@given(st.lists(st.text(min_size=1).filter(lambda word: word.split() == [word])))
+def test_splitting_punctuation_loses_no_character_and_splits_once(words: list[str]) -> None:
+    found = list(split_punctuation(words))
+    assert "".join(found) == "".join(words)
+    assert all(found)
+    assert list(split_punctuation(found)) == found
 
 
 def test_a_file_without_a_last_line_end_ends_its_sentence(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
+import pickle
 import re
 import struct
 import tracemalloc
@@ -171,6 +173,12 @@ def _spoilt(change: Callable[[bytes], bytes]) -> bytes:
     return change(binary(WORDS, ROWS))
 
 
+def _saved_array() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.zeros((2, 3), np.float32))
+    return file.getvalue()
+
+
 BAD_BINARY = {
     "cut in a row": (_spoilt(lambda b: b[:-5]), "ends within or before word 5; the header says 5 words"),
     "cut in a word": (_spoilt(lambda b: b[: b.index(b"1980") + 2]), "ends within or before word 4"),
@@ -182,6 +190,21 @@ BAD_BINARY = {
     "no end of a word": (b"3 2\nab \x00\x00\x00\x00\x00\x00\x00\x00" + b"x" * 20_000, "word 2: no end within"),
     "no header": (b"ab \x00\x00\x00\x00\x00\x00\x00\x00", "line 1: neither text nor a header"),
 }
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        *((pickle.dumps({"vectors": [1.0]}, protocol), "pickle") for protocol in (2, 3, 4, 5)),
+        (_saved_array(), "NumPy array"),
+        (struct.pack("<ii", 793712314, 12), r"fastText \(.bin\)"),
+    ],
+)
+def test_files_of_gensim_and_fasttext_are_named_with_the_way_out(content: bytes, what: str, tmp_path: Path) -> None:
+    path = tmp_path / "vectors"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"{what}.*not read; write it with gensim's KeyedVectors.save_word2vec_format"):
+        read_vectors(path)
 
 
 @pytest.mark.parametrize("name", BAD_BINARY)

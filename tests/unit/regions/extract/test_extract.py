@@ -16,7 +16,7 @@ from transformers.models.auto.image_processing_auto import get_image_processor_c
 
 from launcher.cli import main
 from pretrain.base.errors import CheckpointError, ConfigError, DataError
-from pretrain.engine.quiet import quiet_transformers
+from pretrain.base.quiet import quiet_transformers
 from pretrain.regions.compatible import feature_differences
 from pretrain.regions.extract.options import Options
 from pretrain.regions.extract.run import extract_regions

@@ -18,7 +18,7 @@ import pytest
 from pretrain.base.records import parse_record
 from pretrain.config.contrast import ContrastSection
 from pretrain.config.load import job_from_mapping
-from pretrain.contrast.collapse import CollapseState, CollapseWatch, Figures, Split, remedies
+from pretrain.contrastive.collapse import CollapseState, CollapseWatch, Figures, Split, remedies
 from pretrain.language.task import LanguageTask
 from tests.language import language_mapping
 
@@ -83,7 +83,7 @@ def watched(curve: Curve, state: CollapseState | None = None) -> CollapseWatch:
 
 @pytest.fixture(autouse=True)
 def _log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="pretrain.contrast.collapse")
+    caplog.set_level(logging.INFO, logger="pretrain.contrastive.collapse")
 
 
 @pytest.mark.parametrize(

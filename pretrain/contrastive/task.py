@@ -16,15 +16,15 @@ from jaxtyping import Int64
 from pydantic import Field
 from torch import Tensor, nn
 
+from pretrain.base import distributed
 from pretrain.base.errors import CheckpointError
 from pretrain.base.randomness import EPOCHS, derive
 from pretrain.base.records import Count, Record, parse_record
-from pretrain.contrast.collapse import CollapseState, CollapseWatch, Figures
-from pretrain.contrast.kernels.products import check_precision
-from pretrain.contrast.term import ContrastTerm, StepDiagnostics
-from pretrain.contrast.views import CachedContrast, Views, joined
+from pretrain.contrast.kernels import check_precision
+from pretrain.contrastive.collapse import CollapseState, CollapseWatch, Figures
+from pretrain.contrastive.term import ContrastTerm, StepDiagnostics
+from pretrain.contrastive.views import CachedContrast, Views, joined
 from pretrain.data.sampler import micro_batches
-from pretrain.engine import distributed
 from pretrain.engine.engines.averaged import averaged_weights
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.loading import training_batches

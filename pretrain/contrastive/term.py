@@ -1,9 +1,10 @@
-"""The CAPT loss as a term of a training task: its queue, its start, its diagnostics, its state in checkpoints."""
+"""The CAPT loss as a term of a training task: its queue, temperature, diagnostics, and its state in checkpoints."""
 
 from __future__ import annotations
 
 import functools
 import logging
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,16 +12,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pretrain.contrast.accumulators import RowSample
-from pretrain.contrast.capt import capt_loss
+from pretrain.base import distributed
+from pretrain.contrast.info_nce import capt_loss
+from pretrain.contrast.metrics import ContrastStats, RowSample
 from pretrain.contrast.queue import ShardedQueue
+from pretrain.contrast.sharded import ContrastOptions
 from pretrain.contrast.shards import read_drift
-from pretrain.contrast.stats import ContrastStats
-from pretrain.contrast.views import Views
-from pretrain.engine import distributed
+from pretrain.contrast.temperature import Schedule, build_temperature
+from pretrain.contrastive.views import Views
 
 if TYPE_CHECKING:
-    from pretrain.config.contrast import ContrastSection
+    from pretrain.config.contrast import ContrastSection, TemperatureSection
 
 log = logging.getLogger(__name__)
 
@@ -61,19 +63,18 @@ class ContrastTerm:
         known = views.ids if section.mask_duplicates else None
         rows = slice(None) if only is None else only
         queue = self.queue if step >= section.queue_start else None
+        options = replace(options_of(section), equal_rows=only is None)
         contrast = functools.partial(
-            capt_loss, views.s[rows], views.s_hat[rows],
-            temperature=views.temperature, hardness=section.hardness, reduction=section.reduction,
-            ids=None if known is None else known[rows], impl=section.impl, precision=section.precision,
-            equal_rows=only is None,
+            capt_loss, views.s[rows], views.s_hat[rows], temperature=views.temperature,
+            ids=None if known is None else known[rows], options=options,
         )  # fmt: skip
         if section.queue_weight is None or queue is None:
-            loss = contrast(queue, in_batch=section.in_batch, queue_share=section.queue_share)
+            loss = contrast(queue)
         else:
-            loss = contrast(in_batch=section.in_batch) + section.queue_weight * contrast(queue, in_batch="none")
+            loss = contrast() + section.queue_weight * contrast(queue, in_batch="none", queue_share=None)
         if stats is not None:  # in a pass of its own: sums with statistics follow the largest logit and round otherwise
             with torch.no_grad():
-                contrast(queue, in_batch=section.in_batch, queue_share=section.queue_share, stats=stats)
+                contrast(queue, stats=stats)
         if section.momentum is None:
             self.push(views)
         return loss
@@ -131,3 +132,24 @@ class StepDiagnostics:
             "contrast/effective_negatives": whole.effective_negatives,
             **spread,
         }
+
+
+def options_of(section: ContrastSection) -> ContrastOptions:
+    """The options of the loss that a job sets: every key of ``contrast`` that has the name of one."""
+    names = {field.name for field in fields(ContrastOptions)} & set(type(section).model_fields)
+    return ContrastOptions(**{name: getattr(section, name) for name in names})
+
+
+def build_schedule(section: TemperatureSection, max_steps: int) -> Schedule:
+    """The temperature schedule that a job's ``contrast.temperature`` asks for, over ``max_steps`` updates.
+
+    Raises:
+        ConfigError: a temperature that is out of range.
+    """
+    parameters: dict[str, dict[str, float]] = {
+        "inverted_triangle": {"total_steps": max_steps, "minimum": section.minimum},
+        "constant": {"value": section.value},
+        "linear": {"total_steps": max_steps, "start": section.start, "end": section.end},
+        "learned": {"start": section.value},
+    }
+    return build_temperature(section.type, parameters[section.type])

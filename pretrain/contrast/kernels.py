@@ -1,0 +1,451 @@
+r"""Kernels: the arithmetic that one rank does for all anchors on the keys that it holds.
+
+Shapes: ``N`` anchors (gathered from all ranks), ``c`` keys (held by this rank), ``d`` features. Anchors come divided by
+the temperature, so that a logit is the plain dot product :math:`s_{ij} = q_i \cdot k_j`.
+
+**Precisions.** Two fp32 matrices can be multiplied in several ways. The error of each, with
+:math:`|\hat{ab} - ab| \le \delta\,|a|\,|b|` for the product of two numbers, before fp32 sums:
+
+======== ============================================== =====================
+name     what is multiplied                             :math:`\delta`
+======== ============================================== =====================
+fp32     the operands                                   0
+tf32     the operands cut to 11 bits (CUDA GPUs)        :math:`2^{-9}`
+bf16x6   three bf16 terms of each, six of nine products :math:`2^{-21}`
+bf16x3   two bf16 terms of each, three of four products :math:`2^{-14}`
+bf16     the operands rounded to bf16                   :math:`2^{-7} + 2^{-16}`
+======== ============================================== =====================
+
+``docs/contrast.md`` derives them, and what they do to the loss and its gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from pretrain.base.errors import ConfigError
+
+Precision = Literal["fp32", "tf32", "bf16x6", "bf16x3", "bf16"]
+Terms = tuple[Tensor, ...]
+"""Matrices of one shape whose sum is an operand, the largest first."""
+
+RELATIVE_ERROR: dict[Precision, float] = {
+    "fp32": 0.0, "tf32": 2**-9, "bf16x6": 2**-21, "bf16x3": 2**-14, "bf16": 2**-7 + 2**-16,
+}  # fmt: skip
+"""The bound :math:`\\delta` of each precision."""
+
+_TERMS: dict[Precision, int] = {"bf16": 1, "bf16x3": 2, "bf16x6": 3}
+
+
+@dataclass(frozen=True)
+class Products:
+    """Matrix products in one precision. Rows stored in bf16 are one exact term in each bf16 kind."""
+
+    precision: Precision = "fp32"
+
+    def split(self, rows: Tensor, dtype: torch.dtype) -> Terms:
+        """``rows`` as an operand of products that are summed in ``dtype``."""
+        if self.precision not in _TERMS:
+            return (rows.to(dtype),)
+        terms: list[Tensor] = []
+        rest = rows
+        while len(terms) < _TERMS[self.precision]:
+            terms.append(rest.to(torch.bfloat16))
+            if rows.dtype == torch.bfloat16:
+                break
+            rest = rest - terms[-1]  # exact: what rounding to 8 of 24 bits leaves
+        return tuple(terms)
+
+    def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The type in which anchors are sent to other ranks, where all else is computed in ``dtype``."""
+        return torch.bfloat16 if self.precision == "bf16" else dtype
+
+    @contextmanager
+    def applied_on(self, device: torch.device) -> Iterator[None]:
+        """A context in which fp32 products on a GPU have this precision, whatever the process has set.
+
+        ``fp32`` means IEEE's fp32 even where the process allows TF32. The setting is restored at the end.
+        """
+        if device.type != "cuda":
+            yield
+            return
+        with _cuda_fp32_precision("tf32" if self.precision == "tf32" else "ieee"):
+            yield
+
+
+FP32 = Products()
+
+
+def check_precision(precision: Precision, device: torch.device) -> None:
+    """Raise :class:`ConfigError` for an unknown precision, and for one that ``device`` does not have."""
+    if precision not in get_args(Precision):
+        raise ConfigError(f"precision must be one of {', '.join(get_args(Precision))}, got {precision!r}")
+    if precision == "tf32" and device.type != "cuda":
+        raise ConfigError(f"contrast.precision tf32 needs a CUDA GPU, these rows are on {device.type}: use fp32")
+
+
+def multiply(out: Tensor, a: Terms, b: Terms, *, add: bool) -> Tensor:
+    """``out = a b`` or ``out += a b``, summed in the type of ``out``, the smallest products first.
+
+    Of the products of terms those are left out that are as small as what the terms themselves leave out.
+    """
+    kept = max(len(a), len(b))
+    pairs = [(i, j) for i in range(len(a)) for j in range(len(b)) if i + j < kept]
+    for i, j in sorted(pairs, key=sum, reverse=True):
+        _multiply(out, a[i], b[j], add=add)
+        add = True
+    return out
+
+
+def transpose(terms: Terms) -> Terms:
+    """Transpose each term of an operand."""
+    return tuple(term.T for term in terms)
+
+
+def _multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
+    if a.is_cpu or a.dtype == out.dtype:  # on a CPU bf16 products would be rounded to bf16; in fp32 they are exact
+        a, b = a.to(out.dtype), b.to(out.dtype)
+        torch.addmm(out, a, b, out=out) if add else torch.mm(a, b, out=out)
+    elif add:
+        torch.addmm(out, a, b, out_dtype=out.dtype, out=out)
+    else:
+        torch.mm(a, b, out_dtype=out.dtype, out=out)
+
+
+@contextmanager
+def _cuda_fp32_precision(kind: str) -> Iterator[None]:
+    setting = torch.backends.cuda.matmul
+    before = setting.fp32_precision
+    setting.fp32_precision = kind
+    try:
+        yield
+    finally:
+        setting.fp32_precision = before
+
+
+class InstanceIds:
+    """Instance ids of anchors ``(N,)`` and of keys ``(c,)``; a key with the anchor's id is not a negative."""
+
+    def __init__(self, anchors: Tensor, keys: Tensor) -> None:
+        self.anchors, self.keys = anchors, keys
+        self._negative_mask: Tensor | None = None
+
+    def block(self, rows: slice, columns: slice) -> InstanceIds:
+        """The ids of one block of anchors x keys."""
+        return InstanceIds(self.anchors[rows], self.keys[columns])
+
+    def equal(self) -> Tensor:
+        """``(N, c)``, true where key and anchor are of one instance."""
+        return self.anchors[:, None] == self.keys[None, :]
+
+    def own_keys(self) -> Tensor:
+        """``(N,)``, how many keys are of the anchor's instance; no tensor of N x c."""
+        keys = self.keys.sort().values
+        return torch.searchsorted(keys, self.anchors, right=True) - torch.searchsorted(keys, self.anchors)
+
+    @property
+    def negative_mask(self) -> Tensor:
+        """``(N, c)``, 1 where the key is a negative and 0 elsewhere: a factor of exponentials.
+
+        In fp32 on a CPU, which multiplies numbers ten times as fast as it fills by a mask, and in bytes on a GPU.
+        """
+        if self._negative_mask is None:
+            dtype = torch.float32 if self.anchors.is_cpu else torch.bool
+            mask = torch.empty(len(self.anchors), len(self.keys), dtype=dtype, device=self.anchors.device)
+            self._negative_mask = torch.ne(self.anchors[:, None], self.keys[None, :], out=mask)
+        return self._negative_mask
+
+
+@dataclass(frozen=True)
+class SoftmaxSums:
+    r"""The running sums of an online softmax over keys, one row per anchor, updated in place.
+
+    Attributes:
+        normaliser: ``(N,)``, :math:`\sum_j e^{s_{ij} - r_i}`.
+        weighted_keys: ``(N, d)``, :math:`\sum_j e^{s_{ij} - r_i} k_j`; ``None`` where no gradient is wanted.
+        running_max: ``(N,)``, :math:`r_i`, the largest logit so far; ``None`` for :math:`r_i = 0`, which is right for
+            logits of bounded size.
+        squares: ``(N,)``, :math:`\sum_j e^{2 (s_{ij} - r_i)}`; ``None`` where no diagnostics are wanted.
+        largest: ``(N,)``, the largest logit so far, for diagnostics of weighted keys, whose :math:`r_i` is that of the
+            weighted terms; ``None`` where it is not wanted, or is the running maximum.
+    """
+
+    normaliser: Tensor
+    weighted_keys: Tensor | None
+    running_max: Tensor | None
+    squares: Tensor | None = None
+    largest: Tensor | None = None
+
+    def __getitem__(self, rows: slice) -> SoftmaxSums:
+        """The sums of some anchors; a view, so that adding to it adds to these."""
+        weighted_keys = None if self.weighted_keys is None else self.weighted_keys[rows]
+        return SoftmaxSums(
+            self.normaliser[rows],
+            weighted_keys,
+            None if self.running_max is None else self.running_max[rows],
+            None if self.squares is None else self.squares[rows],
+            None if self.largest is None else self.largest[rows],
+        )
+
+    def exponentials(self, logits: Tensor, ids: InstanceIds | None) -> Tensor:
+        """Overwrite ``logits (N, c)`` with :math:`e^{s_{ij} - r_i}`, 0 for keys of the anchor's own instance.
+
+        A running maximum is raised to these logits first.
+        """
+        if self.running_max is None:
+            return logits.exp_() if ids is None else logits.exp_().mul_(ids.negative_mask)
+        if ids is not None:
+            logits.masked_fill_(ids.equal(), -torch.inf)
+        highest = logits.amax(1)
+        if self.largest is not None:
+            torch.maximum(self.largest, highest, out=self.largest)
+        return logits.sub_(self.rescale(highest)[:, None]).exp_()
+
+    def add(self, exponentials: Tensor) -> None:
+        """Add the exponentials ``(N, c)`` of more keys to the sums of numbers; the kernel adds the weighted keys."""
+        self.normaliser.add_(exponentials.sum(1))
+        if self.squares is not None:
+            self.squares.add_(exponentials.square().sum(1))
+
+    def weigh(self, factor: Tensor) -> None:
+        """Multiply what has been added so far by ``factor``, one for each anchor or for all of them."""
+        self.normaliser.mul_(factor)
+        if self.weighted_keys is not None:
+            self.weighted_keys.mul_(factor if factor.ndim == 0 else factor[:, None])
+        if self.squares is not None:
+            self.squares.mul_(factor.square())
+
+    def rescale(self, logits: Tensor) -> Tensor:
+        """Raise the running maximum to ``logits (N,)`` where these are larger, scale the sums to it, and return it."""
+        assert self.running_max is not None
+        maximum = torch.maximum(self.running_max, logits)
+        self.weigh(torch.exp(self.running_max - maximum))
+        return self.running_max.copy_(maximum)
+
+
+def probabilities(logits: Tensor, lse: Tensor, ids: InstanceIds | None) -> Tensor:
+    r"""Overwrite ``logits (N, c)`` with :math:`e^{s_{ij} - \mathrm{lse}_i}`, 0 for keys of the anchor's own instance.
+
+    A negative's logit is never above ``lse (N,)``, but that of an own key, which is not in it, may be.
+    """
+    below = logits.sub_(lse[:, None])
+    return below.exp_() if ids is None else below.clamp_max_(0.0).exp_().mul_(ids.negative_mask)
+
+
+@runtime_checkable
+class Kernel(Protocol):
+    """The interface of a kernel."""
+
+    def accumulate(
+        self, sums: SoftmaxSums, q: Tensor, keys: Tensor, ids: InstanceIds | None, products: Products
+    ) -> None:
+        """Add the keys ``(c, d)`` to the sums of the anchors ``q (N, d)``."""
+
+    def key_gradient(self, q: Tensor, keys: Tensor, lse: Tensor, ids: InstanceIds | None, products: Products) -> Tensor:
+        r"""The ``(c, d)`` rows :math:`\sum_i e^{s_{ij} - \mathrm{lse}_i} q_i` over the anchors that see key ``j``."""
+
+
+# Anchors by keys of the largest block. Wider blocks make better matrix products, up to what these sizes give; on a CPU
+# the logits (4 MB in fp32) should stay in cache between the two products, on a GPU a block must fill the device.
+_LARGEST_BLOCK = {"cpu": (1024, 1024), "cuda": (4096, 8192)}
+
+
+def _blocks(q: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Cut anchors x keys into blocks, with the loop over keys outermost.
+
+    However small the problem, a block has at most ``4 d`` anchors and an eighth of the keys: half the size of the keys.
+    """
+    largest = _LARGEST_BLOCK["cuda" if q.is_cuda else "cpu"]
+    rows = max(1, min(len(q), largest[0], 4 * q.shape[1]))
+    columns = max(1, min(largest[1], math.ceil(len(keys) / 8)))
+    for k in range(0, len(keys), columns):
+        for a in range(0, len(q), rows):
+            yield slice(a, min(a + rows, len(q))), slice(k, min(k + columns, len(keys)))
+
+
+def _logits(workspace: Tensor, q: Terms, keys: Terms) -> Tensor:
+    block = workspace[: len(q[0]) * len(keys[0])].view(-1, len(keys[0]))
+    return multiply(block, q, transpose(keys), add=False)
+
+
+def _workspace(q: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
+    rows, columns = next(_blocks(q, keys), (slice(0, 0), slice(0, 0)))  # the first block is the largest
+    return q.new_empty(rows.stop * columns.stop, dtype=dtype)
+
+
+def _split_blocks(
+    q: Tensor, keys: Tensor, products: Products, dtype: torch.dtype
+) -> Iterator[tuple[slice, slice, Terms, Terms]]:
+    """Yield the blocks with the operands of each. Anchors are split once, and keys once per columns of blocks."""
+    q_terms = products.split(q, dtype)
+    k_terms: Terms = ()
+    split_columns = None
+    for rows, columns in _blocks(q, keys):
+        if columns != split_columns:
+            k_terms, split_columns = products.split(keys[columns], dtype), columns
+        yield rows, columns, tuple(term[rows] for term in q_terms), k_terms
+
+
+class Chunked:
+    """The kernel in plain torch, block by block: two matrix products a block and no tensor but of a block's size.
+
+    A block of logits is exponentiated in place and multiplied with the same keys while both are in cache, so that the
+    forward pass already holds the gradient: 4 N c d floating-point operations, where recomputing designs need 6.
+    Logits and sums are fp32 (fp64 for fp64 rows), in whatever precision the operands are multiplied.
+    """
+
+    def accumulate(
+        self, sums: SoftmaxSums, q: Tensor, keys: Tensor, ids: InstanceIds | None, products: Products = FP32
+    ) -> None:
+        """Implement :meth:`Kernel.accumulate`."""
+        dtype = sums.normaliser.dtype
+        workspace = _workspace(q, keys, dtype)
+        for rows, columns, anchors, k in _split_blocks(q, keys, products, dtype):
+            block = sums[rows]
+            weights = block.exponentials(_logits(workspace, anchors, k), ids and ids.block(rows, columns))
+            block.add(weights)
+            if block.weighted_keys is not None:
+                multiply(block.weighted_keys, products.split(weights, dtype), k, add=True)
+
+    def key_gradient(
+        self, q: Tensor, keys: Tensor, lse: Tensor, ids: InstanceIds | None, products: Products = FP32
+    ) -> Tensor:
+        """Implement :meth:`Kernel.key_gradient`."""
+        out = keys.new_zeros(keys.shape, dtype=lse.dtype)
+        workspace = _workspace(q, keys, lse.dtype)
+        for rows, columns, anchors, k in _split_blocks(q, keys, products, lse.dtype):
+            weights = probabilities(_logits(workspace, anchors, k), lse[rows], ids and ids.block(rows, columns))
+            multiply(out[columns], transpose(products.split(weights, lse.dtype)), anchors, add=True)
+        return out
+
+
+def _product(a: Terms, b: Terms, dtype: torch.dtype) -> Tensor:
+    return multiply(a[0].new_empty(len(a[0]), b[0].shape[1], dtype=dtype), a, b, add=False)
+
+
+class Dense:
+    """The kernel in its plainest form, all logits at once, to compare ``chunked`` with. It needs N x c memory."""
+
+    def accumulate(
+        self, sums: SoftmaxSums, q: Tensor, keys: Tensor, ids: InstanceIds | None, products: Products = FP32
+    ) -> None:
+        """Implement :meth:`Kernel.accumulate`."""
+        if not len(q) or not len(keys):
+            return
+        dtype = sums.normaliser.dtype
+        k = products.split(keys, dtype)
+        weights = sums.exponentials(_product(products.split(q, dtype), transpose(k), dtype), ids)
+        sums.add(weights)
+        if sums.weighted_keys is not None:
+            sums.weighted_keys.add_(_product(products.split(weights, dtype), k, dtype))
+
+    def key_gradient(
+        self, q: Tensor, keys: Tensor, lse: Tensor, ids: InstanceIds | None, products: Products = FP32
+    ) -> Tensor:
+        """Implement :meth:`Kernel.key_gradient`."""
+        anchors = products.split(q, lse.dtype)
+        logits = _product(anchors, transpose(products.split(keys, lse.dtype)), lse.dtype)
+        weights = products.split(probabilities(logits, lse, ids), lse.dtype)
+        return _product(transpose(weights), anchors, lse.dtype)
+
+
+_PLAIN: dict[str, Kernel] = {"chunked": Chunked(), "dense": Dense()}
+
+
+@dataclass(frozen=True)
+class CompilableKernel:
+    """The kernel ``name``, as operators where a compiler traces it.
+
+    A traced loop over blocks is one graph for each number of rows, and a workspace that is written in place is none.
+    """
+
+    name: str
+
+    def accumulate(
+        self, sums: SoftmaxSums, q: Tensor, keys: Tensor, ids: InstanceIds | None, products: Products = FP32
+    ) -> None:
+        """Implement :meth:`Kernel.accumulate`."""
+        if not torch.compiler.is_compiling():
+            with products.applied_on(q.device):
+                _PLAIN[self.name].accumulate(sums, q, keys, ids, products)
+            return
+        anchor_ids, key_ids = (None, None) if ids is None else (ids.anchors, ids.keys)
+        _accumulate(
+            sums.normaliser, sums.weighted_keys, sums.running_max, sums.squares, sums.largest, q, keys, anchor_ids,
+            key_ids, self.name, products.precision,
+        )  # fmt: skip
+
+    def key_gradient(
+        self, q: Tensor, keys: Tensor, lse: Tensor, ids: InstanceIds | None, products: Products = FP32
+    ) -> Tensor:
+        """Implement :meth:`Kernel.key_gradient`."""
+        if not torch.compiler.is_compiling():
+            with products.applied_on(q.device):
+                return _PLAIN[self.name].key_gradient(q, keys, lse, ids, products)
+        anchor_ids, key_ids = (None, None) if ids is None else (ids.anchors, ids.keys)
+        gradient: Tensor = _key_gradient(q, keys, lse, anchor_ids, key_ids, self.name, products.precision)
+        return gradient
+
+
+@torch.library.custom_op(
+    "capt::accumulate",
+    mutates_args=("normaliser", "weighted_keys", "running_max", "squares", "largest"),
+    schema="(Tensor(a!) normaliser, Tensor(b!)? weighted_keys, Tensor(c!)? running_max, Tensor(d!)? squares, "
+    "Tensor(e!)? largest, Tensor q, Tensor keys, Tensor? anchor_ids, Tensor? key_ids, str impl, str precision) -> ()",
+)
+def _accumulate(
+    normaliser: Tensor,
+    weighted_keys: Tensor | None,
+    running_max: Tensor | None,
+    squares: Tensor | None,
+    largest: Tensor | None,
+    q: Tensor,
+    keys: Tensor,
+    anchor_ids: Tensor | None,
+    key_ids: Tensor | None,
+    impl: str,
+    precision: str,
+) -> None:
+    sums = SoftmaxSums(normaliser, weighted_keys, running_max, squares, largest)
+    KERNELS[impl].accumulate(sums, q, keys, _ids(anchor_ids, key_ids), _products(precision))
+
+
+@torch.library.custom_op(
+    "capt::key_gradient",
+    mutates_args=(),
+    schema="(Tensor q, Tensor keys, Tensor lse, Tensor? anchor_ids, Tensor? key_ids, str impl, str precision)"
+    " -> Tensor",
+)
+def _key_gradient(
+    q: Tensor,
+    keys: Tensor,
+    lse: Tensor,
+    anchor_ids: Tensor | None,
+    key_ids: Tensor | None,
+    impl: str,
+    precision: str,
+) -> Tensor:
+    return KERNELS[impl].key_gradient(q, keys, lse, _ids(anchor_ids, key_ids), _products(precision))
+
+
+@_key_gradient.register_fake
+def _(q: Tensor, keys: Tensor, lse: Tensor, *others: object) -> Tensor:
+    return lse.new_empty(keys.shape)
+
+
+def _ids(anchors: Tensor | None, keys: Tensor | None) -> InstanceIds | None:
+    return None if anchors is None or keys is None else InstanceIds(anchors, keys)
+
+
+def _products(precision: str) -> Products:
+    return Products(precision)  # type: ignore[arg-type]
+
+
+KERNELS: dict[str, Kernel] = {name: CompilableKernel(name) for name in _PLAIN}
