@@ -82,7 +82,11 @@ def test_lines_of_plain_and_packed_files(tmp_path: Path) -> None:
         ("empty.txt", b"", "empty.txt: the file is empty"),
         ("latin.txt", b"fine\nna\xefve\n", "latin.txt, line 2: not UTF-8 text .byte 0xef."),
         ("not.gz", b"plain text", "not.gz, after line 0: damaged gzip file"),
-        ("cut.gz", gzip.compress(b"".join(b"%d\n" % i for i in range(9999)), mtime=0)[:-2000], "cut.gz, after line [1-9]"),
+        (
+            "cut.gz",
+            gzip.compress(b"".join(b"%d\n" % i for i in range(9999)), mtime=0)[:-2000],
+            "cut.gz, after line [1-9]",
+        ),
     ],
 )
 def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:

@@ -142,7 +142,11 @@ def test_text_that_does_not_fit(folder: Path, content: str, more: dict[str, str]
     [
         ("x.valid.txt", b"\xff\xfe\x00", r"x\.valid\.txt, line 1: not UTF-8 text \(byte 0xff\); convert it with iconv"),
         ("x.valid.txt", "a\nb c".encode("utf-16-le"), r"x\.valid\.txt, line 1: binary, not text \(NUL\)"),
-        ("y.valid.txt.gz", _damaged(gzip.compress(b"a b\n" * 99, mtime=0)), r"y\.valid\.txt\.gz, after line 0: damaged"),
+        (
+            "y.valid.txt.gz",
+            _damaged(gzip.compress(b"a b\n" * 99, mtime=0)),
+            r"y\.valid\.txt\.gz, after line 0: damaged",
+        ),
     ],
 )
 def test_binary_text_is_refused(folder: Path, name: str, content: bytes, message: str) -> None:
