@@ -63,10 +63,12 @@ def check_model(model: RobertaConfig, length: int, tokenizer_folder: Path | None
     Raises:
         UserError: what the start of the job would raise for the same files.
     """
+    init = model.init
+    if init is None and tokenizer_folder is None:  # nothing to read, and numpy is not needed
+        return []
     from pretrain.models.hf_folder import read_description
     from tokenizer.encode import load_tokenizer
 
-    init = model.init
     if init is not None and hub_id(init) is None:
         config, own = read_description(init)
         local = tokenizer_folder is not None and hub_id(tokenizer_folder) is None
