@@ -12,6 +12,7 @@ from tokenizers import normalizers
 
 from pretrain.base.atomic import new_folder
 from pretrain.base.errors import DataError
+from pretrain.base.files import read_bytes
 from tokenizer.check import LINES, agreement, check_round_trip, check_with_transformers
 from tokenizer.encode import TextTokenizer
 from tokenizer.pieces import CONTROL, TRAINED_HERE, UNKNOWN, to_tokenizer, unicode_steps
@@ -48,7 +49,7 @@ def export(
         lines = iter(texts)
         first = list(islice(lines, 2 * LINES))
         compared = write_folder(
-            path.read_bytes(),
+            read_bytes(path),
             folder,
             path,
             texts=chain(first, lines),

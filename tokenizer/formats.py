@@ -1,6 +1,7 @@
 """The four kinds of tokenizer folder, opened as one: a ``tokenizers`` pipeline and the special tokens it declares.
 
-Every file and key that changes ids counts as it does for ``AutoTokenizer``, or is refused by name.
+Every file and key that changes ids counts as it does for ``AutoTokenizer``, or is refused by name. The lower case of
+sentence-transformers, which no file of transformers tells of, counts as it does there.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ _DECLARED = (
 
 
 _DEBERTA = "spm.model"
+_SENTENCE_CONFIGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+"""What ``sentence_*_config.json`` is called, in the order in which sentence-transformers looks for it."""
 
 
 class _Token(Record):
@@ -139,6 +142,7 @@ def open_folder(path: Path) -> Opened:
         else:
             raise DataError(f"{path}: {_what_is_missing(path)}")
         _add_tokens(tokenizer, folder)
+        tokenizer = _lower_cased(tokenizer, path)
         check_ids(tokenizer, path)
     longest = folder.config.model_max_length or 512
     # transformers writes 1e30 for "no limit"
@@ -261,6 +265,21 @@ def _word_piece(path: Path, folder: _Folder) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     return tokenizer
+
+
+def _lower_cased(tokenizer: Tokenizer, path: Path) -> Tokenizer:
+    """``tokenizer``, behind the step that sentence-transformers puts before all others where its file asks for it."""
+    names = (f"sentence_{name}_config.json" for name in _SENTENCE_CONFIGS)
+    name = next((name for name in names if file_in(path, name) is not None), None)
+    if name is None or not _object(path, name).get("do_lower_case"):
+        return tokenizer
+    spec = json.loads(tokenizer.to_str())
+    first = spec["normalizer"]
+    steps = first["normalizers"] if first is not None and first["type"] == "Sequence" else [first] if first else []
+    if any(step["type"] == "Lowercase" for step in steps):
+        return tokenizer
+    spec["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *steps]}
+    return Tokenizer.from_str(json.dumps(spec))
 
 
 def _sentencepiece_of_deberta(path: Path, config: _Config) -> Tokenizer:

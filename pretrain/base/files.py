@@ -24,18 +24,25 @@ from pretrain.base.errors import ConfigError, DataError, UserError
 SMALL = 64 << 20
 """Bytes that a manifest, a status or a configuration may have at most."""
 
+_POINTER, _MOST_POINTER = b"version https://git-lfs.github.com/spec/", 1024
+"""The beginning of what a clone without Git LFS has in the place of a large file, and its bytes at most."""
+
 
 @contextmanager
 def open_regular(path: Path, *, error: type[UserError] = DataError) -> Iterator[BufferedReader]:
     """Open a file for reading if it is a regular file (a link to one counts), without waiting for a FIFO's writer.
 
     Raises:
-        UserError: of the class ``error``: it is a folder, a FIFO, a socket or a device. ``OSError`` passes.
+        UserError: of the class ``error``: it is a folder, a FIFO, a socket or a device, or the pointer that Git LFS
+            has in the place of a file. ``OSError`` passes.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise error(f"{path}: not a regular file")
+        if status.st_size <= _MOST_POINTER and os.pread(descriptor, len(_POINTER), 0) == _POINTER:
+            raise error(f"{path}: a pointer of Git LFS, not the file that it names; `git lfs pull` fetches that")
         file = os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)

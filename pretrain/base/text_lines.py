@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pretrain.base.errors import DataError
+from pretrain.base.files import open_regular
 
 LONGEST_LINE = 64 << 20
 """Bytes of a line of text at most: a small archive may hold a line of terabytes."""
@@ -73,8 +74,8 @@ def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = N
             raise DataError(f"{path}: the file is empty")
         done = 0
         try:
-            with path.open("rb") as raw:
-                for line in _with_progress(raw, path.suffix == ".gz", progress):
+            with open_regular(path) as raw:
+                for line in _with_progress(raw, path, progress):
                     yield line.decode("utf-8-sig").rstrip("\r\n")
                     done += 1
         except UnicodeDecodeError as error:
@@ -84,14 +85,12 @@ def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = N
             raise DataError(f"{path}, after line {done}: damaged gzip file ({error})") from error
 
 
-def _with_progress(raw: IO[bytes], packed: bool, progress: Callable[[int], None] | None) -> Iterator[bytes]:
+def _with_progress(raw: IO[bytes], path: Path, progress: Callable[[int], None] | None) -> Iterator[bytes]:
     reported = 0
-    with unpacked(raw, Path(raw.name)) if packed else raw as lines:
+    with unpacked(raw, path) if path.suffix == ".gz" else raw as lines:
         for number, line in enumerate(iter(partial(lines.readline, LONGEST_LINE), b"")):
             if len(line) == LONGEST_LINE:
-                raise DataError(
-                    f"{raw.name}, line {number + 1}: over {LONGEST_LINE:,} bytes, more than a line may have"
-                )
+                raise DataError(f"{path}, line {number + 1}: over {LONGEST_LINE:,} bytes, more than a line may have")
             if progress is not None and number % 1024 == 0:
                 progress(raw.tell() - reported)
                 reported = raw.tell()

@@ -25,6 +25,12 @@ from pretrain.base.verification import Verifier
 from pretrain.data.corpus import PASSAGE, Corpus, Missing, Piece, TextColumn, row_pieces
 
 _CHUNK = 1 << 20
+_FORMS = (
+    ((b"\xff\xfe", b"\xfe\xff"), "it begins as UTF-16 does; convert it: iconv -f utf-16 -t utf-8"),
+    ((b"\x1f\x8b",), "it is packed with gzip; unpack it, or name it .gz"),
+    ((b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh91AY", b"PK\x03\x04"), "it is an archive, or packed; unpack it"),
+)
+"""Beginnings of files that are no UTF-8 text, and what to do: converted from a guessed encoding they are nonsense."""
 _ROWS_WITHOUT_COLUMN = 1000
 """A JSON file whose first rows, so many of them, lack the column is not read to its end."""
 _LONGEST_ROW = 1 << 26
@@ -140,11 +146,13 @@ class FileCorpus(Corpus):
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
-                raise DataError(f"{path}, line {number}, column {error.colno}: not JSON ({error.msg})") from None
+                hint = _LIST if line.lstrip().startswith("[") else ""
+                raise DataError(f"{path}, line {number}, column {error.colno}: not JSON ({error.msg}){hint}") from None
             except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
                 raise DataError(f"{path}, line {number}: not JSON that can be read ({error})") from None
             if not isinstance(row, dict):
-                raise DataError(f"{path}, line {number}: a JSON object is needed, this is a {type(row).__name__}")
+                hint = _LIST if isinstance(row, list) else ""
+                raise DataError(f"{path}, line {number}: a JSON object is needed, this is a {type(row).__name__}{hint}")
             where = f"{path}, line {number}"
             if self._column in row:
                 known = True
@@ -195,6 +203,7 @@ def _size(column: pyarrow.Array) -> int:
     return int(pyarrow.compute.sum(lengths, min_count=0).as_py())
 
 
+_LIST = "; write one object a line: jq -c '.[]' FILE"
 _TABLE_HINTS = dict.fromkeys((".csv", ".tsv"), "; write a table as .parquet, or as .jsonl (an object a row)")
 
 FileReader = Callable[[FileCorpus, Path, io.BufferedReader], Iterator[Piece]]
@@ -315,10 +324,13 @@ def _diagnose(path: Path) -> str:
     number, offset, rest = 1, 0, b""
 
     def not_utf8(byte: int, at: int) -> str:
+        if form is not None:
+            return f"{path} is not UTF-8 text: {form[1]}"
         where = f"byte 0x{byte:02x} at line {number}, byte {at}"
-        return f"{path} is not UTF-8: {where}; convert it, for example with iconv -f latin1 -t utf-8"
+        return f"{path} is not UTF-8: {where}; convert it from the encoding that it has: iconv -f ENCODING -t utf-8"
 
     with open_regular(path) as raw, _open(path, raw) as file, _whole_gzip(path):
+        form = next((form for form in _FORMS if file.peek(8).startswith(form[0])), None)
         while chunk := file.readline(_CHUNK):
             piece = rest + chunk
             whole = len(piece)

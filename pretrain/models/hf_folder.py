@@ -7,6 +7,7 @@ safetensors are opened; only regular files with plain names inside the folder ar
 
 from __future__ import annotations
 
+import logging
 import re
 import stat
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ from tokenizer.encode import TextTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 _MAX_JSON_BYTES = 4_000_000
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -149,13 +152,17 @@ def _refuse_code(value: Any, path: Path, where: str) -> None:
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of ``model.safetensors``, or of the shards that ``model.safetensors.index.json`` names.
 
+    Of a folder that has both, transformers reads the former, whichever is older; so is it here, with a warning.
+
     Raises:
         CheckpointError: no safetensors (pickles are never opened), a shard that is not a regular file of this folder,
             a damaged file, or an index that disagrees with its shards.
     """
-    index = folder / "model.safetensors.index.json"
-    if not index.exists():
-        return read_tensor_file(folder / "model.safetensors")
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.exists() and index.exists():
+        logger.warning("%s: read as transformers does; %s beside it is not: remove one of them", whole, index.name)
+    if whole.exists() or not index.exists():
+        return read_tensor_file(whole)
     try:
         weight_map = _Index.model_validate(read_json(index)).weight_map
     except ValidationError as error:
@@ -201,6 +208,8 @@ def read_tensor_file(path: Path) -> dict[str, Tensor]:
 def open_tensors(path: Path) -> Iterator[Any]:
     """``safetensors.safe_open`` of a regular file of this folder. Raises ``CheckpointError`` for a damaged one."""
     require_regular(path)
+    with safe_files.open_regular(path, error=CheckpointError):  # names a pointer of Git LFS
+        pass
     try:
         with safe_open(path, framework="pt") as file:
             yield file

@@ -27,14 +27,14 @@ _SNAPSHOT = re.compile(r"models--(?P<user>[\w.-]+?)--(?P<name>[\w.-]+)/snapshots
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "vocab.txt",
+    "merges.txt", "vocab.txt", "sentence_*_config.json",
 )  # fmt: skip
 ENCODER_FILES = (
     "config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json",
     "capt_head.safetensors", *TOKENIZER_FILES,
 )  # fmt: skip
 SENTENCE_FILES = (
-    *ENCODER_FILES, "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+    *ENCODER_FILES, "modules.json", "config_sentence_transformers.json",
     "?_*/config.json", "?_*/model.safetensors",
 )  # fmt: skip
 """The files that each kind of reader opens, as patterns of the hub client."""

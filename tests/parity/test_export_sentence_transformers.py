@@ -1,8 +1,12 @@
-"""Our sentence-transformers folders: the legacy form to the letter, and our embeddings from the installed release."""
+"""Our sentence-transformers folders: the legacy form to the letter, and our embeddings from the installed release.
+
+And its own folders: their ids are read as it gives them.
+"""
 
 from __future__ import annotations
 
 import json
+import random
 import socket
 
 import pytest
@@ -14,6 +18,8 @@ from pretrain.convert import sentence_transformers as st
 from pretrain.convert.reference import LONG_TEXT, TEXTS, embed, tokenize
 from pretrain.convert.sentence_transformers import export_sentence_transformers
 from tests.unit.convert.models import CARD, config, model, tokenizer
+from tests.unit.tokenizer import test_folders as folders
+from tokenizer.encode import load_tokenizer
 
 ROOT_FILES = [
     "1_Pooling", "2_Dense", "3_Dense", "4_Normalize", "README.md", "config.json", "config_sentence_transformers.json",
@@ -111,3 +117,30 @@ def test_a_wrong_export_is_refused_and_leaves_nothing(tmp_path, monkeypatch, mis
     with pytest.raises(CheckpointError, match="nothing written"):
         export(tmp_path / "out", config())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_lower_case_of_its_folders(tmp_path):
+    """Its file, beside a tokenizer that keeps capitals, changes ids although no file of transformers says so."""
+    from sentence_transformers import SentenceTransformer
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    bert = BertModel(BertConfig(vocab_size=400, max_position_embeddings=64, **sizes))
+    lowered = 0
+    for number in range(24):
+        folder, rng = tmp_path / str(number), random.Random(number)
+        bert.save_pretrained(folder)
+        folders.write(folder, rng)
+        before = folders.opened(folder)
+        if isinstance(before, str):
+            continue
+        options = {"max_seq_length": 32, "do_lower_case": rng.random() < 0.7}
+        (folder / f"sentence_{rng.choice(('bert', 'xlm-roberta'))}_config.json").write_text(json.dumps(options))
+        modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        ours, theirs = load_tokenizer(folder), SentenceTransformer(str(folder), device="cpu").tokenizer
+        for text in folders.TEXTS:
+            ids = ours.backend.encode(text, add_special_tokens=False).ids
+            assert ids == theirs(text, add_special_tokens=False)["input_ids"], f"{text!r}\n{folders.content(folder)}"
+            lowered += ids != before.backend.encode(text, add_special_tokens=False).ids
+    assert lowered > 10

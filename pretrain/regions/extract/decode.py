@@ -20,8 +20,9 @@ _GREYS_OF_16_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
 def decode(content: bytes, most_pixels: int) -> Image.Image:
     """The picture in a file's bytes, upright and in RGB.
 
-    The rotation that EXIF asks for is applied. What is transparent lies on white. Greys of 16 bits keep their upper 8.
-    Of several pictures in an MPO, as telephones write it, the first is taken.
+    The rotation that EXIF asks for is applied; EXIF that cannot be read asks for none. What is transparent lies on
+    white. Greys of 16 bits keep their upper 8. Of several pictures in an MPO, as telephones write it, the first is
+    taken.
 
     Raises:
         DataError: it is none of `FORMATS`, damaged, truncated, animated, without pixels, of more than ``most_pixels``,
@@ -64,9 +65,9 @@ def _check(image: Image.Image, most_pixels: int) -> None:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    from PIL import Image, ImageOps
+    from PIL import Image
 
-    image = ImageOps.exif_transpose(image)
+    image = _upright(image)
     if image.mode in _GREYS_OF_16_BITS:
         return image.point(lambda grey: grey * (1 / 256), "L").convert("RGB")
     if image.mode in ("I", "F"):
@@ -75,3 +76,25 @@ def _rgb(image: Image.Image) -> Image.Image:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     return image.convert("RGB")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    from PIL import ExifTags, Image
+
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+    except MemoryError:
+        raise
+    except Exception:  # no TIFF header, a directory that ends early: the pixels are whole nevertheless
+        return image
+    turns = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }
+    # not ImageOps.exif_transpose, which fails where the other entries of EXIF cannot be written again
+    return image.transpose(turns[orientation]) if orientation in turns else image

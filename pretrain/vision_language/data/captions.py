@@ -91,26 +91,34 @@ def read_own(document: Document) -> list[Example]:
 def read_table(document: Document) -> list[Example]:
     """Captions as a table; other columns than ``image`` and ``caption`` are not read.
 
+    A cell between double quotes may hold separators and line ends. Both in one cell between tabs are rows that a quote
+    has joined which was text: many tools write such tables without quotes.
+
     Raises:
-        DataError: a row has another number of columns than the first line, or no image or caption.
+        DataError: a row has another number of columns than the first line, or no image or caption; a quote that is
+            open, or goes on behind its end; a column of which the first line has two.
     """
     separator = _separator(document.rows[0])
     reader = csv.reader((f"{line}\n" for line in document.rows), delimiter=separator, strict=True)
     header = _cells(document.rows[0], separator)
+    if twice := next((name for name in ("image", "caption") if header.count(name) > 1), None):
+        raise DataError(f"{document.place(0)}: the column {twice} stands twice; leave one of the two out")
     next(reader)
 
     def rows() -> Iterator[tuple[str, object]]:
         first = 1
-        for cells in reader:
-            place, first = document.place(first), reader.line_num
-            if len(cells) != len(header):
-                raise DataError(f"{place}: {len(cells)} columns, and {len(header)} in the first line")
-            yield place, dict(zip(header, (cell.strip() for cell in cells), strict=True))
+        try:
+            for cells in reader:
+                place, first = document.place(first), reader.line_num
+                if separator == "\t" and any("\t" in cell and "\n" in cell for cell in cells):
+                    raise DataError(f"{place}: a double quote joins rows of the table; {_QUOTES}")
+                if len(cells) != len(header):
+                    raise DataError(f"{place}: {len(cells)} columns, and {len(header)} in the first line")
+                yield place, dict(zip(header, (cell.strip() for cell in cells), strict=True))
+        except csv.Error as problem:
+            raise DataError(f"{document.place(first)}: not a row of a table: {problem}; {_QUOTES}") from None
 
-    try:
-        return _own_examples(checked(_OwnCaption, rows()))
-    except csv.Error as problem:
-        raise DataError(f"{document.path}: not a table of columns: {problem}") from None
+    return _own_examples(checked(_OwnCaption, rows()))
 
 
 def _own_examples(rows: Iterable[tuple[str, _OwnCaption]]) -> list[Example]:
@@ -120,6 +128,9 @@ def _own_examples(rows: Iterable[tuple[str, _OwnCaption]]) -> list[Example]:
         for caption in [row.caption] if isinstance(row.caption, str) else row.caption:
             examples.append(Example(len(examples), (picture,), caption))
     return examples
+
+
+_QUOTES = """write a cell that begins with a double quote as "..." with each quote in it doubled"""
 
 
 def _separator(header: str) -> str:

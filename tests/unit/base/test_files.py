@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,15 @@ import pytest
 from launcher.commands.options import echo_json
 from pretrain.base import files as safe_files
 from pretrain.base.atomic import new_file
-from pretrain.base.errors import CheckpointError, ConfigError, DataError, user_text
+from pretrain.base.errors import CheckpointError, ConfigError, DataError, UserError, user_text
+from pretrain.base.text_lines import read_lines
+from pretrain.data.files import FileCorpus
+from pretrain.embeddings.vectors.read import read_vectors
+from pretrain.models.hf_folder import read_json as read_model_json
+from pretrain.models.hf_folder import read_tensor_file
+from pretrain.vision_language.data.read import read_examples
+from tokenizer.encode import load_tokenizer
+from tokenizer.pieces import read_model
 
 
 def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
@@ -156,3 +165,31 @@ def test_a_file_of_text_follows_no_link_that_was_put_where_it_is_written_first(t
     assert precious.read_text() == "precious"
     assert not (tmp_path / "y.txt").exists()
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".tmp") == []
+
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 498818054\n"
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "c.txt": lambda path: list(FileCorpus([path], "text", None).pieces()),
+    "c.jsonl": lambda path: list(FileCorpus([path], "text", None).pieces()),
+    "c.txt.gz": lambda path: list(FileCorpus([path], "text", None).pieces()),
+    "c.parquet": lambda path: list(FileCorpus([path], "text", None).pieces()),
+    "lines.txt": lambda path: list(read_lines([path])),
+    "vectors.txt": read_vectors,
+    "questions.json": lambda path: read_examples([path]),
+    "model.safetensors": read_tensor_file,
+    "config.json": read_model_json,
+    "tokenizer.json": lambda path: load_tokenizer(path.parent),
+    "vocab.txt": lambda path: load_tokenizer(path.parent),
+    "spm.model": read_model,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_pointer_of_git_lfs_is_no_file_of_any_kind(tmp_path: Path, name: str) -> None:
+    """A clone without Git LFS has three lines of text in the place of each large file, whatever its name says."""
+    (tmp_path / name).write_text(POINTER)
+    with pytest.raises(UserError, match=r"a pointer of Git LFS, .* `git lfs pull`"):
+        READERS[name](tmp_path / name)
+    (tmp_path / "prose.txt").write_text(POINTER + "is how such a pointer begins.\n" * 100)
+    assert len(list(read_lines([tmp_path / "prose.txt"]))) == 103

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import os
 import re
 import tracemalloc
@@ -106,13 +107,34 @@ BAD = {
     "blank": ("a.txt", b"\n \n\n", "holds no text"),
     "blank rows": ("a.jsonl", b'{"text": ""}\n{"text": " "}\n', "holds no text"),
     "binary": ("a.txt", b"text\nmore\0text", "a.txt is binary, not text: NUL at line 2, byte 9"),
-    "utf-16": ("a.txt", "text".encode("utf-16"), "not UTF-8: byte 0xff at line 1, byte 0"),
+    "utf-16": (
+        "a.txt",
+        "text".encode("utf-16"),
+        "not UTF-8 text: it begins as UTF-16 does; convert it: iconv -f utf-16",
+    ),
+    "utf-16 rows": ("a.jsonl", b"\xfe\xff" + '{"text": "a"}'.encode("utf-16-be"), "it begins as UTF-16 does"),
+    "gzip by another name": (
+        "a.txt",
+        gzip.compress(b"one two\n" * 9),
+        "it is packed with gzip; unpack it, or name it .gz",
+    ),
+    "packed twice": ("a.txt.gz", gzip.compress(b"one two\n" * 9), "it is packed with gzip; unpack it, or name it .gz"),
+    "xz": ("a.txt", lzma.compress(b"one two\n" * 9), "it is an archive, or packed; unpack it"),
     "latin-1": ("a.txt", b"one\ntwo\ncaf\xe9\n", "not UTF-8: byte 0xe9 at line 3, byte 11; convert it"),
     "latin-1 in gz": ("a.txt.gz", b"one\ntwo\ncaf\xe9\n", "not UTF-8: byte 0xe9 at line 3, byte 11"),
     "latin-1 far in": ("a.txt", b"ok \xc3\xa9\n" * 30_000 + b"\xe9", "at line 30001, byte 180000"),
     "cut in a character": ("a.txt", b"caf\xc3", "not UTF-8: byte 0xc3 at line 1, byte 3"),
     "json": ("a.jsonl", b'{"text": "a"}\n{"text": }\n', "a.jsonl, line 2, column 10: not JSON"),
-    "json list": ("a.jsonl", b"[1]\n", "a.jsonl, line 1: a JSON object is needed, this is a list"),
+    "json list": (
+        "a.jsonl",
+        b"[1]\n",
+        "a.jsonl, line 1: a JSON object is needed, this is a list; write one object a line: jq",
+    ),
+    "json list of lines": (
+        "a.json",
+        b'[\n {"text": "a"}\n]\n',
+        "a.json, line 1, column 1: not JSON .*; write one object a line: jq",
+    ),
     "json key": ("a.jsonl", b'{"text": "a"}\n{"txt": "b"}\n', "line 2: there is no 'text' .*; did you mean 'txt'"),
     "json key, none near": ("a.jsonl", b'{"id": 1, "body": "b"}\n', "there is no 'text' .*; it has 'id', 'body'"),
     "json null": ("a.jsonl", b'{"text": null}\n', "line 1: 'text' has no text; data.missing=skip leaves such rows out"),

@@ -134,6 +134,22 @@ def test_shards_are_joined(tmp_path):
     refused(lambda: read_tensors(tmp_path), "b, c")
 
 
+def test_one_file_comes_before_shards_as_transformers_has_it(tmp_path, caplog):
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    for layout in ({}, {"max_shard_size": "2KB"}):  # the second save leaves the file of the first where it is
+        model = BertModel(BertConfig(vocab_size=50, max_position_embeddings=16, **sizes))
+        model.save_pretrained(tmp_path / ("sharded" if layout else "whole"), **layout)
+    for path in (tmp_path / "sharded").iterdir():
+        (tmp_path / "whole" / path.name).write_bytes(path.read_bytes())
+    expected = BertModel.from_pretrained(tmp_path / "whole").state_dict()
+    found = read_tensors(tmp_path / "whole")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+    assert found.keys() == read_tensors(tmp_path / "sharded").keys()
+    assert "model.safetensors.index.json beside it is not" in caplog.text
+
+
 @pytest.mark.parametrize(
     "name", ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "x.bin", ".hidden.safetensors", "", 7, None]
 )

@@ -102,7 +102,7 @@ def _unusual(spec: dict[str, Any], rng: random.Random) -> None:
         spec["model"]["max_input_chars_per_word"] = 2
 
 
-def _write(folder: Path, rng: random.Random) -> None:
+def write(folder: Path, rng: random.Random) -> None:
     """A random folder, of two kinds and both formats, with random files and keys that are or are not for ids."""
     bert, files = rng.random() < 0.5, rng.random() < 0.5
     pieces = WORD_PIECES if bert else BYTE_PIECES
@@ -164,11 +164,11 @@ REFUSALS = (
 )
 
 
-def _content(folder: Path) -> str:
+def content(folder: Path) -> str:
     return "\n".join(f"{p.name}: {p.read_text()[-700:]}" for p in sorted(folder.iterdir()) if "vocab" not in p.name)
 
 
-def _opened(folder: Path) -> TextTokenizer | str:
+def opened(folder: Path) -> TextTokenizer | str:
     """The tokenizer, or the reason why it is refused."""
     try:
         return load_tokenizer(folder)
@@ -181,23 +181,23 @@ def test_ids_are_those_of_transformers_or_a_key_is_refused(tmp_path: Path) -> No
     for number, rng in inputs("tokenizer folders"):
         folder = tmp_path / str(number)
         folder.mkdir()
-        _write(folder, rng)
-        ours = _opened(folder)
+        write(folder, rng)
+        ours = opened(folder)
         if isinstance(ours, str):
             reason = next((word for word in REFUSALS if word in ours), None)
-            assert reason is not None, f"{ours}\n{_content(folder)}"
+            assert reason is not None, f"{ours}\n{content(folder)}"
             seen[reason] += 1
             continue
         theirs = AutoTokenizer.from_pretrained(folder)
         for text in TEXTS:
             expected = theirs(text, add_special_tokens=False, padding=False)["input_ids"]
-            assert ours.backend.encode(text, add_special_tokens=False).ids == expected, f"{text!r}\n{_content(folder)}"
-        assert ours.vocab_size == len(theirs), _content(folder)
+            assert ours.backend.encode(text, add_special_tokens=False).ids == expected, f"{text!r}\n{content(folder)}"
+        assert ours.vocab_size == len(theirs), content(folder)
         for pair in (TEXTS[:1], TEXTS[:2]):
             given, expected = ours.backend.encode(*pair).ids, theirs(*pair)["input_ids"]
             # one that puts nothing around a text, as GPT-2's, gets our template
             if len(expected) > len(theirs(*pair, add_special_tokens=False)["input_ids"]):
-                assert given == expected, _content(folder)
+                assert given == expected, content(folder)
         seen["equal"] += 1
     assert seen["equal"] > sum(seen.values()) / 3, seen
     assert len(seen) > 4, seen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -58,6 +59,35 @@ def test_the_rotation_that_exif_asks_for_is_applied(orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     assert (_decoded(as_bytes(picture(), exif=exif)) == turns[orientation](np.asarray(picture()))).all()
+
+
+def _segment(exif: bytes) -> bytes:
+    """A JPEG whose EXIF is these bytes, which Pillow would not write."""
+    whole = as_bytes(picture(), "JPEG")
+    return whole[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 8) + b"Exif\0\0" + exif + whole[2:]
+
+
+SIX = b"\x12\x01\x03\0\x01\0\0\0\x06\0\0\0"  # the entry that asks for a quarter of a turn
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+@pytest.mark.parametrize(
+    "exif",
+    [b"", b"b'Exif\\x00\\x00MM'", b"\0\x08\0\x02\x01\x12\0\x03", b"II*\0\xff\xff\xff\xff", b"II*\0\x08\0\0\0\x01",
+     b"II*\0\x08\0\0\0\x01\0" + SIX.replace(b"\x06", b"\x63")],
+)  # fmt: skip
+def test_exif_that_says_nothing_costs_no_picture(exif: bytes) -> None:
+    content = _segment(exif)
+    assert (_decoded(content) == np.asarray(Image.open(BytesIO(content)))).all()
+    for kind in ("PNG", "WEBP"):
+        assert _decoded(as_bytes(picture(), kind, exif=b"Exif\0\0" + exif)).shape == (40, 60, 3), kind
+
+
+def test_a_rotation_is_applied_whatever_else_exif_holds() -> None:
+    broken = b"\x0f\x01\x02\0\xff\xff\0\0\xff\xff\0\0"  # the maker's name, far behind the end
+    content = _segment(b"II*\0\x08\0\0\0\x02\0" + SIX + broken)
+    with pytest.warns(UserWarning, match="EXIF|Tag data"):
+        assert _decoded(content).shape == (60, 40, 3)
 
 
 def test_the_ending_of_a_name_does_not_matter_but_the_format_does() -> None:

@@ -6,6 +6,7 @@ import copy
 import csv
 import gzip
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -285,7 +286,10 @@ def test_a_picture_may_have_a_number_and_several_captions(tmp_path: Path) -> Non
     [
         ("c.csv", "image,caption\na.jpg,A\nb.jpg\n", "c.csv, line 3: 1 columns, and 2 in the first line"),
         ("c.csv", "image,caption\na.jpg,\n", "c.csv, line 2: caption"),
-        ("c.csv", 'image,caption\na.jpg,"open\n', "c.csv: not a table of columns"),
+        ("c.csv", 'image,caption\na.jpg,"open\n', "c.csv, line 2: not a row of a table"),
+        ("c.tsv", 'image\tcaption\na.jpg\tA\nb.jpg\t"B" says a sign\n', "c.tsv, line 3: .*each quote in it doubled"),
+        ("c.tsv", 'image\tcaption\na.jpg\t"A\nb.jpg\tB"\nc.jpg\tC\n', "c.tsv, line 2: .*joins rows"),
+        ("c.csv", "image,caption,image\na.jpg,A,b.jpg\n", "c.csv, line 1: the column image stands twice"),
         ("c.csv", "picture,caption\na.jpg,A\n", "not a known form.*rows of image and caption"),
         ("c.jsonl", '{"image": "a", "caption": "A"}\n{"image": "b"}\n', "c.jsonl, line 2: caption"),
         ("c.jsonl", '{"image": "a", "caption": "A"}\n{"image": [], "caption": "A"}\n', "c.jsonl, line 2: image"),
@@ -294,6 +298,25 @@ def test_a_picture_may_have_a_number_and_several_captions(tmp_path: Path) -> Non
 def test_own_captions_that_lack_something_are_named(tmp_path: Path, name: str, text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_examples([forms.write(tmp_path / name, text)])
+
+
+def test_quotes_that_are_text_never_join_rows_of_a_table(tmp_path: Path) -> None:
+    """Rows between tabs as other tools write them, with quotes wherever people type them: read whole, or refused."""
+    rng, whole = random.Random(0), 0
+    for _ in range(400):
+        texts = ["".join(rng.choice(('"', "a", " b", "'")) for _ in range(rng.randint(1, 4))) for _ in range(4)]
+        columns = rng.choice(("image\tcaption", "caption\timage"))
+        rows = [f"{i}.jpg\tx{text}" if rng.random() < 0.5 else f"{i}.jpg\t{text}x" for i, text in enumerate(texts)]
+        if columns.startswith("caption"):
+            rows = ["\t".join(reversed(row.split("\t"))) for row in rows]
+        path = forms.write(tmp_path / "c.tsv", "\n".join([columns, *rows]) + "\n")
+        try:
+            examples = read_examples([path])
+        except DataError:
+            continue
+        assert [row.pictures for row in examples] == [(str(i),) for i in range(4)], rows
+        whole += 1
+    assert 40 < whole < 360
 
 
 def test_the_fields_that_the_guide_shows_are_those_that_are_read(tmp_path: Path) -> None:
