@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from typing import Annotated, Any
 
 import typer
@@ -59,11 +62,10 @@ def list_jobs(json: o.Json = False) -> None:
     from pretrain.config.load import shipped_jobs
 
     jobs = shipped_jobs()
-    width = max(map(len, jobs))
     if json:
         o.echo_json(jobs)
     else:
-        typer.echo("\n".join(f"{name:<{width}}  {line}" for name, line in jobs.items()))
+        typer.echo(_table(jobs, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
 
 
 @app.command(epilog="\b\nExample: capt config schema capt_language > schema.json")
@@ -92,6 +94,18 @@ def diff(
         return
     for key in keys:
         typer.echo(f"{key}: {_as_yaml(first, key)} -> {_as_yaml(second, key)}")
+
+
+def _table(jobs: dict[str, str], columns: int | None) -> str:
+    """A line for each job; with the ``columns`` of a terminal, what does not fit is continued below its beginning."""
+    width = max(map(len, jobs)) + 2
+    lines = [f"{name:<{width}}{line}" for name, line in jobs.items()]
+    if columns is not None:
+        wrap = textwrap.TextWrapper(
+            max(columns, width + 20), subsequent_indent=" " * width, break_on_hyphens=False, break_long_words=False
+        )
+        lines = [wrap.fill(line) for line in lines]
+    return "\n".join(lines)
 
 
 def _as_yaml(job: dict[str, Any], key: str) -> str:

@@ -67,7 +67,7 @@ def encode(
         o.echo_json([{"sentence": sentence, "vector": code} for sentence, code in zip(given, codes, strict=True)])
         return
     for sentence, code in zip(given, codes, strict=True):
-        typer.echo("\t".join([sentence, *(f"{value:.6g}" for value in code)]))
+        o.say("\t".join([" ".join(sentence.split()), *(f"{value:.6g}" for value in code)]))
 
 
 @app.command(epilog="\b\nExample: capt latent reconstruct runs/ptb_vae 'the company said it expects a profit'")

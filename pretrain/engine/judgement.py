@@ -177,7 +177,7 @@ def _by_training(training: Sequence[Row], validations: int) -> Judgement:
     """Compare the first and the last tenth of the training loss (at least five rows) with the noise of their means."""
     values = [value for _, value in _training_loss(training)]
     if len(values) < _ROWS:
-        return Judgement("too early to tell", f"{len(training)} logged steps and {validations} validations")
+        return Judgement("too early to tell", f"logged steps: {len(training)}, validations: {validations}")
     part = max(_ROWS // 2, len(values) // 10)
     first, last = values[:part], values[-part:]
     noise = math.hypot(stdev(first), stdev(last)) / math.sqrt(part)

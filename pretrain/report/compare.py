@@ -14,8 +14,9 @@ from pretrain.report.runs import RunRecord
 
 SEED = "run.seed"
 _NOT_COMPARED = (
-    SEED, "run.dir", "run.log_every", "run.tensorboard", "run.threads", "run.profile_step", "schedule.stop_after",
-    "checkpoint.", "data.cache", "data.workers", "data.verify", "loader.", "engine.timeout_minutes",
+    SEED, "run.dir", "run.resume", "run.log_every", "run.tensorboard", "run.ledger", "run.threads", "run.profile_step",
+    "schedule.stop_after", "checkpoint.", "supervise.", "data.cache", "data.workers", "data.verify", "loader.",
+    "engine.timeout_minutes",
 )  # fmt: skip
 """Keys that do not change a run's metrics; a name with a dot at the end stands for all keys of a section.
 

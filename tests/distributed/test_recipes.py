@@ -50,6 +50,26 @@ def _check_resume(folder: Path, word: str, *arguments: Any, **options: Any) -> N
         run(without, STEPS)
 
 
+def _start_twice(code: str, folder: str) -> list[list[str]]:
+    """Run a script to its end and start it again in ``folder``: the checkpoints after each time."""
+    os.chdir(folder)
+    seen = []
+    for _ in range(2):
+        exec(compile(code, str(PAGE), "exec"), {"__name__": "__main__"})
+        seen.append(sorted(path.name for path in Path("runs").glob("*/step-*")))
+    return seen
+
+
+@pytest.mark.parametrize("word", ["DistributedDataParallel(", "fully_shard(model"])
+def test_a_script_saves_on_its_way_and_may_be_started_again(word: str, tmp_path: Path) -> None:
+    (code,) = (body for body in blocks(PAGE, "python") if word in body)
+    for line in ("dist.init_process_group()", "dist.destroy_process_group()"):  # the test has done it
+        assert line in code
+        code = code.replace(line, "")
+    for seen in run_ranks(_start_twice, WORLD, code, str(tmp_path)):
+        assert seen == [["step-000050", "step-000100"]] * 2
+
+
 def test_ddp(tmp_path: Path) -> None:
     _check_resume(tmp_path, "DistributedDataParallel(")
 

@@ -16,6 +16,7 @@ import yaml
 from finetune.glue.tasks import GLUE
 from launcher.cli import main
 from launcher.cluster import load_cluster
+from launcher.commands.config import _table
 from launcher.launch_files import job_file
 from launcher.plan import Options
 from launcher.start import begin
@@ -23,7 +24,7 @@ from launcher.sweep.config import load_sweep
 from launcher.sweep.run import run_sweep
 from launcher.sweep.trials import trial_specs
 from pretrain.base.errors import ConfigError, UserError
-from pretrain.config.load import job_from_mapping, load_job, load_mapping, resolve_path
+from pretrain.config.load import job_from_mapping, load_job, load_mapping, resolve_path, shipped_jobs
 from pretrain.config.schema import Job
 from pretrain.config.writer import to_yaml
 from pretrain.engine.engines.deepspeed_config import deepspeed_config
@@ -333,3 +334,13 @@ def test_what_a_job_refuses_without_torch_its_check_refuses(
         main([*verb, "capt_tiny", "data.files=text.txt", override])
     assert end.value.code == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_the_list_of_jobs_fits_a_terminal_and_has_one_line_a_job_elsewhere(columns: int) -> None:
+    jobs = shipped_jobs()
+    plain, wrapped = _table(jobs, None).splitlines(), _table(jobs, columns).splitlines()
+    assert [line.split(maxsplit=1) for line in plain] == [[name, text] for name, text in jobs.items()]
+    assert max(map(len, wrapped)) <= columns
+    assert [line.split()[0] for line in wrapped if not line.startswith(" ")] == list(jobs)
+    assert " ".join(wrapped).split() == " ".join(plain).split()

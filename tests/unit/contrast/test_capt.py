@@ -352,3 +352,17 @@ def test_the_module_for_pairs_of_texts_is_the_loss_and_fills_the_queue_in_traini
         assert len(queue) == 10 * (step + 1)
     with pytest.raises(ConfigError, match="two columns of texts, this one has 3"):
         loss([*columns, columns[0]])
+
+
+def test_a_queue_that_may_weigh_nothing_is_seen_neither_by_the_loss_nor_by_the_diagnostics() -> None:
+    s, s_hat = unit(6, D, seed=0), unit(6, D, seed=1)
+    queue = ShardedQueue(K, D, dtype=torch.float64)
+    queue.enqueue(s, s_hat)  # the anchors themselves: nearer than any live row
+    found = []
+    for negatives, share in ((queue, 0.0), (None, None)):
+        stats = ContrastStats()
+        loss = capt_loss(s, s_hat, negatives, temperature=0.1, queue_share=share, hardness=1.0, stats=stats)
+        whole = stats.over_ranks()
+        figures = whole.top1, whole.margin, whole.positive_probability, whole.effective_negatives
+        found.append((loss.item(), whole.anchors, *figures))
+    assert found[0] == found[1]

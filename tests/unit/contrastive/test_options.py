@@ -75,6 +75,8 @@ def test_every_option_of_a_job_reaches_the_softmax(seen: list[ContrastOptions]) 
         contrast.loss(Views(rows, rows, torch.arange(4), 0.1), step=10**9)
         assert getattr(seen[-1], name) == value
         assert seen[-1].equal_rows
+        contrast.loss(Views(rows, rows, torch.arange(4), 0.1, only=torch.tensor([0, 2])), step=10**9)
+        assert not seen[-1].equal_rows  # ranks may choose different numbers of samples
 
 
 def test_an_option_without_a_queue_to_use_it_is_refused_where_it_has_no_meaning() -> None:

@@ -134,4 +134,4 @@ def test_a_posterior_without_active_units_has_collapsed() -> None:
 
 
 def test_nothing_logged_is_too_early() -> None:
-    assert _judged([]) == "too early to tell: 0 logged steps and 0 validations"
+    assert _judged([]) == "too early to tell: logged steps: 0, validations: 0"

@@ -214,7 +214,8 @@ def test_a_seed_that_was_stopped_and_resumed_is_one_more_seed(tmp_path: Path) ->
     folders = [write_run(tmp_path / f"s{seed}", seed=seed) for seed in (1, 2, 3)]
     config = yaml.safe_load((folders[1] / "config.yaml").read_text())
     config |= {"schedule": {"stop_after": 30}, "checkpoint": {"every": 10, "keep": 9}}
-    config["run"] |= {"log_every": 7, "threads": 4}
+    config["run"] |= {"log_every": 7, "threads": 4, "resume": "auto", "ledger": False}
+    config["supervise"] = {"restarts": 7}
     (folders[1] / "config.yaml").write_text(yaml.safe_dump(config))
     (group,) = compare([read_run(folder) for folder in folders]).groups
     assert group.seeds == ["1", "2", "3"]
