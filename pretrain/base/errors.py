@@ -77,11 +77,13 @@ def did_you_mean(name: str, known: Sequence[str], otherwise: str = "known:") -> 
     return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(known)}"
 
 
+FILE_LIMIT = "raise the limit of the size of a file (ulimit -f unlimited), or use a disk that takes larger ones"
 _USER_ERRNOS = {
     errno.EACCES: "",
     errno.EAGAIN: "raise the limit of processes and threads: ulimit -u",
     errno.EDQUOT: "your quota on this disk is used up (quota -s): free some space, or use another disk",
     errno.EEXIST: "",
+    errno.EFBIG: FILE_LIMIT,
     errno.EHOSTDOWN: "the file server does not answer",
     errno.EINVAL: "",
     errno.EIO: "the device is failing: look at dmesg",

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pretrain.base.atomic import sync
-from pretrain.base.errors import CheckpointError, NoSpaceError, space_remedy
+from pretrain.base.errors import FILE_LIMIT, CheckpointError, NoSpaceError, space_remedy
 from pretrain.base.files import open_for_append
 
 
@@ -99,7 +99,8 @@ def write_error(path: Path, error: Exception, need: int | None = None) -> Checkp
     if number is None and need is not None and free < need:
         number = errno.ENOSPC
     if number is None or not (remedy := space_remedy(number, path)):
-        return CheckpointError(f"{path}: could not be written: {error}")
+        limit = f"; {FILE_LIMIT}" if number == errno.EFBIG else ""
+        return CheckpointError(f"{path}: could not be written: {error}{limit}")
     needs = "" if need is None else f"the file needs {need:,} bytes, "
     return NoSpaceError(
         f"{path}: {os.strerror(number)[0].lower()}{os.strerror(number)[1:]}: {needs}{free:,} are free; {remedy}"

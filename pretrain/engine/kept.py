@@ -29,12 +29,14 @@ def kept_in_run(run_dir: Path, name: str, applies: Callable[[Job], bool], ranks:
         if newest is None or not applies(read_job(newest)) or not (newest / name).exists():
             return None
         kept = run_dir / name
-        if ranks.rank == 0 and not kept.exists():
+        if ranks.rank == 0:  # anew at each start: the copy may have lost bits, or a power cut its content
             partial = run_dir / f".{name}"
             if (newest / name).is_dir():
                 shutil.rmtree(partial, ignore_errors=True)
                 shutil.copytree(newest / name, partial, copy_function=shutil.copyfile)
             else:
                 shutil.copyfile(newest / name, partial)
-            partial.rename(kept)
+            if kept.is_dir() and not kept.is_symlink():
+                shutil.rmtree(kept)
+            partial.replace(kept)
     return kept

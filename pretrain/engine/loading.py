@@ -31,6 +31,7 @@ _POLL = 1
 """Seconds between two looks at whether a signal has come or the time is up."""
 _BEGINNING = 30.0
 """Seconds in which all workers have begun; they take milliseconds."""
+_PEEK = 0.005
 _ATTEMPTS = 3
 _GRACE = 5.0
 """Seconds that a batch may still take after a stop signal: the run then ends with the step, as it should."""
@@ -158,9 +159,18 @@ def _start_workers(steps: DataLoader[Any], begun: Any) -> Iterator[Any]:
 def _have_begun(workers: int, begun: Any) -> bool:
     until = time.monotonic() + _BEGINNING
     try:
-        return all(begun.acquire(timeout=max(0.0, until - time.monotonic())) for _ in range(workers))
+        return all(_begins(begun, until) for _ in range(workers))
     except RuntimeError as error:  # of torch, where one has died
         raise _dead_worker(error) from error
+
+
+def _begins(begun: Any, until: float) -> bool:
+    """Whether one more worker begins in time. ``acquire(timeout=...)`` counts by the wall clock, which may jump."""
+    while not begun.acquire(block=False):
+        if time.monotonic() > until:
+            return False
+        time.sleep(_PEEK)
+    return True
 
 
 def _next(arriving: Iterator[Any], number: int, loader: LoaderSection) -> Any:

@@ -52,6 +52,8 @@ class Run:
     """What is saved of the recent past of the loss; before the first step, what has been restored."""
     left_out: int = 0
     """Samples that this launch leaves out where it begins, because the loss had a spike in them."""
+    exports: Mapping[str, bytes] | None = None
+    """The task's files for every checkpoint, which rank 0 reads before the first step."""
     remarks: dict[str, str] = field(default_factory=dict)
     """What callbacks have the progress line say behind the figures, by who says it; rank 0's is shown."""
 

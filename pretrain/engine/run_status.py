@@ -24,6 +24,7 @@ from pretrain.config.schema import Job
 from pretrain.config.writer import job_to_yaml
 from pretrain.engine import interruption
 from pretrain.engine.checkpoint import read_job_of_run
+from pretrain.engine.checkpoint.folders import put_back_replaced
 from pretrain.engine.metrics_file import METRICS
 from pretrain.engine.run_folder import (
     BAD_INPUT,
@@ -78,6 +79,8 @@ class RunStatus:
         """
         self.look(job, resume=resume)  # once more: now nobody else begins a run here
         check_is_own(self.folder)
+        for path in put_back_replaced(self.folder):
+            logger.warning("%s is put back: the job was killed while it replaced it", path)
         self._older_logs = frozenset(self._logs())
         before = self._previous_status() if self.resumes else None
         if self.resumes and not resume and keys_of_another_job(self.folder, job):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from pretrain.base.errors import ConfigError
 from pretrain.base.locks import file_lock
 from pretrain.config.load import job_from_mapping
 from pretrain.engine import interruption
-from pretrain.engine.checkpoint.folders import remove_checkpoint
+from pretrain.engine.checkpoint.folders import put_back_replaced, put_in_place, remove_checkpoint, remove_leftovers
 from pretrain.engine.run_folder import BAD_INPUT, LOCK, STOPPED, read_status
 from pretrain.engine.run_status import RunStatus
 from tests.distributed.test_run import _mapping, _rows, _run
@@ -172,6 +173,19 @@ def test_nothing_is_written_where_the_run_folder_was(kind: str, tmp_path: Path) 
     assert status.state == "running"  # it could not say how it ended
 
 
+def test_a_cache_that_is_pruned_costs_no_file_of_a_checkpoint(tmp_path: Path) -> None:
+    """A task names files of the cache, one of which is gone when the second checkpoint is written."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    for name in ("a", "b"):
+        (cache / name).write_text(name)
+    fault = {"exports": str(cache), "fault": {"kind": "prune", "step": 3, "rank": 0}}
+    assert run_ranks(_run, 1, _mapping(tmp_path / "run", checkpoint={"every": 2}, **fault)) == [0]
+    assert len(list(cache.iterdir())) == 1
+    copies = tmp_path / "run" / "checkpoints" / "step-00000004" / "tokenizer"
+    assert sorted(path.read_text() for path in copies.iterdir()) == ["a", "b"]
+
+
 @pytest.mark.parametrize("kind", ["link_checkpoints", "replace_checkpoints"])
 def test_checkpoints_of_another_run_in_their_place_are_left_alone(kind: str, tmp_path: Path) -> None:
     """Whoever may write in the run folder can have another run's checkpoints pruned, which he may not write."""
@@ -197,6 +211,38 @@ def test_a_checkpoint_is_not_removed_through_a_link(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=r"Not a directory|symbolic link"):
             remove_checkpoint(path)
     assert own.is_dir()
+
+
+@pytest.mark.parametrize("calls", range(4))
+def test_a_checkpoint_is_never_lost_while_a_later_save_of_its_step_replaces_it(
+    calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill after any number of renames leaves the old checkpoint or the new one, which the next start finds."""
+
+    class Killed(BaseException):
+        pass
+
+    done: list[Path] = []
+
+    def killed(path: Path, target: Path) -> Path:
+        if len(done) == calls:
+            raise Killed
+        done.append(path)
+        os.rename(path, target)
+        return target
+
+    target = tmp_path / "checkpoints" / "step-00000004"
+    partial = target.with_name(".step-00000004.partial")
+    for folder, text in ((target, "old"), (partial, "new")):
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text(text)
+    with monkeypatch.context() as patch, suppress(Killed):
+        patch.setattr(Path, "rename", killed)
+        put_in_place(partial, target)
+    assert put_back_replaced(tmp_path) == ([target] if calls == 1 else [])
+    remove_leftovers(tmp_path)
+    assert (target / "manifest.json").read_text() == ("new" if calls > 1 else "old")
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "crashes", "log", "tensorboard", "profile"])

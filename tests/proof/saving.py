@@ -135,7 +135,7 @@ def agree(state: State, settings: Settings) -> Iterator[Move]:
             yield f"all ranks of attempt {ranks[0].gen} have sealed", state._replace(ranks=moved, visible=visible)
 
 
-@move("pretrain.engine.checkpoint.pending:PendingSave._finish")
+@move("pretrain.engine.checkpoint.pending:PendingSave._finish", "pretrain.engine.checkpoint.folders:put_in_place")
 def finish(state: State, settings: Settings) -> Iterator[Move]:
     """Rank 0 writes the manifest, durably, into the temporary folder, and then renames the folder."""
     for rank in state.ranks:

@@ -36,7 +36,7 @@ class Fault(Section):
         "none", "term", "nan", "nan_gradient", "refuse", "crash", "wait", "kill", "stop", "hang", "flip",
         "flip_master", "move", "replace", "link_checkpoints",
         "replace_checkpoints", "nan_update", "slow_data", "slow_forward", "outage", "listens",
-        "validation_refused", "validation_crash", "unfit_validation",
+        "validation_refused", "validation_crash", "unfit_validation", "prune",
     ] = "none"  # fmt: skip
     step: int = 0
     rank: int = 0
@@ -88,6 +88,8 @@ class ToyJob(Job):
     width: int = 13
     table: Literal["none", "adagrad", "sparse_adam"] = "none"
     fault: Fault = Fault()
+    exports: str = ""
+    """A folder that every checkpoint has a copy of."""
     guided: bool = False
     """Whether its validations decide something that a checkpoint has to hold."""
     bad_samples: tuple[int, ...] = ()

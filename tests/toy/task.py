@@ -116,6 +116,8 @@ class ToyTask:
             self.seen += part
         if self.job.fault.hits("nan_update", progress.step + 1):
             next(f.view for f in fragments(engine) if f.kind == WEIGHT)[0] = float("nan")
+        if self.job.fault.hits("prune", progress.step + 1):
+            next(Path(self.job.exports).iterdir()).unlink()
         for kind in ("link_checkpoints", "replace_checkpoints"):
             if self.job.fault.hits(kind, progress.step + 1):
                 folder, others = self.job.run.dir / "checkpoints", self.job.run.dir.with_name("others")
@@ -164,7 +166,7 @@ class ToyTask:
         return [f"capt report {run_dir}"]
 
     def export_files(self) -> Mapping[str, Path]:
-        return {}
+        return {"tokenizer": Path(self.job.exports)} if self.job.exports else {}
 
 
 TASK = ToyTask

@@ -14,7 +14,7 @@ from pretrain.base.errors import CheckpointError, ConfigError, NoSpaceError, Run
 from pretrain.base.locks import is_replaced
 from pretrain.engine import heartbeat, interruption
 from pretrain.engine.callbacks.best import BestCheckpoint, best_checkpoint
-from pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of
+from pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of, read_exports
 from pretrain.engine.checkpoint.folders import point, remove_checkpoint, remove_leftovers, set_aside
 from pretrain.engine.checkpoint.fragments import fragments
 from pretrain.engine.loop import Callback, Run, next_multiple
@@ -67,6 +67,11 @@ class Checkpointer(Callback):
                     logger.warning("removed %s, left by a job that was killed", leftover)
                 self._require_own(run.dir)
                 _set_aside_later_ones(run.dir, run.progress.step)
+
+    def on_ready(self, run: Run) -> None:
+        with distributed.synchronize_errors():
+            if distributed.rank() == 0:
+                run.exports = read_exports(run.task)
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
         if self._pending is not None and run.all_wrote_at > self._began:
@@ -125,7 +130,14 @@ class Checkpointer(Callback):
         self._try(run, self._commit)
         asynchronous = run.job.checkpoint.asynchronous
         self._pending = begin_save(
-            run.dir, run.job, run.engines, run.task, run.progress, asynchronous=asynchronous, spikes=run.spikes()
+            run.dir,
+            run.job,
+            run.engines,
+            run.task,
+            run.progress,
+            asynchronous=asynchronous,
+            spikes=run.spikes(),
+            exports=run.exports,
         )
         self._saved = self._began = run.progress.step
         if not asynchronous:

@@ -172,7 +172,7 @@ class EphemeralCheckpointer(Callback):
         asynchronous = distributed.device().type == "cuda"
         pending = begin_save(
             root, run.job, run.engines, run.task, run.progress, asynchronous=asynchronous, spikes=run.spikes(),
-            make=partial(EphemeralSave, hosts=self._hosts),
+            exports=run.exports, make=partial(EphemeralSave, hosts=self._hosts),
         )  # fmt: skip
         assert isinstance(pending, EphemeralSave)
         self._pending, self._began = pending, run.progress.step

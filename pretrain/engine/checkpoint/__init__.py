@@ -19,7 +19,7 @@ from pretrain.engine.checkpoint.load import (
 )
 from pretrain.engine.checkpoint.manifest import read_manifest, read_metadata
 from pretrain.engine.checkpoint.pending import PendingSave
-from pretrain.engine.checkpoint.save import begin_save, write_weights_only
+from pretrain.engine.checkpoint.save import begin_save, read_exports, write_weights_only
 
 __all__ = [
     "PendingSave",
@@ -28,6 +28,7 @@ __all__ = [
     "find_best",
     "find_checkpoint",
     "open_checkpoint",
+    "read_exports",
     "read_job",
     "read_job_of_run",
     "read_manifest",

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from pretrain.base.atomic import sync
 
+_REPLACED = ".replaced"
+
 
 def point(name: str, target: Path) -> None:
     """Let the link ``name`` (``latest``, ``best``) beside ``target`` lead to it, in one step."""
@@ -33,6 +35,38 @@ def set_aside(path: Path, why: str) -> Path:
     path.rename(kept)
     sync(path.parent)
     return kept
+
+
+def put_in_place(folder: Path, target: Path) -> None:
+    """Rename a complete checkpoint to ``target``; what is there now is removed only once its successor is durable.
+
+    A kill between the two renames leaves the old one under a hidden name, for `put_back_replaced`.
+    """
+    aside = target.with_name(f".{target.name}{_REPLACED}")
+    replaces = target.exists()
+    if replaces:
+        target.rename(aside)
+    try:
+        folder.rename(target)
+    except OSError:
+        if replaces:
+            aside.rename(target)
+        raise
+    sync(target.parent)
+    if replaces:
+        shutil.rmtree(aside, ignore_errors=True)  # else `remove_leftovers` does it
+
+
+def put_back_replaced(run_dir: Path) -> list[Path]:
+    """Rename back what a killed `put_in_place` has moved out of the way. The caller holds the folder."""
+    found = []
+    for aside in (run_dir / "checkpoints").glob(f".step-*{_REPLACED}"):
+        target = aside.with_name(aside.name[1:].removesuffix(_REPLACED))
+        if not target.exists():
+            aside.rename(target)
+            sync(target.parent)
+            found.append(target)
+    return found
 
 
 def remove_checkpoint(path: Path) -> None:
@@ -60,7 +94,7 @@ def remove_leftovers(run_dir: Path) -> list[Path]:
     """
     found = [
         path
-        for pattern in (".step-*.partial", ".step-*.removed", ".latest.tmp", ".best.tmp")
+        for pattern in (".step-*.partial", ".step-*.removed", f".step-*{_REPLACED}", ".latest.tmp", ".best.tmp")
         for path in (run_dir / "checkpoints").glob(pattern)
     ]
     for path in found:

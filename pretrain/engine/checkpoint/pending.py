@@ -20,7 +20,7 @@ from pretrain.base import distributed
 from pretrain.base.atomic import sync
 from pretrain.base.files import public_mode, write_json
 from pretrain.base.hashing import sha256
-from pretrain.engine.checkpoint.folders import point, remove_checkpoint, sync_tree
+from pretrain.engine.checkpoint.folders import point, put_in_place, sync_tree
 from pretrain.engine.checkpoint.manifest import MANIFEST, STATE
 from pretrain.engine.durable import write_error, write_tensors
 
@@ -126,10 +126,7 @@ class PendingSave:
             self.seal(STATE)
             write_json(folder / MANIFEST, {**self.manifest, "files": files | {STATE: self.hashed[STATE]}})
             sync_tree(folder)
-            if self.target.exists():  # a folder without a manifest, or a converted model that is replaced
-                remove_checkpoint(self.target)
-            folder.rename(self.target)
-            sync(self.target.parent)
+            put_in_place(folder, self.target)  # there may be an earlier save of this step, or a folder without manifest
         except OSError as error:
             raise write_error(folder, error) from error
         try:

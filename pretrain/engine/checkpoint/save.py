@@ -16,7 +16,7 @@ from torch import nn
 
 from pretrain.base import distributed
 from pretrain.base.atomic import sync
-from pretrain.base.files import write_text
+from pretrain.base.files import read_bytes, write_bytes, write_text
 from pretrain.config.schema import Job
 from pretrain.config.writer import job_to_yaml
 from pretrain.engine.checkpoint.fragments import (
@@ -44,18 +44,20 @@ def _describe(module: nn.Module) -> dict[str, Any]:
 
 
 _NO_PAST = SpikeState()
+_LARGEST = 1 << 32
+"""Bytes of a file that a task has copied into every checkpoint."""
 
 
 def begin_save(
     run_dir: Path, job: Job, engines: Mapping[str, Engine], task: Task, progress: Progress, *, asynchronous: bool,
-    spikes: SpikeState = _NO_PAST,
+    spikes: SpikeState = _NO_PAST, exports: Mapping[str, bytes] | None = None,
     make: Callable[[Path, TensorFiles, dict[str, Any], dict[str, Any], str], PendingSave] = PendingSave,
 ) -> PendingSave:  # fmt: skip
     """Snapshot the state of all engines and the task and start writing it. Collective.
 
     With ``asynchronous`` training may go on at once; ``commit`` is called when every rank is ``done``. ``spikes`` is
-    the recent past of the loss. ``make`` makes the pending save; where ranks other than 0 lead (hosts with a folder
-    each), they make theirs.
+    the recent past of the loss. ``exports`` is what rank 0 has read by `read_exports`; None reads it now. ``make``
+    makes the pending save; where ranks other than 0 lead (hosts with a folder each), they make theirs.
     """
     target, token = step_folder(run_dir, progress.step), distributed.broadcast_object(secrets.token_hex(4))
     modules = {name: engine.module for name, engine in engines.items()}
@@ -82,7 +84,7 @@ def begin_save(
     save = make(target, files, state, manifest, token)
     with distributed.synchronize_errors():
         if distributed.rank() == 0:
-            save.ready += _prepare_folder(save.temporary, job, task)
+            save.ready += _prepare_folder(save.temporary, job, read_exports(task) if exports is None else exports)
         elif save.leads:
             _make_folder(save.temporary)
     try:
@@ -140,18 +142,29 @@ def _gpu_name() -> str | None:
     return torch.cuda.get_device_name(distributed.device()) if torch.cuda.is_available() else None
 
 
-def _prepare_folder(folder: Path, job: Job, task: Task) -> list[str]:
+def read_exports(task: Task) -> dict[str, bytes]:
+    """Read the files that a task has copied into every checkpoint, by name. Raises ``OSError``.
+
+    They are read once, before the first step: a tokenizer may lie in the cache, which is pruned while the run trains.
+    """
+    content: dict[str, bytes] = {}
+    for name, source in task.export_files().items():
+        if source.is_dir():
+            content |= {f"{name}/{inner}": read_bytes(source / inner, limit=_LARGEST) for inner in _names_in(source)}
+        else:
+            content[name] = read_bytes(source, limit=_LARGEST)
+    return content
+
+
+def _prepare_folder(folder: Path, job: Job, exports: Mapping[str, bytes]) -> list[str]:
     """Make the temporary folder with all that rank 0 puts there; returns the names of the files."""
     _make_folder(folder)
     try:
         write_text(folder / CONFIG, job_to_yaml(job))
-        for name, source in task.export_files().items():
-            if source.is_dir():
-                shutil.copytree(source, folder / name, copy_function=shutil.copyfile)
-            else:
-                shutil.copyfile(source, folder / name)
+        for name, content in exports.items():
+            write_bytes(folder / name, content)
         return _names_in(folder)
-    except (OSError, shutil.Error) as error:
+    except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise write_error(folder, error) from error
 

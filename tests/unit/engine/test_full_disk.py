@@ -7,12 +7,14 @@ import io
 import json
 import logging
 import os
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from pretrain.base.errors import NoSpaceError, user_text
+from pretrain.base.files import write_bytes
 from pretrain.engine.callbacks.metrics import Metrics
 from pretrain.engine.durable import GrowingFile, write_error
 from pretrain.engine.loop import Run
@@ -118,3 +120,17 @@ def test_space_inodes_and_quota_are_named(
     assert words in str(found)
     if not rust:
         assert words.partition(":")[0].lower() in (user_text(error) or "").lower()
+
+
+def test_a_limit_of_the_size_of_files_is_named(tmp_path: Path) -> None:
+    """``ulimit -f``, or a disk that takes no larger files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
+    try:
+        with pytest.raises(OSError, match="too large") as caught:
+            write_bytes(tmp_path / "weights", bytes(100))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    said = f"{tmp_path / 'weights'}: File too large; raise the limit of the size of a file (ulimit -f unlimited)"
+    assert (user_text(caught.value) or "").startswith(said)
+    assert "ulimit -f" in str(write_error(tmp_path / "weights", caught.value))

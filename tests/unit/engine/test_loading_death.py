@@ -77,3 +77,21 @@ def test_workers_that_do_not_begin_are_started_again(tmp_path: Path, stuck: int,
     rank.join(10)
     assert rank.exitcode == 0
     assert not [name for name in os.listdir(tmp_path) if Path(f"/proc/{name}/exe").exists()]
+
+
+class _JumpingClock:
+    """A semaphore of processes while the wall clock is set: a wait with a time limit ends too early."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
+        self.looks -= 1
+        return self.looks < 0 and not block
+
+
+@pytest.mark.parametrize(("looks", "begins"), [(0, True), (5, True), (10**9, False)])
+def test_a_clock_that_jumps_is_no_worker_that_does_not_begin(looks: int, begins: bool) -> None:
+    from pretrain.engine.loading import _begins
+
+    assert _begins(_JumpingClock(looks), time.monotonic() + (60 if begins else 0.1)) == begins
