@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -34,7 +34,8 @@ UNATTENDED = ("--skip-damaged", "--wait", f"{PATIENCE:g}")
 HostFilter = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:@,\[\]-]+$", max_length=100_000)]
 """Hosts of a hostfile, and slots of them, as DeepSpeed's ``--include`` names them."""
 
-BackendName = Literal["local", "ssh", "deepspeed", "torchrun", "slurm", "srun", "ray"]
+LauncherName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$", max_length=100)]
+"""A name of the registry `launcher.backends`, which is asked when the job is planned."""
 
 
 class Options(Section):
@@ -42,7 +43,7 @@ class Options(Section):
 
     model_config = ConfigDict(strict=True)
 
-    launcher: BackendName | None = None
+    launcher: LauncherName | None = None
     nproc: Slots | None = None
     hostfile: PathField | None = None
     include: HostFilter | None = None
@@ -154,6 +155,8 @@ class Plan:
     master_port: int | None = None
     spares: tuple[Host, ...] = ()
     """Hosts that can take the place of one that is lost."""
+    examined: Literal["", "here", "ssh"] = ""
+    """What is checked before the start: this host, the hosts over ssh, or nothing, since they are not known yet."""
     blocked_reason: str = ""
     """Why this launch can be shown but not started from here; empty when it can be started."""
 
@@ -179,6 +182,16 @@ class End:
     """Whether a host was lost, which says nothing of the program."""
     slow_files: bool = False
     """Whether a rank waited too long for a file system, or to have written, which is no fault of the program."""
+
+
+class Backend(Protocol):
+    """What the module of every launcher offers."""
+
+    def plan(self, launch: Launch) -> Plan:
+        """Work out and check a launch without starting anything. Raises ``ConfigError``."""
+
+    def start(self, launch: Launch, plan: Plan) -> End:
+        """Carry the plan out; the job's exit code is 0, 1, 2 or 75."""
 
 
 def describe(launch: Launch, plan: Plan) -> str:

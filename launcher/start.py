@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.backends import Backend, backend
+from launcher.backends import backend
 from launcher.hostfile import is_this_host
 from launcher.launch_files import LaunchFiles, job_file
-from launcher.plan import BackendName, End, Launch, Options, Plan, describe
+from launcher.plan import Backend, End, Launch, Options, Plan, describe
 from launcher.preflight.run import before_launch
 from launcher.restart import outlast, supervise
 from launcher.watch import StatusWatch
@@ -131,9 +131,9 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
         )
     name = _launcher(given)
     launch = replace(launch, options=launch.options.model_copy(update={"launcher": name}))
-    if launch.options.nodes is not None and name not in ("ssh", "slurm", "srun"):
+    chosen: Backend = backend(name)
+    if launch.options.nodes is not None and not getattr(chosen, "SPARES", False):
         raise ConfigError(f"--nodes says which hosts are no spares; --launcher {name} has none")
-    chosen = backend(name)
     plan = chosen.plan(launch)
     deepspeed_config(launch.job, plan.world)  # refuses batch sizes that do not fit before anything starts
     check_callbacks(launch.job.run.callbacks)
@@ -159,13 +159,13 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
     return end.code
 
 
-def carry_on(launch: Launch, name: BackendName, *, name_of_job: str) -> int:
+def carry_on(launch: Launch, name: str, *, name_of_job: str) -> int:
     """Carry out, in the allocation of a batch job, a launch that was checked when the job was submitted.
 
     ``name_of_job`` is the same when the batch job is queued again, so that its restarts are counted over all. A job
     whose nodes cannot be reached (any more) has stopped: queued again, it is given others.
     """
-    chosen = backend(name)
+    chosen: Backend = backend(name)
     end = supervise(launch, lambda each: _attempt(chosen, each, chosen.plan(each)), name_of_job)
     return STOPPED if end.unreached else end.code
 
@@ -212,7 +212,7 @@ def _check_precision_here(precision: str) -> None:
         check_precision(precision)
 
 
-def _launcher(options: Options) -> BackendName:
+def _launcher(options: Options) -> str:
     if options.launcher is not None:
         return options.launcher
     if options.hostfile is None:

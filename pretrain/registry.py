@@ -7,7 +7,8 @@ satisfies :class:`pretrain.engine.task.Task`). It may have ``evaluate`` and ``ex
 the type, value = the package), with the same verbs.
 
 Callbacks work alike: a plain dict from a key of ``run.callbacks`` to the class, and the entry-point group
-``capt.callbacks`` (name = the key, value = ``module:Class``).
+``capt.callbacks`` (name = the key, value = ``module:Class``). So do launchers (`launcher.backends`) and sources of text
+(`pretrain.data.sources`).
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ CALLBACKS = {
 
 
 def _package(type_: str) -> str:
-    return _look_up(type_, TASKS, "capt.tasks", "task.type: unknown task")
+    return look_up(type_, TASKS, "capt.tasks", "task.type: unknown task")
 
 
-def _look_up(name: str, built_in: Mapping[str, str], group: str, problem: str) -> str:
+def look_up(name: str, built_in: Mapping[str, str], group: str, problem: str) -> str:
+    """The path of ``name``: a built-in one, or one of an entry-point group. Raises ``ConfigError`` with ``problem``."""
     if name in built_in:  # without a search through every installed distribution, which takes as long as all the rest
         return built_in[name]
     known = {**built_in, **entry_point_values(group)}
@@ -139,4 +141,4 @@ def callback_class(name: str) -> Any:
 
 
 def _callback_path(name: str) -> str:
-    return _look_up(name, CALLBACKS, "capt.callbacks", "run.callbacks: unknown callback")
+    return look_up(name, CALLBACKS, "capt.callbacks", "run.callbacks: unknown callback")

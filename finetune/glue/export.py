@@ -24,11 +24,11 @@ from pretrain.base.files import write_json
 from pretrain.base.quiet import quiet_transformers
 from pretrain.convert.about import About, result
 from pretrain.convert.card import final_metrics, plain_text, table
-from pretrain.convert.output import new_folder
+from pretrain.convert.output import export_folder
 from pretrain.convert.reference import TEXTS, card_inputs, require_close
+from pretrain.data.sts_files import MAX_SCORE
 from pretrain.engine.checkpoint import read_metadata
 from pretrain.engine.durable import write_tensors
-from pretrain.language.sts_files import MAX_SCORE
 from pretrain.models.encoder import Encoder
 from pretrain.models.foreign.encoder import TransformersEncoder
 from pretrain.models.foreign.families import Family, family_of
@@ -88,7 +88,7 @@ def export(source: Path | GlueClassifier, out: Path, *, overwrite: bool = False,
     assert hf_config is not None, "GlueJob.with_encoder fills it in"
     family = family_of(hf_config, str(restored.checkpoint))
     length = restored.job.data.sequence_length
-    with new_folder(out, overwrite=overwrite) as folder:
+    with export_folder(out, overwrite=overwrite) as folder:
         config = {**hf_config, **_labels(restored.job.data.glue_task), "architectures": [family.architecture]}
         write_json(folder / "config.json", config)
         write_tensors(folder / "model.safetensors", _tensors(restored, family), {"format": "pt"})

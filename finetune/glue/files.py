@@ -19,7 +19,7 @@ import numpy as np
 from finetune.glue.tasks import Columns, GlueTask
 from pretrain.base.errors import DataError
 from pretrain.base.files import open_regular
-from pretrain.language.sts_files import read_score
+from pretrain.data.sts_files import read_score
 
 logger = logging.getLogger(__name__)
 

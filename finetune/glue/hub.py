@@ -10,7 +10,7 @@ import numpy as np
 from finetune.glue.files import Examples, warn_of_row_count
 from finetune.glue.tasks import GlueTask
 from pretrain.base.errors import DataError
-from pretrain.language.sts_files import MAX_SCORE
+from pretrain.data.sts_files import MAX_SCORE
 
 HUB = "nyu-mll/glue"
 

@@ -13,7 +13,7 @@ from finetune.glue.tasks import GlueTask
 from finetune.metrics import compute_metrics
 from finetune.objective import RowResults
 from finetune.text_rows import TextInputs, TextRows
-from pretrain.language.sts_files import MAX_SCORE
+from pretrain.data.sts_files import MAX_SCORE
 
 
 class GlueObjective:

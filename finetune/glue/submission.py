@@ -15,7 +15,7 @@ import numpy as np
 from finetune.glue.tasks import GLUE, GlueTask
 from finetune.predictions import write_checked
 from pretrain.base.errors import DataError
-from pretrain.language.sts_files import MAX_SCORE
+from pretrain.data.sts_files import MAX_SCORE
 
 HEADER = "index\tprediction"
 _MAX_BYTES = 1 << 26  # an order of magnitude over QQP, the largest

@@ -9,51 +9,79 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from finetune.config import FineTuningJob, FineTuningSchedule
+from pretrain.base.errors import did_you_mean, shown
 from pretrain.config.base import PathField, PositiveInt, Section
 from pretrain.config.schema import BatchSection, OptimizerSection
 from pretrain.models.hub import Source
 from pretrain.models.lxmert.config import LxmertConfig
 from pretrain.vision_language.inputs import describe_inputs
-from pretrain.vision_language.sections import SentenceTokenizer, VisionLanguageData, without_microworld
+from pretrain.vision_language.sections import (
+    MICROWORLD_TASKS,
+    SentenceTokenizer,
+    VisionLanguageData,
+    without_microworld,
+)
 
 SCRATCH = Path("scratch")
 """The value of ``model.init`` for random weights."""
 
 
 class VisualTask(NamedTuple):
-    """What the four data sets differ in.
+    """A picture task: what the loop, the files, the result files and the report need to know of it.
 
     Attributes:
-        name: as papers write it.
+        key: the value of ``data.task``.
+        name: the name that papers write, and the column of the report.
         pictures: how many a row shows.
         answers: whether rows are questions with an answer table; else they are statements, true or false.
         metrics: what validation reports, the one that selects models first.
+        results: the module of its result file, with the functions of `finetune.visual.dumps.ResultFile`; ``scores`` is
+            for statements alone.
+        stem: how many fields of an identifier, from the left, rows share that were written together; 0 = rows of one
+            picture were.
+        rare_answers: whether a built table has answers that occur less than ``data.minimum_answers`` times.
+        boxes: whether a picture is three boxes whose order does not matter.
     """
 
+    key: str
     name: str
     pictures: int
     answers: bool
     metrics: tuple[str, ...]
+    results: str
+    stem: int = 0
+    rare_answers: bool = True
+    boxes: bool = False
 
 
+_STATEMENT_METRICS = ("accuracy", "consistency")
 TASKS = {
-    "vqa": VisualTask("VQA", 1, True, ("accuracy",)),
-    "gqa": VisualTask("GQA", 1, True, ("accuracy",)),
-    "nlvr2": VisualTask("NLVR2", 2, False, ("accuracy", "consistency")),
-    "nlvr1": VisualTask("NLVR v1", 1, False, ("accuracy", "consistency")),
+    task.key: task
+    for task in (
+        VisualTask("vqa", "VQA", 1, True, ("accuracy",), "finetune.visual.vqa", rare_answers=False),
+        VisualTask("gqa", "GQA", 1, True, ("accuracy",), "finetune.visual.gqa"),
+        VisualTask("nlvr2", "NLVR2", 2, False, _STATEMENT_METRICS, "finetune.visual.nlvr", stem=2),
+        VisualTask("nlvr1", "NLVR v1", 1, False, _STATEMENT_METRICS, "finetune.visual.nlvr", stem=1, boxes=True),
+    )
 }
-"""By the value of ``data.task``."""
+"""The picture tasks by the value of ``data.task``, in the order of the report's columns."""
+
+
+def _known_task(name: str) -> str:
+    if name not in TASKS:
+        raise ValueError(f"unknown task {shown(name)}; {did_you_mean(name, sorted(TASKS))}")
+    return name
 
 
 class VisualData(VisionLanguageData):
     """Which task, its files, and the region store that holds its pictures."""
 
-    task: Literal["vqa", "gqa", "nlvr2", "nlvr1"] = Field(description="vqa, gqa, nlvr2 or nlvr1")
+    task: Annotated[str, AfterValidator(_known_task)] = Field(description=f"one of {', '.join(TASKS)}")
     validation_share: float | None = Field(
         None, gt=0, lt=1, description="without data.validation: this share of data.train, whole groups of rows that "
         "share their pictures, is what models are selected on"
@@ -71,7 +99,12 @@ class VisualData(VisionLanguageData):
         return TASKS[self.task]
 
     @model_validator(mode="after")
-    def _has_validation(self) -> VisualData:
+    def _has_data(self) -> VisualData:
+        if self.source == "microworld" and self.task not in MICROWORLD_TASKS:
+            raise ValueError(
+                f"data.source=microworld has no files of {self.task}: set data.source=files, and name data.regions and "
+                "data.train"
+            )
         if self.train and not self.validation and self.validation_share is None:
             raise ValueError(
                 "data.validation is missing: name the files to select models on, or set data.validation_share=0.1"
@@ -142,7 +175,7 @@ class VisualJob(FineTuningJob):
     @model_validator(mode="after")
     def _fits_the_task(self) -> VisualJob:
         task = self.data.task
-        if self.model.augment == "permute" and task != "nlvr1":
+        if self.model.augment == "permute" and not self.data.visual_task.boxes:
             raise ValueError(f"model.augment permute is for pictures of three boxes (nlvr1), not for {task}")
         if self.data.answers is not None and not self.data.visual_task.answers:
             raise ValueError(f"data.answers: {task} has statements, which are true or false; leave it out")

@@ -13,7 +13,6 @@ import numpy as np
 from finetune.encoding import encode_texts
 from finetune.order import chosen_rows
 from finetune.visual.config import VisualData, VisualTask
-from finetune.visual.nlvr import nlvr1_group
 from finetune.visual.rows import Augment, AugmentedRows, PictureRows, SoftTargets
 from pretrain.base.errors import DataError, counted
 from pretrain.base.overlap import report_overlap, shared
@@ -146,9 +145,9 @@ def split_off(rows: Sequence[Example], task: VisualTask, share: float) -> Splits
 
 def group_of(row: Example, task: VisualTask) -> str:
     """NLVR2's ``dev-850-0-1`` and ``dev-850-1-0`` share pictures, NLVR v1's ``1572-0`` and ``1572-3`` a stem."""
-    if task.answers:
+    if not task.stem:
         return " ".join(row.pictures)
-    return nlvr1_group(str(row.id)) if task.pictures == 1 else "-".join(str(row.id).split("-")[:2])
+    return "-".join(str(row.id).split("-")[: task.stem])
 
 
 def answer_table(data: VisualData, splits: Splits) -> AnswerTable | None:
@@ -168,7 +167,8 @@ def answer_table(data: VisualData, splits: Splits) -> AnswerTable | None:
         if found.uncovered == found.questions:
             raise DataError(f"data.answers {data.answers}: it has no answer of any question in data.train")
         return table
-    return build_table([*splits.train, *splits.validation], data.minimum_answers if data.task == "vqa" else 1)
+    least = 1 if data.visual_task.rare_answers else data.minimum_answers
+    return build_table([*splits.train, *splits.validation], least)
 
 
 def data_digest(splits: Splits, store: RegionStore, answers: AnswerTable | None) -> str:

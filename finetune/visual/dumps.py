@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple, Protocol, cast, runtime_checkable
 
+from finetune.visual.config import VisualTask
 from pretrain.base.errors import DataError, counted, shown
-from pretrain.vision_language.data.files import read_document
+from pretrain.vision_language.data.examples import Example
+from pretrain.vision_language.data.files import Document, read_document
 
 LARGEST = 1 << 28
 """Bytes of a result file at most: the 448,000 answers to VQA's test set have 20 MB."""
@@ -54,6 +57,74 @@ class Figures:
     scores: dict[str, float]
     missing: dict[str, str] = field(default_factory=dict)
     details: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
+
+
+class Checked(NamedTuple):
+    """What a result file turned out to be.
+
+    Attributes:
+        task: a key of `finetune.visual.config.TASKS`.
+        questions: how many the data have.
+        predictions: how many of them have a prediction.
+        unasked: predictions of other questions, which GQA's and NLVR's official scripts pass over.
+        problems: what the benchmark would refuse, one line each.
+        figures: of the official evaluator; empty where there are problems, or no answers.
+    """
+
+    task: str
+    questions: int
+    predictions: int
+    unasked: int
+    problems: list[str]
+    figures: Figures
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The official metrics."""
+        return self.figures.scores
+
+
+def checked(
+    task: str,
+    ids: Sequence[Any],
+    problems: list[str],
+    read: Callable[[], Mapping[Any, Any]],
+    score: Callable[[Any], Figures] | None,
+) -> Checked:
+    """Read and score a result file that has no problems; ``score`` is None where the data hold no labels."""
+    if problems:
+        return Checked(task, len(ids), 0, 0, problems, Figures({}))
+    predictions = read()
+    known = set(ids)
+    unasked = sum(key not in known for key in predictions)
+    figures = Figures({}) if score is None else score(predictions)
+    return Checked(task, len(ids), len(predictions) - unasked, unasked, [], figures)
+
+
+@runtime_checkable
+class ResultFile(Protocol):
+    """What the module of a task's result file offers (`finetune.visual.config.VisualTask.results`)."""
+
+    def check(self, path: Path, documents: list[Document], task: str) -> Checked:
+        """Check a result file against the documents of its questions, and score it where these hold the answers."""
+
+    def write(
+        self, predictions: Mapping[Any, Any], examples: Sequence[Example], files: Sequence[Path], out: Path, task: str
+    ) -> Path:
+        """Write predictions, by id, in the official format. Raises ``DataError`` for what ``check`` would refuse."""
+
+
+@runtime_checkable
+class StatementFile(ResultFile, Protocol):
+    """A result file of statements, whose metrics of validation are the official ones."""
+
+    def scores(self, predictions: Mapping[str, bool], examples: Iterable[Example], task: str) -> dict[str, float]:
+        """The metrics of predictions by identifier."""
+
+
+def result_file(task: VisualTask) -> ResultFile:
+    """The module of a task's result file."""
+    return cast(ResultFile, importlib.import_module(task.results))
 
 
 def by_group(scores: Iterable[tuple[Any, float | bool]]) -> dict[str, tuple[float, int]]:

@@ -5,13 +5,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from finetune.predictions import write_checked
-from finetune.visual.dumps import Figures, by_group, coverage_problems, predictions_of, read_rows, write_rows
+from finetune.visual.dumps import (
+    Checked,
+    Figures,
+    by_group,
+    checked,
+    coverage_problems,
+    predictions_of,
+    read_rows,
+    write_rows,
+)
 from pretrain.base.errors import DataError, counted
-from pretrain.vision_language.data.gqa import Choices, GqaQuestion
+from pretrain.vision_language.data.examples import Example
+from pretrain.vision_language.data.files import Document
+from pretrain.vision_language.data.gqa import (
+    Choices,
+    GqaQuestion,
+    gqa_choices,
+    gqa_questions,
+    is_choices,
+    read_gqa_questions,
+)
 
 _COMMON = frozenset({"color", "material", "shape"})
 
@@ -162,3 +181,43 @@ def check_gqa(path: Path, questions: Iterable[GqaQuestion], *, only: bool = True
 def read_gqa(path: Path) -> dict[str, str]:
     """The predictions of a result file. Raises ``DataError`` for one that is malformed."""
     return predictions_of(*read_rows(path, "questionId", "prediction", str), path)
+
+
+def check(path: Path, documents: list[Document], task: str) -> Checked:
+    """Check and score a result file of GQA; the documents may hold its choices."""
+    choices: dict[str, Choices] = {}
+    questions = []
+    for document in documents:
+        if is_choices(document):
+            choices |= gqa_choices(document)
+        else:
+            questions += gqa_questions(document)
+    if not questions:
+        raise DataError(f"--data: {documents[0].path} holds choices; name the file of their questions as well")
+
+    def score(predictions: Mapping[str, str]) -> Figures:
+        return gqa_scores(predictions, questions, choices or None)
+
+    labelled = any(question.balanced and question.answer is not None for question in questions)
+    ids = [question.id for question in questions]
+    problems = check_gqa(path, questions, only=False)
+    return checked(task, ids, problems, lambda: read_gqa(path), score if labelled else None)
+
+
+def write(
+    predictions: Mapping[Any, Any], examples: Sequence[Example], files: Sequence[Path], out: Path, task: str
+) -> Path:
+    """Write the answers of the questions ``examples``; ``files``, where they come from, say which must be answered."""
+    return write_gqa({str(key): text for key, text in predictions.items()}, out, _questions(examples, files))
+
+
+def _questions(examples: Sequence[Example], files: Sequence[Path]) -> list[GqaQuestion]:
+    if files:
+        return [question for file in files for question in read_gqa_questions(file)]
+    return [
+        GqaQuestion(str(row.id), row.pictures[0], row.text, _best(row.answers), True, (), row.kind) for row in examples
+    ]
+
+
+def _best(answers: Mapping[str, float] | None) -> str | None:
+    return max(answers, key=answers.__getitem__) if answers else None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal, cast
 
 from finetune.predictions import write_checked
-from finetune.visual.dumps import LARGEST, coverage_problems, cut
+from finetune.visual.dumps import LARGEST, Checked, Figures, checked, coverage_problems, cut
 from pretrain.base.errors import DataError, counted, shown
 from pretrain.base.files import read_text
 from pretrain.vision_language.data.examples import Example
+from pretrain.vision_language.data.files import Document
+from pretrain.vision_language.data.read import examples_of
 
 Version = Literal["nlvr1", "nlvr2"]
 
@@ -104,3 +106,29 @@ def _rows(path: Path, version: Version) -> tuple[list[tuple[str, bool]], list[st
         else:
             rows.append((cells[0], cells[1].lower() == words[1]))
     return rows, cut(problems)
+
+
+def check(path: Path, documents: list[Document], task: str) -> Checked:
+    """Check and score a result file of NLVR2 or NLVR v1."""
+    version = cast(Version, task)
+    examples = examples_of(documents, what="--data")
+    ids = [str(example.id) for example in examples]
+
+    def score(predictions: Mapping[str, bool]) -> Figures:
+        return Figures(nlvr_scores(predictions, examples, version))
+
+    labelled = any(example.truth is not None for example in examples)
+    problems = check_nlvr(path, ids, version, only=False)
+    return checked(task, ids, problems, lambda: read_nlvr(path, version), score if labelled else None)
+
+
+def write(
+    predictions: Mapping[Any, Any], examples: Sequence[Example], files: Sequence[Path], out: Path, task: str
+) -> Path:
+    """Write the truths of the statements ``examples``."""
+    return write_nlvr(predictions, out, [str(row.id) for row in examples], cast(Version, task))
+
+
+def scores(predictions: Mapping[str, bool], examples: Iterable[Example], task: str) -> dict[str, float]:
+    """As `nlvr_scores`."""
+    return nlvr_scores(predictions, examples, cast(Version, task))

@@ -6,7 +6,7 @@ The metrics are those of training: VQA's by the soft scores, GQA's over the bala
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from finetune.batches import Batch
 from finetune.metrics import compute_metrics
 from finetune.objective import RowResults
 from finetune.visual.config import VisualTask
-from finetune.visual.nlvr import nlvr_scores
+from finetune.visual.dumps import StatementFile, result_file
 from finetune.visual.rows import PictureInputs, PictureRows, SoftTargets
 
 
@@ -97,7 +97,7 @@ class TruthObjective:
         return {
             "loss": float(results["loss"].mean()),
             **compute_metrics(["accuracy"], answer, targets),
-            **nlvr_scores(truths(results, rows), rows.examples, "nlvr2" if self.task.pictures == 2 else "nlvr1"),
+            **cast(StatementFile, result_file(self.task)).scores(truths(results, rows), rows.examples, self.task.key),
         }
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from finetune.visual.config import TASKS
 from finetune.visual.initial_models import common_name, describe_initial
 from pretrain.report.document import ReportFigure, ReportSection, Table
 from pretrain.report.runs import RunRecord
@@ -31,8 +32,6 @@ PUBLISHED: dict[str, tuple[float | None, ...]] = {
 }
 """Table 3: VQA test-dev and test-std, GQA test-dev and test-std (by the servers), NLVR2 dev and test-P, in per cent."""
 
-TASKS = {"vqa": "VQA", "gqa": "GQA", "nlvr2": "NLVR2", "nlvr1": "NLVR v1"}
-"""Our columns, in this order."""
 METRIC = "accuracy"
 _DEV_ROWS = 6982
 """Examples of NLVR2's official dev set, the one set of Table 3 on which everybody can measure."""
@@ -148,7 +147,7 @@ def _sections(rows: list[Row], figures: list[ReportFigure], early: list[Table]) 
         }
         for row in rows
     }
-    synthetic = sorted({TASKS[task] for row in rows for task in row.synthetic})
+    synthetic = sorted({TASKS[task].name for row in rows for task in row.synthetic})
     notes = [f"synthetic data (microworld): {', '.join(synthetic)}"] if synthetic else []
     tables = [_table(rows), _spread(rows), *early]
     title = "Vision-language (CAPT, Table 3)"
@@ -158,7 +157,7 @@ def _sections(rows: list[Row], figures: list[ReportFigure], early: list[Table]) 
 def _table(rows: Sequence[Row]) -> Table:
     """The published rows, and ours; a column of our own validation sets for each task."""
     header = ["model", "pretraining", "VQA test-dev", "VQA test-std", "GQA test-dev", "GQA test-std"]
-    header += ["NLVR2 dev", "NLVR2 test-P", *(f"{name}, validation" for name in TASKS.values())]
+    header += ["NLVR2 dev", "NLVR2 test-P", *(f"{task.name}, validation" for task in TASKS.values())]
     lines = [
         [model, "published", *("" if value is None else f"{value:.2f}" for value in values), *[""] * len(TASKS)]
         for model, values in PUBLISHED.items()
@@ -189,7 +188,7 @@ def _spread(rows: Sequence[Row]) -> Table:
             deviation = f"{100 * statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
             consistency = cell.other("consistency")
             lines.append([
-                row.name, TASKS[task] + (" (synthetic)" if task in row.synthetic else ""), str(len(scores)),
+                row.name, TASKS[task].name + (" (synthetic)" if task in row.synthetic else ""), str(len(scores)),
                 f"{100 * cell.median:.2f}", f"{100 * statistics.fmean(scores):.2f}", deviation,
                 ", ".join(f"{100 * score:.2f}" for score in scores),
                 "" if consistency is None else f"{100 * consistency:.2f}",
@@ -199,10 +198,10 @@ def _spread(rows: Sequence[Row]) -> Table:
 
 def _curves(rows: Sequence[Row]) -> tuple[list[ReportFigure], list[Table]]:
     curves: dict[str, Sequence[Curves | None]] = {}
-    for task, name in TASKS.items():
+    for task in TASKS:
         several = [Curves(METRIC, row.cells[task].curves) if task in row.cells else None for row in rows]
         if any(several):
-            curves[name] = several
+            curves[TASKS[task].name] = several
     if not curves:
         return [], []
     header = [f"accuracy, mean over the first {EARLY_STEPS:,} steps", *(row.name for row in rows)]

@@ -10,12 +10,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from finetune.predictions import write_checked
-from finetune.visual.dumps import Figures, by_group, coverage_problems, predictions_of, read_rows, write_rows
+from finetune.visual.dumps import (
+    Checked,
+    Figures,
+    by_group,
+    checked,
+    coverage_problems,
+    predictions_of,
+    read_rows,
+    write_rows,
+)
 from pretrain.base.errors import DataError, counted
 from pretrain.vision_language.data.answers import vqa_soft_score
 from pretrain.vision_language.data.examples import Example
+from pretrain.vision_language.data.files import Document
 from pretrain.vision_language.data.normalise import normalise
-from pretrain.vision_language.data.vqa import Annotation
+from pretrain.vision_language.data.read import examples_of
+from pretrain.vision_language.data.vqa import Annotation, is_annotations, read_annotations
 
 _normalise = lru_cache(maxsize=1 << 16)(normalise)
 
@@ -117,3 +128,26 @@ def read_vqa(path: Path) -> dict[int, str]:
 
 def _mean(scores: Sequence[float]) -> float:
     return float(np.mean(scores))
+
+
+def check(path: Path, documents: list[Document], task: str) -> Checked:
+    """Check and score a result file of VQA; the documents may hold its annotations."""
+    annotations = read_annotations(document for document in documents if is_annotations(document))
+    examples = examples_of(documents, what="--data")
+
+    def score(predictions: Mapping[int, str]) -> Figures:
+        if annotations:
+            return vqa_accuracy(predictions, annotations).figures()
+        reason = "it needs the official annotations, which are not given"
+        return Figures({"accuracy": soft_accuracy(predictions, examples)}, {"answer type": reason})
+
+    ids = [example.id for example in examples]
+    labelled = any(example.answers is not None for example in examples)
+    return checked(task, ids, check_vqa(path, ids), lambda: read_vqa(path), score if labelled else None)
+
+
+def write(
+    predictions: Mapping[Any, Any], examples: Sequence[Example], files: Sequence[Path], out: Path, task: str
+) -> Path:
+    """Write the answers of the questions ``examples``."""
+    return write_vqa(predictions, out, [row.id for row in examples])

@@ -1,23 +1,46 @@
-"""The ways to start a job's processes. A backend is a module with two functions, named in ``BackendName``."""
+"""The registry of launchers: a plain dict from the name of ``--launcher`` to the module that starts the processes.
+
+A launcher is a module with the two functions of :class:`launcher.plan.Backend`. ``SPARES = True`` in it says that it
+takes ``--nodes``. Other distributions add launchers through the entry-point group ``capt.launchers`` (name = the value
+of ``--launcher``, value = the module).
+"""
 
 from __future__ import annotations
 
 import importlib
-from typing import Protocol, cast
+from typing import Any
 
-from launcher.plan import BackendName, End, Launch, Plan
+from pretrain.base.errors import ConfigError
+from pretrain.registry import look_up
+
+LAUNCHERS = {
+    "local": "launcher.backends.local",
+    "ssh": "launcher.backends.ssh",
+    "deepspeed": "launcher.backends.deepspeed",
+    "torchrun": "launcher.backends.torchrun",
+    "slurm": "launcher.backends.slurm",
+    "srun": "launcher.backends.srun",
+    "ray": "launcher.backends.ray",
+}
 
 
-class Backend(Protocol):
-    """What every backend module offers."""
+def backend(name: str) -> Any:
+    """The module of a launcher, a :class:`launcher.plan.Backend`.
 
-    def plan(self, launch: Launch) -> Plan:
-        """Work out and check a launch without starting anything. Raises ``ConfigError``."""
-
-    def start(self, launch: Launch, plan: Plan) -> End:
-        """Carry the plan out; the job's exit code is 0, 1, 2 or 75."""
-
-
-def backend(name: BackendName) -> Backend:
-    """The backend module of that name."""
-    return cast(Backend, importlib.import_module(f"launcher.backends.{name}"))
+    Raises:
+        ConfigError: there is no launcher of that name, or its module cannot be imported or lacks a function.
+    """
+    path = look_up(name, LAUNCHERS, "capt.launchers", "--launcher: unknown launcher")
+    try:
+        module = importlib.import_module(path)
+        missing = [function for function in ("plan", "start") if not hasattr(module, function)]
+    except ImportError as error:
+        if name in LAUNCHERS:
+            raise
+        raise ConfigError(
+            f"--launcher {name}: the entry point {path!r} of capt.launchers cannot be imported: {error}; it must be a "
+            "module"
+        ) from error
+    if missing:
+        raise ConfigError(f"--launcher {name}: its module {path!r} has no function {missing[0]}, as a launcher must")
+    return module

@@ -79,6 +79,7 @@ def plan(launch: Launch) -> Plan:
         files={**launch.files, env_file: "".join(f"{line}\n" for line in lines)},
         forwarded_env=forwarded,
         master_port=port,
+        examined="ssh",
         blocked_reason=_blocked_reason(),
     )
 

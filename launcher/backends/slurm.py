@@ -49,6 +49,9 @@ _TASK = '"$SLURM_ARRAY_TASK_ID"'
 # What the script itself needs; a login shell sets the rest.
 _SITE = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "USER")
 
+SPARES = True
+"""Hosts beyond ``--nodes`` are spares."""
+
 
 def plan(launch: Launch) -> Plan:
     """The batch script as a file of the run folder, and the ``sbatch`` command.

@@ -23,6 +23,9 @@ from pretrain.base.errors import ConfigError
 
 _FIRST_PORT, _PORTS = 20000, 10000
 
+SPARES = True
+"""Hosts beyond ``--nodes`` are spares."""
+
 
 def plan(launch: Launch) -> Plan:
     """One command a rank: ``--ntasks-per-node`` of the allocation, else the GPUs of a node, else one.

@@ -18,6 +18,9 @@ from launcher.supervisor.node import PROGRAM
 from launcher.supervisor.output import Output
 from pretrain.base.errors import ConfigError
 
+SPARES = True
+"""Hosts beyond ``--nodes`` are spares."""
+
 
 def plan(launch: Launch) -> Plan:
     """One command a rank; hosts of the hostfile beyond ``--nodes`` are spares.
@@ -46,6 +49,7 @@ def plan(launch: Launch) -> Plan:
         forwarded_env=environment.forwarded_to_hosts(environment.inherited(), (Path.home(), Path())),
         master_port=options.master_port or DEFAULT_PORT,
         spares=spares,
+        examined="ssh",
         blocked_reason="" if shutil.which("ssh") else "ssh is not installed (Debian and Ubuntu: openssh-client)",
     )
 

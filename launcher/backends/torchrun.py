@@ -52,7 +52,9 @@ def plan(launch: Launch) -> Plan:
         for index, host in enumerate(hosts)
     )
     files = {} if by_hand else launch.files
-    return Plan("torchrun", hosts, commands, files, master_port=port, blocked_reason=_blocked_reason(hosts))
+    return Plan(
+        "torchrun", hosts, commands, files, master_port=port, examined="here", blocked_reason=_blocked_reason(hosts)
+    )
 
 
 def _blocked_reason(hosts: tuple[Host, ...]) -> str:

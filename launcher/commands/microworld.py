@@ -12,40 +12,27 @@ from launcher.commands import options as o
 
 def microworld(
     out: Annotated[Path, typer.Option(help="New folder to write.")],
-    pictures: Annotated[int, typer.Option(min=0, help="Pictures of the three splits together (0 = none).")] = 2000,
+    pictures: Annotated[int, typer.Option(min=3, help="Pictures of the three splits together.")] = 2000,
     seed: Annotated[int, typer.Option(min=0, help="Another seed is another world.")] = 1,
     feature_size: Annotated[int, typer.Option(min=1, help="Numbers that describe a region.")] = 64,
     noise: Annotated[float, typer.Option(min=0, help="Standard deviation of the noise of the features.")] = 0.5,
-    nlvr1: Annotated[int, typer.Option(min=0, help="Statements of NLVR v1's kind (four scenes each).")] = 0,
     json: o.Json = False,
 ) -> None:
-    """Write a synthetic world as LXMERT feature files, captions, and files of VQA, GQA, NLVR2 and NLVR v1."""
+    """Write a synthetic world as LXMERT feature files, captions, and files of VQA, GQA and NLVR2."""
     from launcher.progress import progress_bar
-    from pretrain.base.errors import ConfigError, quoted
+    from pretrain.base.errors import quoted
     from pretrain.vision_language.microworld.generate import World, write_world
 
-    if 0 < pictures < 3 or not pictures + nlvr1:
-        raise ConfigError(f"--pictures {pictures}: 3 or more, one for each split, or 0 and statements with --nlvr1")
-    world = World(pictures, seed, feature_size, noise, nlvr1)
+    world = World(pictures, seed, feature_size, noise)
     with progress_bar("drawing") as progress:
         write_world(out, world, progress)
     counts = {split: len(numbers) for split, numbers in world.numbers.items()}
     if json:
-        o.echo_json(
-            {
-                "out": str(out),
-                "synthetic": True,
-                "pictures": counts,
-                "nlvr1": {split: len(stems) for split, stems in world.stems.items()},
-            }
-        )
+        o.echo_json({"out": str(out), "synthetic": True, "pictures": counts})
         return
     splits = ", ".join(f"{number:,} {split}" for split, number in counts.items())
     typer.echo(f"{out}: synthetic microworld of {pictures:,} pictures ({splits})")
-    if pictures:
-        typer.echo(f"import: capt regions import {quoted(out)}/pictures/*.tsv {quoted(out)}/nlvr2/*.tsv --out STORE")
-    if nlvr1:
-        typer.echo(f"import: capt regions import {quoted(out)}/nlvr1/*.json --format nlvr1 --out STORE")
+    typer.echo(f"import: capt regions import {quoted(out)}/pictures/*.tsv {quoted(out)}/nlvr2/*.tsv --out STORE")
 
 
 def register(app: typer.Typer) -> None:

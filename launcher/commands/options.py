@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from launcher.backends import LAUNCHERS
 from pretrain.base.files import finite
 
 Config = Annotated[
@@ -51,7 +52,9 @@ Nodes = Annotated[
 ]
 Launcher = Annotated[
     str | None,
-    typer.Option(help="local, ssh, deepspeed, torchrun, slurm, srun or ray (default: local; ssh with --hostfile)."),
+    typer.Option(
+        help=f"{', '.join(LAUNCHERS)}, or an entry point of capt.launchers (default: local; ssh with --hostfile)."
+    ),
 ]
 MasterAddr = Annotated[str | None, typer.Option(help="Address of the first host, as the others reach it.")]
 MasterPort = Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the rendezvous on the first host.")]

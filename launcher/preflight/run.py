@@ -82,17 +82,14 @@ def before_launch(launch: Launch, plan: Plan) -> None:
         ConfigError: something would stop the job. One line, with the remedy and the switch that skips the checks.
     """
     job, options = launch.job, launch.options
-    if plan.launcher in ("ssh", "deepspeed"):
+    if plan.examined == "ssh":
         assert plan.master_port is not None
         address, port = options.master_addr, plan.master_port
         hosts = (*plan.hosts, *plan.spares)
         refuse(check_cluster(hosts, run_dir=launch.run_dir, job=job, address=address, port=port))
-    elif plan.launcher in ("local", "torchrun"):
-        refuse(
-            check_here(
-                job, plan.world, plan.master_port if options.master_port or plan.launcher == "torchrun" else None
-            )
-        )
+    elif plan.examined == "here":
+        held = plan.launcher == "local" and not options.master_port  # the launcher itself holds the port that it chose
+        refuse(check_here(job, plan.world, None if held else plan.master_port))
 
 
 def _folder(run_dir: Path) -> Iterator[Check]:

@@ -84,26 +84,49 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
+def new_folder(out: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield an empty temporary folder beside ``out`` that becomes ``out`` in one rename when the block succeeds.
 
     When the block raises, the temporary folder is removed and ``out`` is as before. One that a killed process left is
-    removed at the next start with the same ``out``.
+    removed at the next start with the same ``out``. Files are made durable before the rename.
+
+    Args:
+        replace: a folder at ``out`` gives way; the caller has checked that it may. A crash in the middle may leave it
+            beside ``out``, as ``.<name>.<random>.old``.
 
     Raises:
-        DataError: ``out`` cannot become a new folder (`require_new`), or another process has made it meanwhile.
+        DataError: without ``replace``, ``out`` cannot become a new folder (`require_new`), or another process has made
+            it meanwhile.
     """
-    require_new(out)
+    if not replace:
+        require_new(out)
     try:
         with partial_folder(out) as partial:
             yield partial
-            for file in partial.iterdir():
-                sync(file)
+            for path in partial.rglob("*"):
+                sync(path)
             sync(partial)
-            rename_to_new(partial, out)
+            if replace:
+                _rename_over(partial, out)
+            else:
+                rename_to_new(partial, out)
     except OSError as error:
         _name_file(error, out)
         raise
+
+
+def _rename_over(folder: Path, out: Path) -> None:
+    old = folder.with_suffix(".old")
+    with suppress(FileNotFoundError):
+        out.rename(old)
+    try:
+        folder.rename(out)
+    except OSError:
+        if old.exists():
+            old.rename(out)
+        raise
+    sync(out.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager

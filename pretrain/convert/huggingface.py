@@ -13,7 +13,7 @@ from torch import Tensor
 from pretrain.base.errors import CheckpointError
 from pretrain.base.files import write_json
 from pretrain.base.quiet import quiet_transformers
-from pretrain.convert.output import new_folder
+from pretrain.convert.output import export_folder
 from pretrain.convert.reference import TEXTS, card_inputs, probe_batches, require_close
 from pretrain.engine.durable import write_tensors
 from pretrain.models.build import build_model
@@ -57,7 +57,7 @@ def export_hf(
         DataError: transformers reads the tokenizer differently. Nothing is left behind in either case.
     """
     model = build_model(state, config, str(out))
-    with new_folder(out, overwrite=overwrite) as folder:
+    with export_folder(out, overwrite=overwrite) as folder:
         write_description(model.config, tokenizer, folder, max_length=max_length or config.max_positions)
         write_tensors(folder / "model.safetensors", to_hf(model.state_dict(), config.layers), {"format": "pt"})
         if model.aggregation is not None:

@@ -12,7 +12,7 @@ from pretrain.base.errors import CheckpointError
 from pretrain.base.files import write_json
 from pretrain.base.quiet import quiet_transformers
 from pretrain.convert.lxmert_check import check_lxmert_hf
-from pretrain.convert.output import new_folder
+from pretrain.convert.output import export_folder
 from pretrain.engine.durable import write_tensors
 from pretrain.models.hf_map import HEAD_FILE
 from pretrain.models.lxmert.config import LxmertConfig
@@ -59,7 +59,7 @@ def export_lxmert_hf(
             fails.
         DataError: transformers reads the tokenizer differently. Nothing is left behind in either case.
     """
-    with new_folder(out, overwrite=overwrite) as folder:
+    with export_folder(out, overwrite=overwrite) as folder:
         write_lxmert_hf(
             state, config, tokenizer, folder, architecture=architecture, answers=answers, max_length=max_length
         )

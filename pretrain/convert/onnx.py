@@ -20,7 +20,7 @@ from torch.export import Dim
 from pretrain.base.errors import ConfigError
 from pretrain.base.extras import how_to_install
 from pretrain.convert.huggingface import write_description
-from pretrain.convert.output import new_folder
+from pretrain.convert.output import export_folder
 from pretrain.convert.reference import (
     Pooling,
     card_inputs,
@@ -98,7 +98,7 @@ def export_onnx(
     require_packages()
     model = build_model(state, config, str(out))
     require_pooling(model, pooling, str(out))
-    with new_folder(out, overwrite=overwrite) as folder:
+    with export_folder(out, overwrite=overwrite) as folder:
         write_description(model.config, tokenizer, folder, max_length=max_length or config.max_positions)
         (folder / "README.md").write_text(card, encoding="utf-8")
         _write_graph(model, folder / "model.onnx", pooling)

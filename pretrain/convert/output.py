@@ -1,14 +1,13 @@
-"""The one way to write an export: into a temporary folder beside the target, renamed into place after its check."""
+"""Write an export into a temporary folder beside the target, and rename it into place after its check."""
 
 from __future__ import annotations
 
 import errno
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from pretrain.base.atomic import partial_folder, sync
+from pretrain.base.atomic import new_folder
 from pretrain.base.errors import CheckpointError
 from pretrain.base.files import public_mode
 
@@ -31,21 +30,20 @@ def refuse_existing(out: Path, *, overwrite: bool) -> None:
 
 
 @contextmanager
-def new_folder(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yield a temporary folder beside ``out``; rename it to ``out`` when the block ends well, remove it otherwise.
-
-    Files are flushed to disk before the rename, so after a crash ``out`` is whole, or as it was before (an older export
-    that was being replaced may be left beside it, as ``.<name>.<random>.old``).
+def export_folder(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield a temporary folder beside ``out`` that becomes ``out`` when the block succeeds (`new_folder`).
 
     Raises:
         CheckpointError: ``out`` is taken, its parent cannot be written, or the disk is full.
     """
     refuse_existing(out, overwrite=overwrite)
     try:
-        with partial_folder(out) as temporary:
-            yield temporary
-            _flush(temporary)
-            _replace(temporary, out)
+        with new_folder(out, replace=True) as folder:
+            yield folder
+            mode = public_mode()  # safetensors and temporary files are made for their owner alone
+            for path in folder.rglob("*"):
+                if path.is_file():
+                    path.chmod(mode)
     except Exception as error:
         if _disk_is_full(error):
             raise CheckpointError(f"{out}: cannot be written: no space left on the disk") from error
@@ -57,28 +55,3 @@ def new_folder(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
 def _disk_is_full(error: Exception) -> bool:
     """True for the OSError and for what the Rust writers (safetensors, tokenizers) raise instead of it."""
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
-
-
-def _flush(folder: Path) -> None:
-    mode = public_mode()  # safetensors and temporary files are made for their owner alone
-    for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_dir():
-            sync(path)
-        else:
-            path.chmod(mode)
-            sync(path)
-    sync(folder)
-
-
-def _replace(temporary: Path, out: Path) -> None:
-    old = temporary.with_suffix(".old")
-    with suppress(FileNotFoundError):
-        out.rename(old)
-    try:
-        temporary.rename(out)
-    except OSError:
-        if old.exists():
-            old.rename(out)
-        raise
-    sync(out.parent)
-    shutil.rmtree(old, ignore_errors=True)

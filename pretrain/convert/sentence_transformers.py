@@ -18,7 +18,7 @@ from torch import Tensor
 from pretrain.base.files import write_json
 from pretrain.base.quiet import quiet_transformers
 from pretrain.convert.huggingface import write_encoder
-from pretrain.convert.output import new_folder
+from pretrain.convert.output import export_folder
 from pretrain.convert.reference import (
     LONG_TEXT,
     TEXTS,
@@ -81,7 +81,7 @@ def export_sentence_transformers(
     model = build_model(state, config, str(out))
     require_pooling(model, pooling, str(out))
     length = max_length or config.max_positions
-    with new_folder(out, overwrite=overwrite) as folder:
+    with export_folder(out, overwrite=overwrite) as folder:
         write_encoder(model, tokenizer, folder, max_length=length)
         _write_modules(model, folder, pooling, length)
         (folder / "README.md").write_text(card, encoding="utf-8")

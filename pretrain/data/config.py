@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pretrain.base.cache import default_cache
 from pretrain.base.errors import ConfigError, did_you_mean
 from pretrain.config.base import PathField, PathText, PositiveInt, Section
+from pretrain.registry import look_up
 
 CORRUPTIONS = {
     "mask_tokens": "pretrain.data.corruption:MaskTokens",
@@ -21,6 +22,13 @@ CORRUPTIONS = {
 }
 """The classes of ``corruption.type``; other packages add theirs as entry points in the group ``capt.corruptions``."""
 
+SOURCES = {
+    "files": "pretrain.data.sources:Files",
+    "docstrings": "pretrain.data.sources:Docstrings",
+    "hub": "pretrain.data.sources:Hub",
+}
+"""The classes of ``data.source``; other packages add theirs as entry points in the group ``capt.sources``."""
+
 
 NO_TEXT = (
     "data names no text: set data.files (paths or globs), data.shards (a folder of capt data prepare) or data.name "
@@ -29,7 +37,7 @@ NO_TEXT = (
 """The error of a job without text."""
 
 
-TEXT_KEYS = ("source", "files", "shards", "name", "subset", "validation_files", "validation_split")
+TEXT_KEYS = ("source", "source_options", "files", "shards", "name", "subset", "validation_files", "validation_split")
 """The keys of ``data`` that say which text is read."""
 
 
@@ -45,6 +53,11 @@ def corruption_entry(name: str) -> EntryPoint:
         return plugins[name]
     hint = did_you_mean(name, sorted({*CORRUPTIONS, *plugins.names}))
     raise ConfigError(f"corruption.type: there is no corruption {name!r}; {hint}")
+
+
+def source_path(name: str) -> str:
+    """The path ``module:Class`` of a source; nothing is imported. Raises ``ConfigError`` naming the nearest name."""
+    return look_up(name, SOURCES, "capt.sources", "data.source: unknown source")
 
 
 def _as_list(value: Any) -> Any:
@@ -71,8 +84,13 @@ class DataConfig(Section):
     ``docstrings`` (those of the installed Python packages) has to be asked for, and gives way to text that is named.
     """
 
-    source: Literal["files", "docstrings", "hub"] | None = Field(
-        None, description="follows from files, shards or name; docstrings is a small corpus for trying things out"
+    source: str | None = Field(
+        None,
+        description="files, hub, docstrings (a small corpus for trying things out) or an entry point of capt.sources;"
+        " if unset it follows from files, shards or name",
+    )
+    source_options: dict[str, Any] = Field(
+        {}, description="settings of a source of another package, as it defines them"
     )
     files: Patterns = Field([], description="paths or globs of .txt, .jsonl, .json, .tokens, .raw (or .gz), .parquet")
     validation_files: Patterns = Field([], description="held-out text; without it a fraction of the text is held out")
@@ -120,6 +138,13 @@ class DataConfig(Section):
             return {**values, "source": "files"}
         return {**values, "source": "hub"} if values.get("name") else values
 
+    @field_validator("source")
+    @classmethod
+    def _is_known(cls, value: str | None) -> str | None:
+        if value is not None:
+            source_path(value)
+        return value
+
     @field_validator("document_start")
     @classmethod
     def _compiles(cls, value: str | None) -> str | None:
@@ -137,6 +162,8 @@ class DataConfig(Section):
             raise ValueError("data.source is hub, but data.name is not set: give a dataset id, as Salesforce/wikitext")
         if self.source not in ("files", None) and self.files:
             raise ValueError(f"data.files is given, but data.source is {self.source}: set data.source=files")
+        if self.source_options and self.source in (None, *SOURCES):
+            raise ValueError("data.source_options is given, but data.source names no source of another package")
         for key in ("name", "subset", "validation_split"):
             if self.source != "hub" and getattr(self, key) is not None:
                 raise ValueError(f"data.{key} is given, but data.source is {self.source}: set data.source=hub")

@@ -7,23 +7,19 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
-from pretrain.base.errors import DataError
 from pretrain.base.parallel import usable_cores
 from pretrain.base.progress import ProgressCallback
 from pretrain.base.verification import ALONE, Ranks, Verifier
-from pretrain.data.config import NO_TEXT, DataConfig
+from pretrain.data.config import DataConfig
 from pretrain.data.corpus import Corpus, Part
-from pretrain.data.docstrings import docstring_file
 from pretrain.data.files import FileCorpus, held_out_files, resolve_paths
 from pretrain.data.manifest import Tokenizer
 from pretrain.data.shard_writer import Options, write_shards
 from pretrain.data.shards import ShardSet
+from pretrain.data.sources import Split, source_of
 
 log = logging.getLogger(__name__)
-
-Split = Literal["train", "validation"]
 
 
 def open_corpus(
@@ -47,7 +43,7 @@ def _open_corpus(
     if split == "validation" and data.validation_files:
         held_out = held_out_files(data.validation_files, resolve_paths(data.files, "data.files"))
         return FileCorpus(held_out, data.text_column, data.document_start, verifier, missing=data.missing)
-    corpus = _open_text(data, progress, verifier, data.validation_split if split == "validation" else None)
+    corpus = source_of(data).open(data, split, verifier, progress)
     if named or data.validation_fraction == 0:
         return corpus if split == "train" or named else None
     part = Part(corpus, data.validation_fraction, held_out=split == "validation")
@@ -152,24 +148,3 @@ def _prepare(
         verify=data.verify != "never",
         progress=progress,
     )
-
-
-def _open_text(
-    data: DataConfig, progress: ProgressCallback | None, verifier: Verifier, hub_split: str | None
-) -> Corpus:
-    if data.source == "hub":
-        from pretrain.data.hub import HubCorpus  # datasets takes a second to import
-
-        if data.name is None:
-            raise AssertionError("DataConfig lets no hub source through without a name")
-        split = hub_split or data.split
-        return HubCorpus(data.name, data.subset, split, data.text_column, data.document_start, missing=data.missing)
-    if data.source is None:
-        raise DataError(NO_TEXT)
-    if data.source == "docstrings":
-        paths = [docstring_file(data.cache / "docstrings", data.workers or usable_cores(), progress=progress)]
-    else:
-        if not data.files:
-            raise DataError("data.files is empty: data.shards alone holds no text to train a tokenizer on")
-        paths = resolve_paths(data.files, "data.files")
-    return FileCorpus(paths, data.text_column, data.document_start, verifier, missing=data.missing)

@@ -19,6 +19,7 @@ from pretrain.data.corruption import Corruptor
 from pretrain.data.files import resolve_paths
 from pretrain.data.packing import PackedDataset
 from pretrain.data.prepare import prepare
+from pretrain.data.sts_files import Pairs, find_sets
 from pretrain.engine.artifacts import EVALUATION, Figures, Section, save_artifact, write_result
 from pretrain.engine.provenance import provenance
 from pretrain.language.batches import Assembler, validation_batches
@@ -26,7 +27,6 @@ from pretrain.language.prepare import vocabulary_of
 from pretrain.language.representations import POOLERS, Representations
 from pretrain.language.restore import Restored, load_hf, load_model
 from pretrain.language.sts import encode_texts, score_rows
-from pretrain.language.sts_files import Pairs, find_sets
 from pretrain.models.hf_folder import is_hf
 
 RATES = (0.15, 0.3)

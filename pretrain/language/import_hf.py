@@ -11,7 +11,7 @@ from pretrain.base.randomness import derive
 from pretrain.config.load import job_from_mapping, load_mapping
 from pretrain.config.writer import job_to_yaml
 from pretrain.convert.about import IMPORTED
-from pretrain.convert.output import new_folder
+from pretrain.convert.output import export_folder
 from pretrain.engine.checkpoint.layout import step_folder
 from pretrain.engine.checkpoint.manifest import CONFIG
 from pretrain.engine.checkpoint.save import partial_folder, write_weights_only
@@ -43,7 +43,7 @@ def command(source: Path, out: Path, *, overwrite: bool = False) -> None:
     torch.manual_seed(derive(job.run.seed, "init"))
     module = LanguageModule(job, imported.config)
     start_from(module.capt, imported, str(source))
-    with new_folder(out, overwrite=overwrite) as run:
+    with export_folder(out, overwrite=overwrite) as run:
         write_json(run / IMPORTED, {"source": origin(source, folder)})
         _write_run(run, job, module, imported.tokenizer)
 

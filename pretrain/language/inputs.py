@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pretrain.base.errors import CheckpointError, ConfigError, DataError, counted
-from pretrain.data.config import NO_TEXT, DataConfig
+from pretrain.base.errors import CheckpointError, ConfigError, DataError
+from pretrain.data.config import DataConfig
+from pretrain.data.sources import source_of
 from pretrain.models.hub import hub_id
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def describe_inputs(
         CheckpointError: ``model.init`` is no Hugging Face folder.
     """
     source = tokenizer or init
-    lines = _shards(data) if data.shards is not None else _text(data)
+    lines = _shards(data) if data.shards is not None else source_of(data).describe(data)
     if init is not None and hub_id(init) is None:
         check_hf_folder(init)
     if source is None:
@@ -110,39 +111,6 @@ def check_hf_folder(folder: Path) -> None:
         raise CheckpointError(f"model.init {folder}: no config.json; name a Hugging Face folder")
     if not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
         raise CheckpointError(f"model.init {folder}: no model.safetensors")
-
-
-def _text(data: DataConfig) -> list[str]:
-    if data.source is None:
-        raise ConfigError(NO_TEXT)
-    if data.source == "docstrings":
-        return ["corpus: the docstrings of the installed Python packages, a small one for trying things out"]
-    if data.source == "hub":
-        return [f"corpus: {_hub(str(data.name))}, {data.split}"]
-    from pretrain.data.files import held_out_files, resolve_paths
-
-    train = resolve_paths(data.files, "data.files")
-    lines = [_files("corpus", train, data)]
-    if data.validation_files:
-        held_out = held_out_files(data.validation_files, train)
-        lines.append(_files("validation", held_out, data))
-    return lines
-
-
-def _files(what: str, paths: list[Path], data: DataConfig) -> str:
-    from pretrain.data.files import FileCorpus
-
-    size = FileCorpus(paths, data.text_column, data.document_start).size
-    return f"{what}: {counted(len(paths), 'file')}, {counted(size, 'byte')}"
-
-
-def _hub(name: str) -> str:
-    folder = Path(name)
-    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
-        return f"the saved dataset {name}"
-    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise DataError(f"data.name: {name} is no folder that datasets saved, and cannot be an id on the hub")
-    return f"the hub's dataset {name}, loaded at the start"
 
 
 def _shards(data: DataConfig) -> list[str]:

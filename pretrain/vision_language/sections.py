@@ -16,6 +16,9 @@ from pretrain.models.tokenizer import TokenizerSection
 OBJECTIVES = ("mlm", "matching", "objects", "attributes", "features", "answers")
 """The losses beside the contrast."""
 
+MICROWORLD_TASKS = ("vqa", "gqa", "nlvr2")
+"""The fine-tuning tasks that the microworld has files for."""
+
 
 def _as_list(value: Any) -> Any:
     """Let ``data.train=my.json`` on the command line mean a list of one."""
@@ -42,16 +45,22 @@ Files = Annotated[list[PathField], BeforeValidator(_as_list)]
 class MicroworldSection(Section):
     """What ``data.source=microworld`` makes: a synthetic world whose every answer is known (cached by this section)."""
 
-    kind: Literal["pictures", "boxes"] = Field(
-        "pictures", description="pictures: things of a class and colour, for captions, VQA, GQA and NLVR2; boxes: the "
-        "scenes of NLVR v1. Fine-tuning takes what its task needs"
-    )  # fmt: skip
-    size: int = Field(
-        2000, ge=20, le=10_000_000, description="pictures of all splits together, or statements about boxes to train on"
-    )
+    size: int = Field(2000, ge=20, le=10_000_000, description="pictures of all splits together")
     seed: int = Field(1, ge=0, lt=1 << 32, description="another seed is another world of the same kind")
     feature_size: PositiveInt = Field(64, description="numbers that describe a region of a picture")
     noise: NonNegativeFloat = Field(0.5, description="standard deviation of the noise of these numbers")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_pictures(cls, values: Any) -> Any:
+        """Read the section of a run of release 0.1.0, which had worlds of two kinds."""
+        if not isinstance(values, Mapping) or "kind" not in values:
+            return values
+        if values["kind"] != "pictures":
+            raise ValueError(
+                f"kind {values['kind']} was made by release 0.1.0 alone; name data.regions and data.train instead"
+            )
+        return {key: value for key, value in values.items() if key != "kind"}
 
 
 class VisionLanguageData(Section):

@@ -16,7 +16,7 @@ from pretrain.base.verification import Ranks, Verifier
 from pretrain.vision_language.data.examples import Example
 from pretrain.vision_language.data.read import read_examples
 from pretrain.vision_language.inputs import require, require_own_files
-from pretrain.vision_language.microworld.ensure import Use, ensure_microworld
+from pretrain.vision_language.microworld.ensure import ensure_microworld
 from pretrain.vision_language.microworld.generate import World
 from pretrain.vision_language.sections import VisionLanguageData
 
@@ -54,7 +54,7 @@ def data_files(data: VisionLanguageData, ranks: Ranks) -> DataFiles:
 _D = TypeVar("_D", bound=VisionLanguageData)
 
 
-def located(data: _D, use: Use | None = None) -> _D:
+def located(data: _D, use: str | None = None) -> _D:
     """``data`` with the files that ``data.source=microworld`` stands for, which are made if they are not there yet.
 
     Args:
@@ -68,17 +68,10 @@ def located(data: _D, use: Use | None = None) -> _D:
         return data
     require_own_files(data)
     asked = data.microworld
-    boxes = use == "nlvr1" or (use is None and asked.kind == "boxes")
-    world = World(
-        pictures=0 if boxes else asked.size,
-        seed=asked.seed,
-        feature_size=asked.feature_size,
-        noise=asked.noise,
-        nlvr1=asked.size if boxes else 0,
-    )
+    world = World(pictures=asked.size, seed=asked.seed, feature_size=asked.feature_size, noise=asked.noise)
     logger.warning("data.source=microworld: the data are synthetic; no figure of this run is about real pictures")
-    files = ensure_microworld(world, data.cache).of(use or ("nlvr1" if boxes else "pretraining"))
-    answers = data.answers if use in ("nlvr1", "nlvr2") else data.answers or files.answers
+    files = ensure_microworld(world, data.cache).of(use or "pretraining")
+    answers = data.answers if use == "nlvr2" else data.answers or files.answers
     update = {"regions": files.regions, "train": list(files.train), "validation": list(files.validation)}
     return data.model_copy(update={**update, "answers": answers})
 

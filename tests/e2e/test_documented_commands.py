@@ -27,12 +27,12 @@ pytestmark = pytest.mark.timeout(600)
 
 STARTS = ("pretrain", "resume", "finetune", "sweep")  # by --dry-run: it merges, checks and plans the whole job
 SMALLER = {"50265": "370", "step-00000200": "step-00000002", "/shared/runs/large": "runs/large", "128": "16"}
-SMALLER |= {"--pictures=2000": "--pictures=60", "--nlvr1=200": "--nlvr1=20"}
+SMALLER |= {"--pictures=2000": "--pictures=60"}
 """Words of the commands that are made smaller, or moved, for the small world of this test."""
 
 TOKENIZER = ["tokenizer", "train", "my.txt", "--out", "tok", "--vocab-size", "370", "--type", "bpe"]
 SHARDS = ["data", "prepare", "capt_small", "data.files=my.txt", "tokenizer.path=tok", "--out", "shards"]
-MICROWORLD = ["regions", "microworld", "--out", "world", "--pictures", "60", "--nlvr1", "20"]
+MICROWORLD = ["regions", "microworld", "--out", "world", "--pictures", "60"]
 IMPORT = ["regions", "import", "world/pictures/train.tsv", "--out", "store"]
 EXPORT = ["convert", "runs/first", "exported-st", "--to", "sentence-transformers"]
 MADE_BY = {
@@ -79,6 +79,8 @@ NOT_RUN = {
     "capt glue-validate": "needs that sweep; tests/e2e/test_glue.py",
     "capt evaluate $run": "a loop over trials of a sweep that has run; tests/unit/latent/test_evaluate.py",
     "capt regions import train2014": "needs LXMERT's feature files; the same as of the microworld's, which is run",
+    "capt regions import train.json": "needs the files of NLVR v1; tests/unit/regions",
+    "capt pretrain capt_vl_nlvr1": "needs the files of NLVR v1; tests/unit/test_configs.py",
     "capt regions import dev.json": "needs the files of NLVR v1; tests/unit/regions",
     "capt regions extract": "needs models of vision; tests/unit/regions/extract",
     "capt regions inspect store_detr": "needs a store that a detector made; tests/unit/regions",

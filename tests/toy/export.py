@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pretrain.convert.about import About
-from pretrain.convert.output import new_folder
+from pretrain.convert.output import export_folder
 from pretrain.engine.checkpoint import find_best, open_checkpoint, restored
 from pretrain.engine.durable import write_tensors
 from tests.toy.config import ToyJob
@@ -19,6 +19,6 @@ def load(path: Path) -> ToyModel:
 
 
 def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, about: About | None = None) -> Path:
-    with new_folder(out, overwrite=overwrite) as folder:
+    with export_folder(out, overwrite=overwrite) as folder:
         write_tensors(folder / "model.safetensors", dict(load(checkpoint).named_parameters()), {"format": "pt"})
     return out

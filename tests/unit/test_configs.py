@@ -46,7 +46,7 @@ NEEDS = {
     "capt_tiny": [],
     "capt_vl": ["data.regions=@/store", "data.train=@/train.json"],
     "capt_vl_small": [],
-    "capt_vl_nlvr1": [],
+    "capt_vl_nlvr1": ["data.regions=@/store", "data.train=@/train.json"],
     "capt_vl_microworld": [],
     "mlm_tiny": [],
     "capt_language": ["data.files=@/text.txt"],

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from docs.hooks import sections
-from launcher.plan import BackendName
+from launcher.backends import LAUNCHERS
 from launcher.sweep.config import Sweep
 from pretrain.config.contrast import TemperatureSection
 from pretrain.config.load import load_job
@@ -166,7 +166,7 @@ REGISTRIES: Mapping[str, set[str]] = {
     "kernels": set(KERNELS),
     "corruptions": set(CORRUPTIONS),
     "callbacks": set(CALLBACKS),
-    "launchers": set(get_args(BackendName)),
+    "launchers": set(LAUNCHERS),
 }
 
 

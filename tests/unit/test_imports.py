@@ -61,7 +61,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # ---- what tasks are built of
     "pretrain.contrast": BASE,
     "pretrain.contrastive": (*BASE, "pretrain.config", "pretrain.contrast", "pretrain.engine", "pretrain.data.sampler"),
-    "pretrain.data": (*BASE, "tokenizer", "pretrain.config.base"),
+    "pretrain.data": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.registry"),
     "pretrain.models": (*BASE, "tokenizer", "pretrain.config.base"),
     "pretrain.models.foreign": (*BASE, "tokenizer", "pretrain.models"),
     "pretrain.models.lxmert": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.models"),
@@ -111,7 +111,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "finetune": ("tokenizer", *_in("pretrain", "base", "config", "engine", "models", "language")),
     "finetune.glue": (
         *("finetune", "tokenizer"),
-        *_in("pretrain", "base", "config", "engine", "models", "language", "convert", "report"),
+        *_in("pretrain", "base", "config", "data.sts_files", "engine", "models", "convert", "report"),
     ),
     "finetune.visual": (
         *("finetune", "tokenizer"),
@@ -120,7 +120,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # ---- launcher
     "launcher.supervisor": (*BASE, "pretrain.engine", "launcher.hostfile", "launcher.ssh"),
     "launcher.backends": (
-        *(*BASE, "pretrain.config.reader", "pretrain.engine"),
+        *(*BASE, "pretrain.config.reader", "pretrain.engine", "pretrain.registry"),
         *_in("launcher", "cluster", "environment", "hostfile", "plan", "raycluster", "ssh", "supervisor", "watch"),
     ),
     "launcher.preflight": (

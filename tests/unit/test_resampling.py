@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from finetune.metrics import METRICS
-from tests.benchmarks.resampling import SCORES, accuracy, over_examples, over_runs_and_examples
+from tests.studies.resampling import SCORES, accuracy, over_examples, over_runs_and_examples
 
 RNG = np.random.default_rng(0)
 

@@ -8,8 +8,8 @@ import statistics
 
 import pytest
 
-from tests.benchmarks.seeds import clustered_error, mean_and_sd, paired, sign_flip_p
-from tests.benchmarks.study_vision_language_tables import Trial, arms_table, differences_table
+from tests.studies.seeds import clustered_error, mean_and_sd, paired, sign_flip_p
+from tests.studies.vision_language_tables import Trial, arms_table, differences_table
 
 
 def test_differences_are_paired_by_seed() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.studies import same_settings, steps_of_equal_compute
-from tests.benchmarks.study_queue_tables import Trial, write_tables
+from tests.studies.queue_tables import Trial, write_tables
+from tests.studies.support import same_settings, steps_of_equal_compute
 
 
 def run(folder: Path, seconds: list[float]) -> Path:

@@ -17,7 +17,6 @@ class _Statement(Record):
     sentence: Text
     structured_rep: Annotated[list[Any], Field(min_length=1)]
     label: Literal["true", "false"] | None = None
-    count: Annotated[int, Field(ge=0, le=1000)] | None = None
 
 
 def is_statements(document: Document) -> bool:
@@ -28,8 +27,7 @@ def is_statements(document: Document) -> bool:
 def read_statements(document: Document) -> list[Example]:
     """The statements. Their pictures are called as `pretrain.regions.nlvr1.scene_name` calls them.
 
-    The answer of a statement is its truth (``true``, ``false``). A synthetic row says as well how many there are of
-    what its statement counts (``count``): a second answer.
+    The answer of a statement is its truth (``true``, ``false``).
 
     Raises:
         DataError: a row lacks a key, a value is of the wrong type, or an identifier stands twice.
@@ -38,6 +36,6 @@ def read_statements(document: Document) -> list[Example]:
     for row, (place, statement) in zip(document.rows, document.checked(_Statement), strict=True):
         unique.add(statement.identifier, place)
         truth = None if statement.label is None else statement.label == "true"
-        answers = {str(found): 1.0 for found in (statement.label, statement.count) if found is not None}
-        examples.append(Example(statement.identifier, (scene_name(row),), statement.sentence, answers or None, truth))
+        answers: dict[str, float] | None = None if statement.label is None else {statement.label: 1.0}
+        examples.append(Example(statement.identifier, (scene_name(row),), statement.sentence, answers, truth))
     return examples

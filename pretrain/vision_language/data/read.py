@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from pretrain.base.errors import DataError, shown
 from pretrain.vision_language.data import captions, gqa, lxmert, nlvr1, nlvr2, vqa
 from pretrain.vision_language.data.examples import Example
 from pretrain.vision_language.data.files import Document, read_document
 
-Task = Literal["vqa", "gqa", "nlvr2", "nlvr1"]
-
 
 class _Form(NamedTuple):
     fits: Callable[[Document], bool]
     read: Callable[[Document], list[Example]]
-    task: Task | None
+    task: str | None
 
 
 def _is_numbered(document: Document) -> bool:
@@ -90,7 +88,7 @@ def examples_of(documents: Sequence[Document], *, what: str = "data.train") -> l
     return examples + vqa.read_questions(questions, annotations)
 
 
-def task_of(document: Document) -> Task | None:
+def task_of(document: Document) -> str | None:
     """The task whose questions or statements a file holds; None for captions and pretraining.
 
     Raises:

@@ -7,7 +7,6 @@ import logging
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
 
 from pretrain.base.locks import cache_lock
 from pretrain.regions.importing import import_regions
@@ -15,8 +14,6 @@ from pretrain.regions.manifest import MANIFEST
 from pretrain.vision_language.microworld.generate import FORMAT, SPLITS, World, write_world
 
 logger = logging.getLogger(__name__)
-
-Use = Literal["pretraining", "vqa", "gqa", "nlvr2", "nlvr1"]
 
 
 @dataclass(frozen=True)
@@ -28,14 +25,14 @@ class UseFiles:
         train: files to train on.
         validation: files to select models on.
         test: files to evaluate on.
-        answers: the table of all answers; None in a world of boxes.
+        answers: the table of all answers.
     """
 
     regions: Path
     train: tuple[Path, ...]
     validation: tuple[Path, ...]
     test: tuple[Path, ...]
-    answers: Path | None
+    answers: Path
 
 
 @dataclass(frozen=True)
@@ -45,14 +42,13 @@ class Microworld:
     folder: Path
     regions: Path
 
-    def of(self, use: Use) -> UseFiles:
+    def of(self, use: str) -> UseFiles:
         """The files of a task."""
         parts = {"vqa": ("_questions", "_annotations"), "gqa": ("_questions",)}.get(use, ("",))
         train, validation, test = (
             tuple(self.folder / use / f"{split}{part}.json" for part in parts) for split in SPLITS
         )
-        answers = None if use == "nlvr1" else self.folder / "answers.json"
-        return UseFiles(self.regions, train, validation, test, answers)
+        return UseFiles(self.regions, train, validation, test, self.folder / "answers.json")
 
 
 def ensure_microworld(world: World, cache: Path) -> Microworld:
@@ -69,7 +65,6 @@ def ensure_microworld(world: World, cache: Path) -> Microworld:
             logger.info("drawing the synthetic microworld: %s", world)
             write_world(made.folder, world)
         if not (made.regions / MANIFEST).is_file():
-            kinds = ("nlvr1/*.json",) if not world.pictures else ("pictures/*.tsv", "nlvr2/*.tsv")
-            files = [path for kind in kinds for path in sorted(made.folder.glob(kind))]
+            files = [path for kind in ("pictures", "nlvr2") for path in sorted(made.folder.glob(f"{kind}/*.tsv"))]
             import_regions(made.regions, files, workers=1)
     return made

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pretrain.base.atomic import new_folder
 from pretrain.base.progress import ProgressCallback
-from pretrain.vision_language.microworld.nlvr1.stems import write_rows
 from pretrain.vision_language.microworld.pairs import write_pairs
 from pretrain.vision_language.microworld.pictures import Recipe, write_answers, write_pictures
 from pretrain.vision_language.microworld.scenes import CLASSES, COLOURS
@@ -34,7 +33,6 @@ sentence. A figure measured here says that a method learns and how fast; it says
 | `vqa/*_questions.json`, `vqa/*_annotations.json` | questions with ten annotators each, as VQA v2 |
 | `gqa/*_questions.json` | questions, as GQA; validation and test with the questions they entail |
 | `nlvr2/*.json` | statements about two pictures, as NLVR2 |
-| `nlvr1/*.json` | statements about three boxes, as NLVR v1; `capt regions import` makes regions of the scenes |
 | `objects.txt`, `attributes.txt` | names of the classes, for `capt regions inspect --objects --attributes` |
 | `answers.json` | every answer, as LXMERT's `all_ans.json` |
 | `microworld.json` | what was asked for, and the number of each |
@@ -48,31 +46,22 @@ class World:
     """What a microworld is made of.
 
     Attributes:
-        pictures: of all three splits together: a tenth each for validation and test, at least one; 3 or more, or none.
+        pictures: 3 or more, of all three splits together: a tenth each for validation and test, at least one.
         seed: another seed is another world of the same kind.
         feature_size: of a region.
         noise: of the features; 0 is none, and 0.5 leaves classes and colours easy to tell.
-        nlvr1: statements of NLVR v1's kind for training, with four scenes each; a tenth for validation and for test.
     """
 
     pictures: int = 2000
     seed: int = 1
     feature_size: int = 64
     noise: float = 0.5
-    nlvr1: int = 0
 
     @property
     def numbers(self) -> dict[str, range]:
         """The numbers of each split's pictures; the first picture has number 1."""
-        held_back = max(1, self.pictures // 10) if self.pictures else 0
+        held_back = max(1, self.pictures // 10)
         ends = [1, self.pictures - 2 * held_back + 1, self.pictures - held_back + 1, self.pictures + 1]
-        return {split: range(start, end) for split, start, end in zip(SPLITS, ends, ends[1:], strict=False)}
-
-    @property
-    def stems(self) -> dict[str, range]:
-        """The numbers of each split's statements of NLVR v1's kind."""
-        held_back = max(1, self.nlvr1 // 10) if self.nlvr1 else 0
-        ends = [0, self.nlvr1, self.nlvr1 + held_back, self.nlvr1 + 2 * held_back]
         return {split: range(start, end) for split, start, end in zip(SPLITS, ends, ends[1:], strict=False)}
 
 
@@ -83,15 +72,14 @@ def write_world(out: Path, world: World, progress: ProgressCallback | None = Non
         DataError: ``out`` exists and is not an empty folder.
     """
     recipe = Recipe(world.seed, world.feature_size, world.noise)
-    total = sum(len(n) + statements(n) + len(world.stems[split]) for split, n in world.numbers.items())
+    total = sum(len(numbers) + statements(numbers) for numbers in world.numbers.values())
     with new_folder(out) as folder:
-        for name in (*(_FOLDERS if world.pictures else ()), *(["nlvr1"] if world.nlvr1 else [])):
+        for name in _FOLDERS:
             (folder / name).mkdir()
         (folder / "README.md").write_text(_README)
         write_answers(folder / "answers.json")
-        if world.pictures:
-            (folder / "objects.txt").write_text("\n".join(CLASSES) + "\n")
-            (folder / "attributes.txt").write_text("\n".join(COLOURS) + "\n")
+        (folder / "objects.txt").write_text("\n".join(CLASSES) + "\n")
+        (folder / "attributes.txt").write_text("\n".join(COLOURS) + "\n")
         counts = {split: len(numbers) for split, numbers in world.numbers.items()}
         record = {"format": FORMAT, "synthetic": True, **asdict(world), "splits": counts}
         (folder / "microworld.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -102,14 +90,10 @@ def write_world(out: Path, world: World, progress: ProgressCallback | None = Non
 
 def _parts(folder: Path, world: World, recipe: Recipe) -> Iterator[int]:
     for split, numbers in world.numbers.items():
-        if numbers:
-            yield from write_pictures(folder, split, numbers, recipe)
-            yield from write_pairs(folder, split, statements(numbers), recipe)
-        if world.nlvr1:
-            path = folder / "nlvr1" / f"{split}.json"
-            yield from write_rows(path, world.stems[split], world.seed)
+        yield from write_pictures(folder, split, numbers, recipe)
+        yield from write_pairs(folder, split, statements(numbers), recipe)
 
 
 def statements(numbers: range) -> int:
-    """Statements of NLVR2's kind in a split of so many pictures."""
-    return max(1, len(numbers) // 2) if numbers else 0
+    """The number of statements of NLVR2's kind in a split with these pictures."""
+    return max(1, len(numbers) // 2)

@@ -12,7 +12,7 @@ import pytest
 from pretrain.base.atomic import new_file, new_folder, partial_folder
 from pretrain.base.errors import DataError
 from pretrain.base.text_lines import read_lines
-from pretrain.convert.output import new_folder as new_export
+from pretrain.convert.output import export_folder
 
 
 def test_a_folder_appears_whole(tmp_path: Path) -> None:
@@ -122,14 +122,14 @@ def test_what_cannot_be_replaced_is_refused_at_once(tmp_path: Path, monkeypatch:
             pytest.fail("the block was entered")
 
 
-@pytest.mark.parametrize("kind", [new_folder, new_export])
+@pytest.mark.parametrize("kind", [new_folder, export_folder])
 def test_what_a_killed_process_left_goes_at_the_next_start_and_no_other(tmp_path: Path, kind: Any) -> None:
     out = tmp_path / "o[ut"
     program = f"""
 import os, signal, sys
 from pathlib import Path
-from {kind.__module__} import new_folder
-with new_folder(Path(sys.argv[1])) as folder:
+from {kind.__module__} import {kind.__name__}
+with {kind.__name__}(Path(sys.argv[1])) as folder:
     (folder / "x").write_text("1")
     os.kill(os.getpid(), signal.SIGKILL)
 """

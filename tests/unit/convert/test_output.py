@@ -5,7 +5,7 @@ import stat
 import pytest
 
 from pretrain.base.errors import CheckpointError
-from pretrain.convert.output import new_folder
+from pretrain.convert.output import export_folder
 
 
 def names(folder):
@@ -14,7 +14,7 @@ def names(folder):
 
 def test_folder_appears_only_when_the_block_ends_well(tmp_path):
     out = tmp_path / "a" / "out"
-    with new_folder(out) as folder:
+    with export_folder(out) as folder:
         (folder / "config.json").write_text("{}")
         (folder / "sub").mkdir()
         (folder / "sub" / "x").write_text("x")
@@ -34,7 +34,7 @@ def test_nothing_is_left_behind_after_an_error(tmp_path):
     out = tmp_path / "out"
 
     def write_and_fail():
-        with new_folder(out) as folder:
+        with export_folder(out) as folder:
             (folder / "config.json").write_text("{}")
             raise RuntimeError("no")
 
@@ -46,7 +46,7 @@ def test_nothing_is_left_behind_after_an_error(tmp_path):
 def test_an_empty_folder_may_be_filled(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
-    with new_folder(out) as folder:
+    with export_folder(out) as folder:
         (folder / "config.json").write_text("{}")
     assert names(out) == ["config.json"]
     assert names(tmp_path) == ["out"]
@@ -56,7 +56,7 @@ def test_an_empty_folder_may_be_filled(tmp_path):
 def test_a_foreign_folder_is_never_replaced(tmp_path, overwrite):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("x")
-    with pytest.raises(CheckpointError, match="out: "), new_folder(tmp_path / "out", overwrite=overwrite):
+    with pytest.raises(CheckpointError, match="out: "), export_folder(tmp_path / "out", overwrite=overwrite):
         pass
     assert names(tmp_path / "out") == ["thesis.tex"]
 
@@ -66,12 +66,12 @@ def test_an_older_export_is_replaced_on_request_only_and_whole(tmp_path):
     out.mkdir()
     for name in ("config.json", "stale"):
         (out / name).write_text("old")
-    with pytest.raises(CheckpointError, match="not empty"), new_folder(out):
+    with pytest.raises(CheckpointError, match="not empty"), export_folder(out):
         pass
-    with pytest.raises(RuntimeError), new_folder(out, overwrite=True):
+    with pytest.raises(RuntimeError), export_folder(out, overwrite=True):
         raise RuntimeError
     assert names(out) == ["config.json", "stale"]
-    with new_folder(out, overwrite=True) as folder:
+    with export_folder(out, overwrite=True) as folder:
         (folder / "config.json").write_text("new")
     assert names(out) == ["config.json"]
     assert (out / "config.json").read_text() == "new"
@@ -82,7 +82,7 @@ def test_a_file_or_link_as_target_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path)
     for name in ("file", "link"):
-        with pytest.raises(CheckpointError, match="not a folder"), new_folder(tmp_path / name, overwrite=True):
+        with pytest.raises(CheckpointError, match="not a folder"), export_folder(tmp_path / name, overwrite=True):
             pass
 
 
@@ -91,12 +91,12 @@ FULL = [OSError(errno.ENOSPC, "No space"), Exception("No space left on device (o
 
 @pytest.mark.parametrize("error", FULL, ids=["python", "rust"])
 def test_a_full_disk_says_so(tmp_path, error):
-    with pytest.raises(CheckpointError, match="no space left on the disk"), new_folder(tmp_path / "out"):
+    with pytest.raises(CheckpointError, match="no space left on the disk"), export_folder(tmp_path / "out"):
         raise error
     assert names(tmp_path) == []
 
 
 def test_a_parent_that_is_a_file_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(CheckpointError, match="cannot be written"), new_folder(tmp_path / "file" / "out"):
+    with pytest.raises(CheckpointError, match="cannot be written"), export_folder(tmp_path / "file" / "out"):
         pass

@@ -46,7 +46,7 @@ def test_one_file_is_a_list_of_one() -> None:
         ({"validation_fraction": -0.1}, "greater than or equal to 0"),
         ({"workers": 0}, "greater than 0"),
         ({"document_start": "("}, "is not a regular expression: missing \\)"),
-        ({"source": "internet"}, "'files', 'docstrings' or 'hub'"),
+        ({"source": "internet"}, r"data\.source: unknown source 'internet'; known: docstrings, files, hub"),
         ({"sequence_lenght": 128}, "Extra inputs are not permitted"),
     ],
 )

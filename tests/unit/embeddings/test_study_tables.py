@@ -8,7 +8,7 @@ from scipy.stats import spearmanr
 
 from pretrain.embeddings.similarity import Cosines
 from pretrain.embeddings.similarity_sets import WordPairs
-from tests.benchmarks.study_ace_tables import Trial, bootstrap, similarity_table
+from tests.studies.ace_tables import Trial, bootstrap, similarity_table
 
 RNG = np.random.default_rng(0)
 GOLD = RNG.random(150)

@@ -11,9 +11,9 @@ import pytest
 
 from finetune.glue.files import Examples
 from pretrain.report.trials_file import TrialRecord
-from tests.benchmarks.study_glue_plots import plot_curves, plot_differences
-from tests.benchmarks.study_glue_tables import PAIRS, differences_of, differences_table, scores_table, seeds_table
-from tests.benchmarks.study_glue_trials import (
+from tests.studies.glue_plots import plot_curves, plot_differences
+from tests.studies.glue_tables import PAIRS, differences_of, differences_table, scores_table, seeds_table
+from tests.studies.glue_trials import (
     Point,
     Sweep,
     Trial,

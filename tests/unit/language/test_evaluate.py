@@ -21,6 +21,7 @@ from pretrain.data.config import CorruptionConfig
 from pretrain.data.corruption import Corruptor
 from pretrain.data.packing import PackedDataset
 from pretrain.data.prepare import prepare
+from pretrain.data.sts_files import find_sets
 from pretrain.engine.checkpoint.save import partial_folder, write_weights_only
 from pretrain.language import evaluate as module
 from pretrain.language.batches import Assembler
@@ -30,7 +31,6 @@ from pretrain.language.prepare import vocabulary_of
 from pretrain.language.representations import Representations
 from pretrain.language.restore import load_model
 from pretrain.language.sts import score
-from pretrain.language.sts_files import find_sets
 from tests.support import run_ranks
 from tokenizer.encode import load_tokenizer
 from tokenizer.train import train

@@ -11,8 +11,8 @@ import torch
 from scipy.stats import rankdata
 
 from pretrain.base.errors import DataError
+from pretrain.data.sts_files import SUBSETS, Pairs, find_sets
 from pretrain.language.sts import encode_texts, score
-from pretrain.language.sts_files import SUBSETS, Pairs, find_sets
 
 ROWS = [
     ("A man is  dancing .", "A man dances .", 5.0),

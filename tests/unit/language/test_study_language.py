@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.study_language import REFERENCE, STEPS, VARIANTS, variants
-from tests.benchmarks.study_language_tables import ELSEWHERE, PAIRS, Trial, differences_table, trial_of, variants_table
+from tests.studies.language import REFERENCE, STEPS, VARIANTS, variants
+from tests.studies.language_tables import ELSEWHERE, PAIRS, Trial, differences_table, trial_of, variants_table
 
 
 def run(folder: Path, loss: float, head: bool) -> Path:

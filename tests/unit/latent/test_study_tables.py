@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.benchmarks import study_latent
-from tests.benchmarks.study_latent_tables import (
+from tests.studies import latent as latent_study
+from tests.studies.latent_tables import (
     Sentences,
     Trial,
     best_of,
@@ -104,13 +104,13 @@ def test_tables_take_each_rows_own_tightest_bound(tmp_path: Path) -> None:
 def test_a_study_of_other_draws_or_sentences_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finished evaluations would stand beside others of fewer sentences, and their tables be written over."""
     monkeypatch.setenv("CAPT_DATA", str(tmp_path))
-    monkeypatch.setattr(study_latent, "together", lambda jobs, parallel: None)
+    monkeypatch.setattr(latent_study, "together", lambda jobs, parallel: None)
     for name in ("trials_of", "write_trials", "write_tables", "write_sentences", "capt"):
-        monkeypatch.setattr(study_latent, name, lambda *words: [])
+        monkeypatch.setattr(latent_study, name, lambda *words: [])
 
     def study(*words: str) -> int:
         monkeypatch.setattr("sys.argv", ["study", "--out", str(tmp_path / "out"), "--rows", "LM", *words])
-        return study_latent.main()
+        return latent_study.main()
 
     assert study("--sentences", "400", "--bridge", "10") == 0
     assert study("--sentences", "400", "--bridge", "2") == 0

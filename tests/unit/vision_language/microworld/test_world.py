@@ -20,7 +20,7 @@ from pretrain.vision_language.microworld.generate import SPLITS, World, write_wo
 from pretrain.vision_language.microworld.scenes import CLASSES, COLOURS, HEIGHT, WIDTH, draw_scene
 from tests.unit.vision_language.microworld import literal
 
-WORLD = World(pictures=100, seed=3, feature_size=16, noise=0.5, nlvr1=12)
+WORLD = World(pictures=100, seed=3, feature_size=16, noise=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,6 @@ def test_perfect_predictions_pass_the_validators_and_score_one(folder: Path, tmp
     vqa = [folder / "vqa" / f"test_{part}.json" for part in ("questions", "annotations")]
     gqa = _json(folder / "gqa" / "test_questions.json")
     rows = [json.loads(line) for line in (folder / "nlvr2" / "test.json").read_text().splitlines()]
-    boxes = [json.loads(line) for line in (folder / "nlvr1" / "test.json").read_text().splitlines()]
     dumps: dict[str, tuple[str, list[Path]]] = {
         "vqa.json": (
             json.dumps(
@@ -167,10 +166,6 @@ def test_perfect_predictions_pass_the_validators_and_score_one(folder: Path, tmp
         "nlvr2.csv": (
             "".join(f"{row['identifier']},{row['label']}\n" for row in rows),
             [folder / "nlvr2" / "test.json"],
-        ),
-        "nlvr1.csv": (
-            "".join(f"{row['identifier']},{row['label']}\n" for row in boxes),
-            [folder / "nlvr1" / "test.json"],
         ),
     }
     for name, (text, data) in dumps.items():

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.benchmarks.seeds import paired, spread
-from tests.benchmarks.studies import rows_of, usual
+from tests.studies.seeds import paired, spread
+from tests.studies.support import rows_of, usual
 
 if TYPE_CHECKING:
-    from tests.benchmarks.study_queue import Key
+    from tests.studies.queue import Key
 
 COLLAPSED = 0.5
 """A run has collapsed whose encoder at the end finds fewer of 512 held-out windows by their corruptions."""

@@ -18,9 +18,9 @@ from finetune.glue.files import Examples, read_split
 from finetune.glue.tasks import GLUE
 from finetune.metrics import compute_metrics
 from launcher.sweep.trial_log import remove_checkpoints
-from pretrain.language.sts_files import find_sets
+from pretrain.data.sts_files import find_sets
 from pretrain.report.trials_file import TRIALS, TrialRecord, read_trials
-from tests.benchmarks.studies import newest_checkpoint, rows_of, usual
+from tests.studies.support import newest_checkpoint, rows_of, usual
 
 ON_TEST = ("mrpc", "stsb")
 """Tasks that are quoted on test."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.benchmarks.seeds import paired, spread
-from tests.benchmarks.studies import rows_of, usual
+from tests.studies.seeds import paired, spread
+from tests.studies.support import rows_of, usual
 
 PAIRS = (
     ("capt-queue", "mlm", "equal tokens"),

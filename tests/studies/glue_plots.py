@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from pretrain.report.plots import colour, count_steps, new_figure, style_axis, to_png
-from tests.benchmarks.study_glue_tables import Difference
-from tests.benchmarks.study_glue_trials import Point
+from tests.studies.glue_tables import Difference
+from tests.studies.glue_trials import Point
 
 
 def plot_curves(points: Sequence[Point], out: Path) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 from pretrain.embeddings.restore import load_embeddings
 from pretrain.embeddings.similarity import Cosines, cosines_of
 from pretrain.embeddings.similarity_sets import find_sets
-from tests.benchmarks.resampling import Interval, over_examples, spearman
-from tests.benchmarks.seeds import paired, spread
+from tests.studies.resampling import Interval, over_examples, spearman
+from tests.studies.seeds import paired, spread
 
 PAIRS = (
     ("noise+ace", "noise", "equal words"),

@@ -1,6 +1,6 @@
 """The study behind docs/results/language.md: CAPT against MLM alone at equal tokens and equal compute, five seeds each.
 
-``CAPT_DATA=... python -m tests.benchmarks.study_language --out runs/language-study`` trains every variant on books,
+``CAPT_DATA=... python -m tests.studies.language --out runs/language-study`` trains every variant on books,
 measures held-out books, WikiText-2 and STS-B, and writes ``trials.csv``, ``tables.md``, ``trials.png`` and a report.
 Finished runs stay as they are, so the same command goes on after an interruption; more seeds may be asked for later.
 
@@ -18,9 +18,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.benchmarks.studies import capt, finish, same_settings, steps_of_equal_compute, together, write_trials
-from tests.benchmarks.study_language_plot import plot_trials
-from tests.benchmarks.study_language_tables import trial_of, write_tables
+from tests.studies.language_plot import plot_trials
+from tests.studies.language_tables import trial_of, write_tables
+from tests.studies.support import capt, finish, same_settings, steps_of_equal_compute, together, write_trials
 
 PLAIN = ["contrast.drift=none", "contrast.queue_share=null"]
 """The queue of the paper: neither guard of ``capt_tiny``."""

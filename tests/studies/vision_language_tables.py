@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.benchmarks.seeds import paired, spread
+from tests.studies.seeds import paired, spread
 
 PAIRS = (
     ("capt", "lxmert", "equal steps"),

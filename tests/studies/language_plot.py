@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.lines import Line2D
 
 from pretrain.report.plots import colour, new_figure, style_axis, to_png
-from tests.benchmarks.study_language_tables import Trial
+from tests.studies.language_tables import Trial
 
 PANELS = {
     "loss": "MLM loss, held-out books (lower)",

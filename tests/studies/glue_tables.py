@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tests.benchmarks.resampling import SCORES, Interval, over_examples, over_runs_and_examples
-from tests.benchmarks.seeds import Paired, paired, spread
-from tests.benchmarks.study_glue_trials import Predictions, Pretraining, Trial, quoted_examples
+from tests.studies.glue_trials import Predictions, Pretraining, Trial, quoted_examples
+from tests.studies.resampling import SCORES, Interval, over_examples, over_runs_and_examples
+from tests.studies.seeds import Paired, paired, spread
 
 PAIRS = (
     ("capt", "mlm", "equal tokens"),

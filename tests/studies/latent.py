@@ -1,6 +1,6 @@
 """The study behind docs/results/latent.md: every row of Table 1 by the tightest valid bound.
 
-``CAPT_DATA=... python -m tests.benchmarks.study_latent --out runs/latent-study`` trains the rows and the language model
+``CAPT_DATA=... python -m tests.studies.latent --out runs/latent-study`` trains the rows and the language model
 of the same size, and evaluates the checkpoint that validation chose on the test text: exact KL, four proposals, the
 tightest with its standard error, and annealed importance sampling of some sentences. It writes ``trials.csv``,
 ``tables.md``, ``sentences.csv`` and a report. Finished runs and evaluations stay as they are, so the same command goes
@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from tests.benchmarks.studies import capt, finish, same_settings, together, write_trials
-from tests.benchmarks.study_latent_tables import Trial, trial_of, write_sentences, write_tables
+from tests.studies.latent_tables import Trial, trial_of, write_sentences, write_tables
+from tests.studies.support import capt, finish, same_settings, together, write_trials
 
 ROWS = {
     "VAE": "vae", "beta_0.5 VAE": "beta_vae", "CycVAE": "cyc_vae", "AE": "ae", "iVAE": "ivae", "iVAE_MI": "ivae_mi",

@@ -1,9 +1,9 @@
 """The study behind docs/results/queue.md: does a memory queue help, how long may it be, and which guard does it need?
 
-``CAPT_DATA=... python -m tests.benchmarks.study_queue ratio --out runs/queue-ratio`` is Figure 3 (left) of the CAPT
+``CAPT_DATA=... python -m tests.studies.queue ratio --out runs/queue-ratio`` is Figure 3 (left) of the CAPT
 paper at the size of a laptop: steps of 8 pairs, queues of 0, 4, 16 and 64 times the rows of a step, each of four
-guards, five seeds. ``... study_queue collapse --out runs/queue-collapse`` uses queues of 256 to 8,192 rows from the
-first step of a fast encoder, with both temperatures, and counts the runs that collapse. ``... study_queue shipped --out
+guards, five seeds. ``... queue collapse --out runs/queue-collapse`` uses queues of 256 to 8,192 rows from the
+first step of a fast encoder, with both temperatures, and counts the runs that collapse. ``... queue shipped --out
 runs/queue-shipped`` is the job ``capt_tiny`` (in bf16, with a shorter warmup), on prose and on docstrings: which guard
 is to be its default?
 
@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.benchmarks.studies import capt, finish, same_settings, together, write_trials
-from tests.benchmarks.study_queue_plot import plot_trials
-from tests.benchmarks.study_queue_tables import trial_of, write_tables
+from tests.studies.queue_plot import plot_trials
+from tests.studies.queue_tables import trial_of, write_tables
+from tests.studies.support import capt, finish, same_settings, together, write_trials
 
 PLAIN = {"drift": "none", "queue_share": "null", "queue_weight": "null"}
 ARMS: dict[str, dict[str, str]] = {

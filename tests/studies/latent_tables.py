@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.benchmarks.seeds import clustered_error, mean_and_sd
+from tests.studies.seeds import clustered_error, mean_and_sd
 
 BOUNDS = ("ppl_best", "ppl_exact", "ppl_iw_q", "ppl_iw_prior", "ppl_iw_mixture", "ppl_iw_refitted")
 BASELINES = ("LM", "VAE")

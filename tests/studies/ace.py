@@ -1,6 +1,6 @@
 """The study behind docs/results/ace.md: fixed noise, self-adversarial weights and ACE, five seeds each.
 
-``CAPT_DATA=... python -m tests.benchmarks.study_ace --out runs/ace-study`` makes the text, trains every arm from
+``CAPT_DATA=... python -m tests.studies.ace --out runs/ace-study`` makes the text, trains every arm from
 scratch and from vectors that were trained here, and measures word similarity. It writes ``trials.csv``, ``tables.md``
 and a report of each start. Finished runs stay as they are, so the same command goes on after an interruption.
 
@@ -22,8 +22,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.benchmarks.studies import capt, finish, rows_of, together, usual, write_trials
-from tests.benchmarks.study_ace_tables import Trial, write_tables
+from tests.studies.ace_tables import Trial, write_tables
+from tests.studies.support import capt, finish, rows_of, together, usual, write_trials
 
 GENERATOR = ["generator.lr=2e-2", "generator.precision=bf16"]
 """Twice the default rate: the text is short, and makes a hundred updates of the generator."""

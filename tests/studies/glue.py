@@ -1,6 +1,6 @@
 """The study behind docs/results/glue.md: CAPT, MLM alone and random weights under GLUE, three pretraining seeds each.
 
-``CAPT_DATA=... python -m tests.benchmarks.study_glue --out runs/glue-study`` pretrains every arm on books, fine-tunes
+``CAPT_DATA=... python -m tests.studies.glue --out runs/glue-study`` pretrains every arm on books, fine-tunes
 each run by ``capt sweep`` with three seeds a task, measures the quoted checkpoint of each trial, and measures STS-B
 without fine-tuning. It writes ``trials.csv``, ``pretraining.csv``, ``curves.csv``, ``predictions.npz``, ``tables.md``
 and two plots. Finished runs stay as they are, so the same command goes on after an interruption; more seeds or tasks
@@ -23,10 +23,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pretrain.base.files import write_json
-from tests.benchmarks.studies import capt, finish, same_settings, steps_of_equal_compute, together, write_trials
-from tests.benchmarks.study_glue_plots import plot_curves, plot_differences
-from tests.benchmarks.study_glue_tables import write_tables
-from tests.benchmarks.study_glue_trials import (
+from tests.studies.glue_plots import plot_curves, plot_differences
+from tests.studies.glue_tables import write_tables
+from tests.studies.glue_trials import (
     Sweep,
     collect_predictions,
     curves_of,
@@ -36,6 +35,7 @@ from tests.benchmarks.study_glue_trials import (
     save_predictions,
     trials_of,
 )  # fmt: skip
+from tests.studies.support import capt, finish, same_settings, steps_of_equal_compute, together, write_trials
 
 ARMS = ("capt", "mlm", "mlm-equal-compute", "none")
 STEPS = 6000

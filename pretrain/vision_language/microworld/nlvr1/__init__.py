@@ -1,1 +1,0 @@
-"""Scenes of NLVR v1's kind, and statements about them in the manner of its writers, whose truth is computed."""
