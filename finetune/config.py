@@ -17,13 +17,13 @@ AnyJob = TypeVar("AnyJob", bound="FineTuningJob")
 class FineTuningSchedule(ScheduleSection):
     """``epochs`` and the warmup are turned into steps once the data is known; null = the steps as given."""
 
-    max_steps: PositiveInt = Field(1_000_000_000, description="with epochs: at most so many")
+    max_steps: PositiveInt = Field(1_000_000_000, description="with epochs: the largest number")
     epochs: PositiveFloat | None = Field(10.0, description="passes over the training data; null = max_steps alone")
     warmup_epochs: NonNegativeFloat | None = Field(None, description="passes of warmup; null = warmup_ratio")
     warmup_ratio: NonNegativeFloat | None = Field(0.06, le=1, description="of max_steps; null = warmup_steps")
 
     def in_steps(self, steps_per_epoch: float) -> FineTuningSchedule:
-        """The schedule with ``max_steps`` and ``warmup_steps`` for an epoch of so many steps.
+        """The schedule with ``max_steps`` and ``warmup_steps`` for an epoch of this number of steps.
 
         Raises:
             ConfigError: the warmup is longer than the job.
@@ -73,7 +73,7 @@ class FineTuningJob(Job):
         return None
 
     def with_steps(self: AnyJob, examples: int) -> AnyJob:
-        """The job for a training set of so many examples: all that is given in epochs is filled in as steps.
+        """The job for a training set of this size: all that is given in epochs is filled in as steps.
 
         A job that has been through this once stays as it is, so that a resumed run has the same steps.
 

@@ -18,7 +18,7 @@ from tokenizer.special import is_bert_like
 logger = logging.getLogger(__name__)
 
 CACHE_FROM = 50_000
-"""Sets of at least so many rows are kept on disk as ids; smaller ones are tokenized in seconds."""
+"""Sets of at least this number of rows are kept on disk as ids; smaller ones are tokenized in seconds."""
 
 
 @dataclass(frozen=True)

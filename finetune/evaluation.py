@@ -115,7 +115,7 @@ def evaluate_checkpoint(
 def evaluation_result(
     checkpoint: Path, task: str, rows: Mapping[str, int], metrics: Mapping[str, float], out: Path | None = None
 ) -> dict[str, Any]:
-    """What `evaluate_checkpoint` returns, of these metrics on data sets with so many ``rows``; written to ``out``."""
+    """What `evaluate_checkpoint` returns, of these metrics on data sets of ``rows`` rows; written to ``out``."""
     result = {
         "checkpoint": str(checkpoint),
         "task": task,

@@ -23,7 +23,7 @@ def compute_metrics(names: Sequence[str], predictions: Labels, labels: Labels) -
 
     Raises:
         ConfigError: a metric is unknown.
-        ValueError: there are no rows, or not as many predictions as labels.
+        ValueError: there are no rows, or the numbers of predictions and labels differ.
     """
     unknown = [name for name in names if name not in METRICS]
     if unknown:

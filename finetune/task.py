@@ -155,7 +155,7 @@ class FineTuningTask(ABC):
 
 
 def best_so_far(run_dir: Path, job: FineTuningJob, examples: int) -> str | None:
-    """The dev metric and the epoch of a run's best checkpoint, for a training set of so many examples.
+    """The dev metric and the epoch of a run's best checkpoint, for a training set of this size.
 
     None is returned for a run that has kept no best checkpoint.
     """

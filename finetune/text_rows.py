@@ -1,4 +1,4 @@
-"""EncodedTexts texts as batches: each batch is padded to its own longest row."""
+"""Encoded texts as batches: each batch is padded to its own longest row."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _newest_once_gone_back(words: list[str]) -> list[str]:
-    """Arguments of a job that was queued again: once it has gone back to a checkpoint it goes on from its newest.
+    """Arguments of a job that was queued again: once it has gone back to a checkpoint it continues from its newest.
 
     It has where no later checkpoint is left that is older than the batch script, which was written as it was submitted.
     """

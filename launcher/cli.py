@@ -1,4 +1,4 @@
-"""The ``capt`` command. Each verb imports what it needs when it runs, so that ``capt --help`` answers at once."""
+"""The ``capt`` command. Each verb imports what it needs when it runs, so that ``capt --help`` answers immediately."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def forwarded_env(environment: Mapping[str, str]) -> dict[str, str]:
 def forwarded_to_hosts(
     environment: Mapping[str, str], folders: tuple[Path, ...], *, through_shell: bool = False
 ) -> dict[str, str]:
-    """What goes to every host: ``forwarded_env``, then what stands in ``.deepspeed_env`` files.
+    """What goes to every host: ``forwarded_env``, then the lines of ``.deepspeed_env`` files.
 
     Like DeepSpeed, ``$DS_ENV_FILE`` names another file, and later ``folders`` win. Variables that look like secrets
     are left out with a warning; written into a ``.deepspeed_env`` they are an error, and so are names that are not on
@@ -116,7 +116,7 @@ def _env_file(path: Path, own: frozenset[str]) -> dict[str, str]:
         if not equals or not _NAME.fullmatch(name):
             raise ConfigError(f"{where}: not of the form NAME=value")
         if is_secret(name, value):
-            raise ConfigError(f"{where}: {name} looks like a secret; it would stand in the process list of every host")
+            raise ConfigError(f"{where}: {name} looks like a secret; it would appear in the process list of every host")
         if name not in own and not _is_setting(name, value):
             raise ConfigError(
                 f"{where}: {name[:80]} may load code or name a file, or is not known to be needed: "
@@ -127,7 +127,7 @@ def _env_file(path: Path, own: frozenset[str]) -> dict[str, str]:
 
 
 def _value(text: str, where: str) -> str:
-    """What stands behind ``NAME=``, as a shell would read the line: without quotes and without a comment."""
+    """The value behind ``NAME=``, as a shell would read the line: without quotes and without a comment."""
     if text[:1] in ("'", '"'):
         try:
             words = shlex.split(text, comments=True)

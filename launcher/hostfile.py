@@ -43,7 +43,7 @@ def read_hostfile(path: Path, include: str | None = None, exclude: str | None = 
     """Parse a hostfile, and take the hosts that ``--include`` names or leave those out that ``--exclude`` does.
 
     Raises:
-        ConfigError: the file is missing, empty, not text or too large; a line is not ``host slots=N``; a host stands
+        ConfigError: the file is missing, empty, not text or too large; a line is not ``host slots=N``; a host occurs
             twice, is not a plain name or an IP address, or has no or an absurd number of slots; ``include`` or
             ``exclude`` is malformed, names what the file does not, or leaves nothing.
     """
@@ -55,7 +55,7 @@ def read_hostfile(path: Path, include: str | None = None, exclude: str | None = 
         host = _parse(line, f"{path}, line {number}")
         key = _key(host.name)
         if key in hosts:
-            raise ConfigError(f"{path}, line {number}: host {host.name!r} already stands on line {hosts[key][1]}")
+            raise ConfigError(f"{path}, line {number}: host {host.name!r} is already on line {hosts[key][1]}")
         hosts[key] = host, number
     if not hosts:
         raise ConfigError(f"hostfile {path} names no host; write a line such as 'node-1 slots=8' for each")
@@ -105,7 +105,7 @@ def _parts(text: str, option: str, hosts: dict[str, Host], path: Path) -> dict[s
             last = hosts[key].slots - 1
             raise ConfigError(f"{option}: {hosts[key].name} has the slots 0 to {last} in {path}, and not {beyond[0]}")
         if key in found and not (slots and found[key]):
-            raise ConfigError(f"{option}: {hosts[key].name} stands twice")
+            raise ConfigError(f"{option}: {hosts[key].name} occurs twice")
         found[key] = found.get(key, set()) | slots
     return found
 

@@ -109,7 +109,7 @@ def addable() -> list[tuple[Mapping[str, float], float]]:
 
 
 def groups_of(config: Any) -> list[tuple[Mapping[str, float], float]]:
-    """The groups of Ray's ``ClusterConfig``, in which -1 stands for any number."""
+    """The groups of Ray's ``ClusterConfig``, in which -1 represents any number."""
 
     def unbounded(number: float) -> float:
         return math.inf if number < 0 else number
@@ -164,7 +164,7 @@ def check_reachable(address: str) -> None:
 def cluster(address: str | None, *, chatty: bool = False) -> Iterator[None]:
     """Join the cluster at ``address``, or start one on this machine's cores and GPUs; leave or end it afterwards.
 
-    Meanwhile this process's environment holds no secrets: Tune hands those of AWS to its workers in a form that stands
+    Meanwhile this process's environment holds no secrets: Tune hands those of AWS to its workers in a form that is
     in Ray's logs and command lines. A cluster of our own has inherited them before, as every process of this machine.
     Ray puts the folder in which it is joined on the module path of all workers: this process joins it in an empty one.
 

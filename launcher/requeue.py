@@ -4,8 +4,8 @@ The status of a job that was killed is corrected. Exit code 0 means that the job
 happens without RESTARTS, nor to one that was cancelled. A job that stopped
 early (75) is queued again, unless it has made no step ten times in a row: its time limit is shorter than what it does
 before the first step. One that failed is as long as it has made a step since the last time that it was for this reason,
-and at most RESTARTS times, of which progress gives some back: what fails at once would fail for ever. One that says
-itself that it cannot go on (a loss that is no number) is not.
+and at most RESTARTS times, of which progress gives some back: what fails immediately would fail every time. One that
+says itself that it cannot continue (a loss that is no number) is not.
 """
 
 from __future__ import annotations

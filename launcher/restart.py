@@ -29,7 +29,7 @@ def supervise(launch: Launch, attempt: Callable[[Launch], End], name: str = "") 
     """Carry out a launch, and again as a resumed one while ``supervise.restarts`` allows it.
 
     A job is started again when a process of it died, hung, or ended with an error of the program. It is not when its
-    input is bad, when it was asked to stop (however it ended then), when it says itself that it cannot go on (a loss
+    input is bad, when it was asked to stop (however it ended then), when it says itself that it cannot continue (a loss
     that is no number), when it had not begun, or when it made no step since it was started the last time,
     unless a host was lost. Restarts are counted under ``name``; without one, those of this call are.
     """
@@ -114,7 +114,7 @@ def _outage(run: Path) -> OSError | None:
         os.utime(run)  # a write that changes nothing
     except OSError as error:
         return error if error.errno == errno.EROFS or is_passing(error) else None
-    except ConfigError:  # something else stands there
+    except ConfigError:  # something else is there
         return None
     return None
 
@@ -127,7 +127,7 @@ def _has_begun(launch: Launch) -> bool:
 
 
 def _may_go_on(launch: Launch, own: str, end: End, seconds: float) -> bool:
-    """Whether a failed job, which ran for so many seconds, may be started again; it is counted then."""
+    """Whether a failed job, which ran for this number of seconds, may be started again; it is counted then."""
     run, limit, every = launch.run_dir, launch.job.supervise.restarts, launch.job.checkpoint.every
     if not limit or not _has_begun(launch):
         return False

@@ -10,7 +10,7 @@ from pretrain.base.open_files import allow_open_files
 
 USERS_OPTIONS = "PDSH_SSH_ARGS_APPEND"
 """The variable with which a user gives pdsh, and so every launch, further options of ssh."""
-# A host that asks a question, does not answer or disappears is an error within seconds instead of a wait for ever.
+# A host that asks a question, does not answer or disappears is an error within seconds instead of an endless wait.
 _OPTIONS = "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
 
 
@@ -19,7 +19,7 @@ _FILES = 4
 
 
 def allow_hosts(hosts: int) -> None:
-    """Raise this process's limit of open files to what so many hosts need, as far as the system lets it."""
+    """Raise this process's limit of open files to what a number of hosts needs, as far as the system lets it."""
     allow_open_files(_FILES * hosts)
 
 
@@ -31,7 +31,7 @@ def ssh_options(environment: Mapping[str, str]) -> str:
 def ssh_command(host: str, environment: Mapping[str, str], program: bytes) -> list[str]:
     """ssh to a host, and there this Python at the same path, which reads ``program`` from stdin.
 
-    What ``program`` needs to know follows it on stdin: nothing of it stands in a command line. The connection is its
+    What ``program`` needs to know follows it on stdin: nothing of it is in a command line. The connection is its
     own (``ControlPath=none``): one that is shared with others of the user would end, or last, as theirs does.
     """
     options = ["-a", "-x", "-T", "-o", "ControlPath=none", *shlex.split(ssh_options(environment))]

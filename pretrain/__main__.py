@@ -170,7 +170,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _facts(job: Job, options: argparse.Namespace) -> dict[str, object]:
-    """What all ranks must have alike: the job, how it goes on, versions, and the files of this program and the task."""
+    """What all ranks must have alike: the job, its options, versions, and the files of this program and the task."""
     facts = flatten(job.model_dump(mode="json", by_alias=True))
     facts |= {f"--{name}": getattr(options, name) for name in ("resume", "checkpoint", "skip_damaged", "wait")}
     facts |= {name: importlib.metadata.version(name) for name in ("torch", "deepspeed")}

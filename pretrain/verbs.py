@@ -58,8 +58,8 @@ def accepted_options(
 ) -> dict[str, Any]:
     """The keyword arguments for ``command``: the ``options`` that were given, and ``assignments``, ``NAME=VALUE`` each.
 
-    Values of ``assignments`` are read as YAML and converted to the type of the keyword. An option that stood several
-    times is a list; for a keyword that takes a single value it must have stood once.
+    Values of ``assignments`` are read as YAML and converted to the type of the keyword. An option that was given
+    several times is a list; for a keyword that takes a single value it must have been given once.
 
     Raises:
         ConfigError: ``command`` has no such keyword, or the value is not of its type.
@@ -74,7 +74,7 @@ def accepted_options(
             raise ConfigError(f"{_flag(name)} has no meaning for a checkpoint of task {task}, which takes {takes}")
         if isinstance(value, list) and not _takes_several(keywords[name].annotation):
             if len(value) > 1:
-                raise ConfigError(f"{_flag(name)} may stand once for a checkpoint of task {task}")
+                raise ConfigError(f"{_flag(name)} may be given once for a checkpoint of task {task}")
             accepted[name] = value[0]
     own = keywords.keys() - _GIVEN_BY_CAPT
     for assignment in assignments:

@@ -57,7 +57,7 @@ class TextTokenizer:
 
     @cached_property
     def special_ids(self) -> tuple[int, ...]:
-        """All ids that stand for no text, in ascending order: the five roles and any further special token."""
+        """All ids that represent no text, in ascending order: the five roles and any further special token."""
         further = (i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
         return tuple(sorted({*asdict(self.special).values(), *further}))
 

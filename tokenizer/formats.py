@@ -24,7 +24,7 @@ from tokenizer.special import NEVER_IN_TEXT, ROLE_NAMES
 
 logger = logging.getLogger(__name__)
 
-# cls and sep come last: where both are declared, they are what stands around a text
+# cls and sep come last: where both are declared, they surround a text
 _DECLARED = (
     ("bos_token", "bos"),
     ("eos_token", "eos"),
@@ -295,7 +295,7 @@ def _sentencepiece_of_deberta(path: Path, config: _Config) -> Tokenizer:
 
 
 def _add_tokens(tokenizer: Tokenizer, folder: _Folder) -> None:
-    """Add the tokens that stand beside the vocabulary, in the order of their ids, and further special ones behind them.
+    """Add the tokens outside the vocabulary, in the order of their ids, and further special ones behind them.
 
     Raises:
         DataError: a token would get another id than its file says, or one that is random.

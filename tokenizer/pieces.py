@@ -4,7 +4,7 @@ The conversion follows what SentencePiece does with a text, step by step:
 
 1. its character map (NFKC and friends), after a Unicode form (`unicode_steps`), because the ``tokenizers`` library
    looks a character map up by grapheme and would leave decomposed Hangul and Vietnamese as they are;
-2. runs of spaces become one, spaces at the ends go, one space is put before the text (``▁`` stands for a space);
+2. runs of spaces become one, spaces at the ends go, one space is put before the text (``▁`` represents a space);
 3. unigram: the pieces of highest summed score; BPE: merges in the order of their scores, whatever two pieces they join.
 
 Control pieces (``<s>``, ``<mask>``), byte pieces and the unknown piece never match text in SentencePiece. The unigram

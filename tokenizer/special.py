@@ -1,4 +1,4 @@
-"""The special tokens of a tokenizer: which ids they are, and how they stand around one text or a pair of texts."""
+"""The special tokens of a tokenizer: which ids they are, and their places around one text or a pair of texts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SpecialIds:
 
 
 NEVER_IN_TEXT = -1e4
-"""Unigram score of a piece that stands for no text: below any sequence of pieces that spells its name."""
+"""Unigram score of a piece that represents no text: below any sequence of pieces that spells its name."""
 
 ROLES = tuple(field.name for field in fields(SpecialIds))
 TRAINED = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
@@ -40,7 +40,7 @@ _WELL_KNOWN = {
     "mask": ("<mask>", "[MASK]"),
 }
 ROLE_NAMES = frozenset(name for names in _WELL_KNOWN.values() for name in names)
-"""Names that stand for no text in any folder."""
+"""Names that represent no text in any folder."""
 
 
 def resolve_special_ids(
@@ -72,7 +72,7 @@ def resolve_special_ids(
     registered = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     tokenizer.add_special_tokens(
         [
-            # a mask takes the space before it, as in RoBERTa: " <mask>" stands for " word"
+            # a mask takes the space before it, as in RoBERTa: " <mask>" represents " word"
             AddedToken(tokens[role], normalized=False, special=True, lstrip=role == "mask")
             for role in ROLES
             if tokens[role] not in registered

@@ -71,7 +71,7 @@ class GlueModel(Section):
     classifier_dropout: NonNegativeFloat | None = Field(
         None, lt=1, description="dropout of the classifier; if unset model.dropout"
     )
-    allow_missing: bool = Field(False, description="go on where weights of the encoder are missing or unknown")
+    allow_missing: bool = Field(False, description="continue where weights of the encoder are missing or unknown")
     encoder: dict[str, Any] | None = Field(
         None, description="the encoder as config.json describes it; filled in by the job"
     )
@@ -112,7 +112,7 @@ class GlueJob(FineTuningJob):
         return self.model.encoder
 
     def longest(self, max_positions: int) -> int:
-        """Tokens that a row may have with an encoder of so many positions. Raises ``ConfigError`` if it has too few."""
+        """Tokens of the longest row for an encoder with ``max_positions``. Raises ``ConfigError`` if it has too few."""
         length = self.data.sequence_length or min(512, max_positions)
         if length > max_positions:
             raise ConfigError(f"data.sequence_length {length} is longer than the encoder's {max_positions} positions")

@@ -25,8 +25,8 @@ def predict_tests(
 ) -> dict[str, np.ndarray]:
     """Predict every test set of a submission with the best checkpoint of its task in ``sweep``.
 
-    Without a study of WNLI its most frequent class stands in, with a warning. All studies, checkpoints and test files
-    are looked for before the first prediction.
+    Without a study of WNLI its most frequent class is predicted, with a warning. All studies, checkpoints and test
+    files are looked for before the first prediction.
 
     Args:
         sweep: the folder of a sweep.
@@ -55,7 +55,7 @@ def predict_tests(
             logger.info("%s: %s", name, checkpoints[file.model])
             predictions[name] = predict(checkpoints[file.model], examples[name], progress=progress)
         else:
-            logger.warning("%s: the sweep has no study of it: its most frequent class stands for every row", name)
+            logger.warning("%s: the sweep has no study of it: its most frequent class is predicted for every row", name)
             predictions[name] = majority_wnli()
     return predictions
 
@@ -83,7 +83,7 @@ def _checkpoint(sweep: SweepRecord, studies: Sequence[Study]) -> Path:
     best = trial.run / "checkpoints" / "best"
     if not (best / MANIFEST).is_file():
         raise CheckpointError(
-            f"{best}: no checkpoint, and this trial stands for {trial.study}: its score is the median of the best "
+            f"{best}: no checkpoint, and this trial represents {trial.study}: its score is the median of the best "
             "setting; run the sweep with sweep.keep_checkpoints of 1 or more"
         )
     return best

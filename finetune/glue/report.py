@@ -24,7 +24,7 @@ PUBLISHED_DEV: dict[str, tuple[float, ...]] = {
     "ELECTRA": (69.3, 96.0, 90.6, 92.1, 92.4, 90.5, 94.5, 86.8, 89.0),
     "CAPT": (69.2, 96.5, 92.1, 92.5, 92.3, 90.7, 95.0, 88.0, 89.5),
 }
-"""Dev results of the 24-layer models in Table 2, by :data:`CAPT_TASKS`, and the average that stands there."""
+"""Dev results of the 24-layer models in Table 2, by :data:`CAPT_TASKS`, and the average printed there."""
 
 PUBLISHED_TEST: dict[str, tuple[float, ...]] = {
     "BERT": (60.5, 94.9, 85.4, 87.6, 89.3, 86.7, 92.7, 70.1, 83.4),
@@ -79,7 +79,7 @@ def sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
     lacking = [task for task in CAPT_TASKS if task not in tasks]
     if lacking:
         missing = ", ".join(GLUE[task].folder for task in lacking)
-        notes.append(f"not measured: {missing}; Avg stays empty, the average of the measured columns stands beside it")
+        notes.append(f"not measured: {missing}; Avg stays empty, the average of the measured columns is beside it")
     tables = [_table(results, tasks), _spread_table(results), _gap_table(results), _test_table()]
     data = {result.name: _data(result) for result in results}
     return [ReportSection("GLUE (CAPT, Table 2)", notes=notes, tables=tables, remarks=_REMARKS, data=data)]

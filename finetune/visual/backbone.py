@@ -54,8 +54,8 @@ class Backbone:
 def start_from(model: PictureClassifier, backbone: Backbone, classes: Sequence[str]) -> None:
     """Copy the backbone's weights into a model that has just been initialised.
 
-    The head of statements goes on from one that has their truths among its answers and is about as many pictures, that
-    of questions from one of questions; else it stays as initialised.
+    The head of statements is taken from one that has their truths among its answers and reads the same number of
+    pictures, the head of questions from one of questions; else it stays as initialised.
 
     Args:
         model: made for ``backbone.config``.

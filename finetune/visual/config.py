@@ -90,7 +90,7 @@ class VisualData(VisionLanguageData):
     shuffle: bool = Field(True, description="false = file order in every epoch, without bucketing")
     max_train: PositiveInt | None = Field(None, description="train on this many rows, the same ones for every seed")
     allow_other_features: bool = Field(
-        False, description="go on where model.init was trained on features of another kind than the store's"
+        False, description="continue where model.init was trained on features of another kind than the store's"
     )
 
     @property

@@ -91,7 +91,7 @@ def read_rows(paths: Sequence[Path], task: VisualTask, what: str) -> list[Exampl
 
 
 def read_labelled(paths: Sequence[Path], task: VisualTask, what: str) -> list[Example]:
-    """As `read_rows`. Raises ``DataError`` where a row has no label."""
+    """Read labelled rows (`read_rows`). Raises ``DataError`` where a row has no label."""
     rows = read_rows(paths, task, what)
     bare = [row.id for row in rows if not is_labelled(row, task)]
     if bare:
@@ -104,7 +104,7 @@ def require_own_ids(rows: Sequence[Example], what: str) -> None:
     seen = set[int | str]()
     for row in rows:
         if row.id in seen:
-            raise DataError(f"{what}: the id {row.id} stands twice; name the files of one split")
+            raise DataError(f"{what}: the id {row.id} occurs twice; name the files of one split")
         seen.add(row.id)
 
 

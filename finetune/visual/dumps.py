@@ -143,7 +143,7 @@ def coverage_problems(
 
     Args:
         ids: those of the result file.
-        known: all that may stand in it.
+        known: all that it may hold.
         required: those that must; None for all of ``known``.
         only: whether ids that are not known are a problem.
     """

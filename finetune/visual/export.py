@@ -1,6 +1,6 @@
 """Checkpoint -> stock ``LxmertForQuestionAnswering`` folder, loaded back and compared before it is in place.
 
-The answers stand in ``config.json`` as ``id2label``: answers that are only numbers are read in another table's order
+The answers are in ``config.json`` as ``id2label``: answers that are only numbers are read in another table's order
 sooner or later. Transformers has no class for statements about pictures.
 """
 
@@ -113,7 +113,7 @@ def _card(restored: FineTunedLxmert, answers: int, about: About) -> str:
     about = about.started_from(restored.job.model.init, run)
     fields = {"library_name": "transformers", "pipeline_tag": "visual-question-answering", "tags": ["capt", "lxmert"]}
     results = [result("visual-question-answering", f"{data}, validation", scores)] if scores else []
-    summary = f"An LXMERT fine-tuned on {name}; its {answers:,} answers stand in `config.json`."
+    summary = f"An LXMERT fine-tuned on {name}; its {answers:,} answers are in `config.json`."
     if synthetic:
         summary += " The data are a **synthetic** microworld; it knows nothing of real pictures."
     return compose(

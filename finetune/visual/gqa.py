@@ -153,7 +153,7 @@ def _distribution(predictions: Mapping[str, str], scored: Sequence[GqaQuestion])
 
 
 def write_gqa(predictions: Mapping[str, str], out: Path, questions: Sequence[GqaQuestion]) -> Path:
-    """Write ``[{"questionId": str, "prediction": str}, ...]``, checked by `check_gqa` before it stands at ``out``.
+    """Write ``[{"questionId": str, "prediction": str}, ...]``, checked by `check_gqa` before it is moved to ``out``.
 
     Raises:
         DataError: a balanced question has no prediction, or a prediction no question; nothing is written.

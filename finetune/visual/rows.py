@@ -165,5 +165,5 @@ class AugmentedRows(PictureRows):
         self._augment = augment
 
     def training_batch(self, numbers: RowNumbers, samples: RowNumbers) -> Batch[PictureInputs]:
-        """As `batch`, with the regions of each row changed by its sample number."""
+        """A batch (`batch`) in which the regions of each row are changed by its sample number."""
         return self.assembled(numbers, self._augment(self.regions(numbers), samples))

@@ -55,7 +55,7 @@ def answer_accuracy(prediction: str, answers: Sequence[str]) -> float:
     """The official accuracy of one prediction.
 
     Line ends and tabs become blanks and blanks at the ends go. Where the annotators do not all agree, the prediction
-    and their answers are normalised; where they do, they are compared as they stand. The score is the mean over the
+    and their answers are normalised; where they do, they are compared unchanged. The score is the mean over the
     annotators of ``min(1, matches among the others / 3)``.
     """
     *given, predicted = [text.replace("\n", " ").replace("\t", " ").strip() for text in (*answers, prediction)]
@@ -83,7 +83,7 @@ def vqa_accuracy(predictions: Mapping[Any, str], annotations: Mapping[int, Annot
 def soft_accuracy(predictions: Mapping[Any, str], examples: Iterable[Example]) -> float:
     """The mean score of the predictions in `Example.answers`, as LXMERT computes it from its own JSON.
 
-    It compares answers as they stand and knows only those in the file, so it is at most the official accuracy. Examples
+    It compares answers unchanged and knows only those in the file, so it is at most the official accuracy. Examples
     without answers do not count. Raises ``DataError`` where none has answers or one has no prediction.
     """
     scores = []
@@ -99,7 +99,7 @@ def soft_accuracy(predictions: Mapping[Any, str], examples: Iterable[Example]) -
 
 
 def write_vqa(predictions: Mapping[Any, str], out: Path, expected: Iterable[int | str]) -> Path:
-    """Write ``[{"question_id": int, "answer": str}, ...]``, checked by `check_vqa` before it stands at ``out``.
+    """Write ``[{"question_id": int, "answer": str}, ...]``, checked by `check_vqa` before it is moved to ``out``.
 
     Raises:
         DataError: the predictions are not exactly those of the questions ``expected``; nothing is written.

@@ -62,7 +62,7 @@ def plan(launch: Launch) -> Plan:
     options = launch.options
     if options.hostfile is not None or options.nproc is not None:
         given = "--hostfile" if options.hostfile else "--nproc"
-        raise ConfigError(f"{given} does not go with --launcher slurm: nodes and ranks stand in the --cluster file")
+        raise ConfigError(f"{given} does not go with --launcher slurm: nodes and ranks are set in the --cluster file")
     cluster = load_cluster(options.cluster or Path("slurm"))
     script = (launch.run_dir / SCRIPT).resolve()
     listed = tuple(Host(f"node-{index}", cluster.ranks_per_node) for index in range(cluster.nodes))

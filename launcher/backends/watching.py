@@ -56,7 +56,7 @@ class Watcher:
         self._ranks.send(number)
 
     def kill(self) -> None:
-        """End all ranks at once, as was asked for: no rank is to blame for that."""
+        """End all ranks immediately, as was asked for: no rank is to blame for that."""
         self._killed = True
         self._ranks.kill()
 
@@ -125,7 +125,7 @@ class Watcher:
         return End(FAILED, reason, crash, lost_host=True)
 
     def _find_stall(self, stall: float) -> Stall | None:
-        """The rank that hangs. Time counts from when this process, or the terminal, went on that was suspended too."""
+        """The rank that hangs. Time counts from when this process or the terminal continued, if one was suspended."""
         now = time.monotonic()
         if now - self._looked > _SUSPENDED or self._ranks.is_held_up():
             self._awake = now

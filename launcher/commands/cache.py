@@ -38,7 +38,7 @@ def list_entries(cache: Cache = None, json: o.Json = False) -> None:
 
 @app.command(epilog="\b\nExample: capt cache prune --older-than 30")
 def prune(
-    older_than: Annotated[float | None, typer.Option(min=0, help="Remove what was made so many days ago.")] = None,
+    older_than: Annotated[float | None, typer.Option(min=0, help="Remove what is older, in days.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove all of it.")] = False,
     cache: Cache = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,

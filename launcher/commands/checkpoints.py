@@ -40,7 +40,7 @@ def convert(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older export in OUT.")] = False,
     license: Annotated[str | None, typer.Option(help="For the model card: apache-2.0, mit, ...")] = None,
     language: Annotated[
-        list[str] | None, typer.Option(help="For the model card: en, de, ... (may stand several times).")
+        list[str] | None, typer.Option(help="For the model card: en, de, ... (may be repeated).")
     ] = None,
     base_model: Annotated[
         str | None,
@@ -85,7 +85,7 @@ def neighbors(
     ],
     queries: Annotated[list[str], typer.Argument(metavar="QUERY...", help="Sentences to find neighbours of.")],
     run: Annotated[Path | None, typer.Option(help="Search in the training text of this run.")] = None,
-    text: Annotated[list[Path] | None, typer.Option(help="Search in this file (may stand several times).")] = None,
+    text: Annotated[list[Path] | None, typer.Option(help="Search in this file (may be repeated).")] = None,
     top: Annotated[int, typer.Option(min=1, help="Neighbours of each query.")] = 3,
     lines: Annotated[int, typer.Option("--lines", "--limit", min=1, help="How many lines to search, at most.")] = 2000,
     json: o.Json = False,

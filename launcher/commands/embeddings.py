@@ -24,7 +24,7 @@ def neighbors(
     top: Annotated[int, typer.Option(min=1, help="Nearest words of each word.")] = 5,
     also: Annotated[
         list[str] | None,
-        typer.Option(metavar="FIRST-LAST", help="Further ranks, such as 45-50 (may stand several times)."),
+        typer.Option(metavar="FIRST-LAST", help="Further ranks, such as 45-50 (may be repeated)."),
     ] = None,
     json: o.Json = False,
 ) -> None:

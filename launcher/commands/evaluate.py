@@ -30,12 +30,12 @@ def evaluate(
             "of word vectors.",
         ),
     ],
-    text: Annotated[list[Path] | None, typer.Option(help="Held-out text (may stand several times).")] = None,
+    text: Annotated[list[Path] | None, typer.Option(help="Held-out text (may be repeated).")] = None,
     data: Annotated[
         list[Path] | None,
         typer.Option(
             help="The data folder of a GLUE or latent checkpoint, if it has moved; the files of any split for a visual "
-            "one (may stand several times)."
+            "one (may be repeated)."
         ),
     ] = None,
     predictions: Annotated[
@@ -43,9 +43,7 @@ def evaluate(
     ] = None,
     sts: Annotated[Path | None, typer.Option(help="A folder with STS sets.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file to write the result to as well.")] = None,
-    pooler: Annotated[
-        list[str] | None, typer.Option(help="cls, mean or head (may stand several times); default all.")
-    ] = None,
+    pooler: Annotated[list[str] | None, typer.Option(help="cls, mean or head (may be repeated); default all.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Largest number of windows per text; default 512.")] = None,
     length: Annotated[int | None, typer.Option(min=8, help="Tokens per window; default as in training.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Windows or sentences per forward pass; default 32.")] = None,

@@ -11,7 +11,7 @@ from launcher.commands import options as o
 
 _EPILOG = (
     "\b\nExample: capt regions extract photos/ --backend grid --model microsoft/resnet-50 --out store/\n\n"
-    "After an interruption give the same command again: it goes on where it stopped."
+    "After an interruption give the same command again: it continues where it stopped."
 )
 
 

@@ -44,6 +44,7 @@ def _verb(help_text: str, *, finetunes: bool = False) -> Callable[..., int]:
         from launcher.plan import Options
         from launcher.start import begin as start
 
+        # The verb only adapts: launcher.start checks the options and the job, for all verbs alike.
         options = Options.given(
             launcher=launcher,
             nproc=nproc,

@@ -21,9 +21,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 OwnOptions = Annotated[
     list[str] | None,
-    typer.Option(
-        "--option", "-o", metavar="NAME=VALUE", help="An option of the checkpoint's task (may stand several times)."
-    ),
+    typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option of the checkpoint's task (may be repeated)."),
 ]
 
 Nproc = Annotated[

@@ -41,7 +41,7 @@ def descriptors(limit: int, host: str = "") -> Iterator[Check]:
 
 
 def apex(kind: str, place: str, host: str = "") -> Iterator[Check]:
-    """PyPI's unrelated project stands where libraries look for NVIDIA's."""
+    """PyPI's unrelated project is where libraries look for NVIDIA's."""
     if kind == "unrelated":
         advice = "pip uninstall apex; NVIDIA's is built from github.com/NVIDIA/apex, or comes with its PyTorch images"
         yield Check("apex", "fail", f"{place} is PyPI's unrelated web toolkit, not NVIDIA's", advice, host)

@@ -2,7 +2,7 @@
 
 It reads one request a line, ``{"ask": NAME, ...}``, and answers each with a line of ``MARK`` and JSON, so that what a
 login shell prints is no answer. It ends when stdin does, and then removes the files that it has written. Nothing that
-it is told stands in a command line. The head calls the same functions for itself.
+it is told is in a command line. The head calls the same functions for itself.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def _greet(server: socket.socket, token: bytes) -> None:
         with contextlib.suppress(OSError), caller:
             caller.settimeout(_PATIENCE)
             caller.sendall(token)
-            caller.recv(1)  # the caller closes first, so that the port is free at once
+            caller.recv(1)  # the caller closes first, so that the port is free immediately
 
 
 def connect(address: str, port: int) -> Answer:

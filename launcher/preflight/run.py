@@ -24,7 +24,7 @@ from pretrain.config.schema import Job
 def check_cluster(
     hosts: tuple[Host, ...], *, run_dir: Path, job: Job | None, address: str | None, port: int
 ) -> list[Check]:
-    """Everything about the hosts of a job, asked of all at once; ``job`` None where none is known.
+    """Everything about the hosts of a job, asked of all in parallel; ``job`` None where none is known.
 
     Raises:
         ConfigError: the variables that would be forwarded to the hosts are not safe.

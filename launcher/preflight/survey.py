@@ -1,4 +1,4 @@
-"""Asks all hosts at once: facts, clocks, the run folder, the rendezvous."""
+"""Asks all hosts in parallel: facts, clocks, the run folder, the rendezvous."""
 
 from __future__ import annotations
 

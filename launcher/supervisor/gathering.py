@@ -28,7 +28,7 @@ class NotReachedError(Exception):
 class Gathering:
     """How hosts are reached.
 
-    ``fits`` tells why a job does not run on so many ranks (empty: it does), ``stopped`` whether to give up at once,
+    ``fits`` tells why a job does not run on a number of ranks (empty: it does), ``stopped`` whether to give up,
     ``meet`` which of the hosts that answer do not reach the first of them, and why.
     """
 
@@ -43,9 +43,10 @@ class Gathering:
     def gather(self, hosts: Sequence[Host]) -> tuple[list[Host], list[Link]]:
         """The hosts on which the job is to run, in the order of its ranks, and lines to them.
 
-        All hosts are called at once, and have to reach the first of them. For those that do not a spare host steps in,
-        with at least as many slots; or the job runs on the others, on as many of them as its batch can be shared
-        among; or they are called again for ``patience`` seconds, which is also what is done when no spare is left.
+        All hosts are called in parallel, and have to reach the first of them. One that does not is replaced by a spare
+        host with at least its slots; or the job runs on the others, on the largest number of them that its batch can
+        be shared among; or they are called again for ``patience`` seconds, as they are
+        when no spare is left.
 
         Raises:
             NotReachedError: this does not help, or there is no policy. No line is left open.
@@ -112,13 +113,13 @@ class Gathering:
         return hosts, missing
 
     def _shrink(self, hosts: list[Host], told: str, lines: dict[Host, Link]) -> list[Host]:
-        """As many of the hosts, in their order, as the global batch can be shared among."""
+        """The longest prefix of ``hosts`` that the global batch can be shared among."""
         for count in range(len(hosts), 0, -1):
             if not self.fits(sum(host.slots for host in hosts[:count])):
                 kept, others = hosts[:count], hosts[count:]
                 end([lines.pop(host) for host in others])
                 world = sum(host.slots for host in kept)
-                log.warning("the job goes on with %d ranks on %s", world, ", ".join(host.name for host in kept))
+                log.warning("the job continues with %d ranks on %s", world, ", ".join(host.name for host in kept))
                 return kept
         why = self.fits(sum(host.slots for host in hosts)) if hosts else "no host is left"
         raise NotReachedError(f"{told}; the job cannot shrink: {why}")

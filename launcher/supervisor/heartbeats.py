@@ -4,7 +4,7 @@ A rank that is slow makes all others wait in a collective, so only the one that 
 updates done, then the earliest section. It hangs where it has been in its section for longer than ``3 x`` the longest
 time that this section took so far in this run, and ``stall`` seconds. Until a section has been seen three times on that
 rank, and before the first step, there is no limit: nobody knows how long a compilation or a tokenizer takes. Then the
-time-out of the process group stands (``engine.timeout_minutes``).
+time-out of the process group applies (``engine.timeout_minutes``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Pulse(NamedTuple):
     failed: float | None = None
 
     def aged(self, seconds: float) -> Pulse:
-        """The same, so many seconds later."""
+        """The same, a number of seconds later."""
         failed = None if self.failed is None else self.failed + seconds
         return self._replace(seconds=self.seconds + seconds, failed=failed)
 

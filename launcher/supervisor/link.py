@@ -109,7 +109,7 @@ class Link:
             self._give_up(self._end())
 
     def judge(self) -> None:
-        """Give a node up that is silent. Time counts from when this process went on, where it was suspended."""
+        """Give a node up that is silent. Time counts from when this process continued, where it was suspended."""
         now = time.monotonic()
         if now - self._looked > _SUSPENDED:
             self._awake = now

@@ -80,7 +80,7 @@ class Output:
         """What was added is on its way."""
 
     def close(self, seconds: float) -> None:
-        """Write what is left, if it is taken within so many seconds."""
+        """Write what is left, if it is taken within this number of seconds."""
         with self._news:
             self._over = True
             self._news.notify()

@@ -123,7 +123,7 @@ def end_recorded(recorded: Sequence[tuple[int, int]], seconds: float) -> list[in
 
 
 class _Stop:
-    """Of this process, as signals are: how many ``stop_signals`` blocks are open, and which signal came to pass on."""
+    """State of the process: how many ``stop_signals`` blocks are open, and which signal is to be passed on."""
 
     blocks = 0
     asked: signal.Signals | None = None
@@ -140,7 +140,7 @@ def stop_signals(stop: Callable[[signal.Signals], None], kill: Callable[[], None
 
     ``stop`` gets the signal to pass on: SIGUSR1 as it is, SIGTERM for the others, because the job's answer to both is
     to save and to exit with 75, while Python's answer to SIGINT is a stack trace on every rank. A signal that came in
-    an outer block before this one began is passed on at once: nobody sends it twice.
+    an outer block before this one began is passed on immediately: nobody sends it twice.
     """
     interrupts = 0
 
@@ -149,10 +149,10 @@ def stop_signals(stop: Callable[[signal.Signals], None], kill: Callable[[], None
         asked = _Stop.asked = signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM
         interrupts += number == signal.SIGINT
         if interrupts > 1:
-            log.warning("second Ctrl-C: stopping at once, without a checkpoint")
+            log.warning("second Ctrl-C: stopping immediately, without a checkpoint")
             kill()
             return
-        log.warning("%s: asking the job to save and stop (Ctrl-C twice: at once)", signal.Signals(number).name)
+        log.warning("%s: asking the job to save and stop (Ctrl-C twice: immediately)", signal.Signals(number).name)
         stop(asked)
 
     handled = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]

@@ -52,9 +52,9 @@ class RemoteRanks:
             self.send(self._asked)
 
     def look(self, seconds: float) -> None:
-        """Take the news of so many seconds. A stop signal that a node was sent is sent to this process as well.
+        """Take the news of this number of seconds. A stop signal that a node was sent is sent to this process as well.
 
-        All at once: hundreds of nodes say something all the time, and after each look all ranks are judged.
+        All in one pass: hundreds of nodes say something all the time, and after each look all ranks are judged.
         """
         time.sleep(seconds)
         pump(self._links, 0.0)
@@ -84,7 +84,7 @@ class RemoteRanks:
         return all(time.monotonic() - link.heard < _FRESH for link in running)
 
     def is_held_up(self) -> bool:
-        """What ranks print is taken from them at once."""
+        """What ranks print is read from them immediately."""
         return False
 
     def where(self, rank: int) -> tuple[str | None, int]:

@@ -36,7 +36,7 @@ def check_base_jobs(plan: SweepPlan) -> None:
     now = json.loads(json.dumps(now, default=str))  # as it is read back
     before: dict[str, Any] = {}
     if path.exists():
-        content, hint = read_json(path), "; remove it to go on with the sweep as it is"
+        content, hint = read_json(path), "; remove it to continue with the sweep as it is"
         if not isinstance(content, dict):
             raise DataError(f"{path}: damaged: not an object{hint}")
         records = {name: parse_record(_Base, value, path, hint, error=DataError) for name, value in content.items()}

@@ -69,7 +69,7 @@ class SweepSection(Section):
     @classmethod
     def _once_each(cls, seeds: list[int]) -> list[int]:
         if len(set(seeds)) != len(seeds):
-            raise ValueError("a seed stands twice")
+            raise ValueError("a seed occurs twice")
         return seeds
 
 
@@ -108,7 +108,7 @@ class Asha(Section):
 
     type: Literal["asha"] = Field(description="end the worst settings early, judged by the first seed")
     grace: PositiveInt = Field(1, description="validations before a trial may be ended")
-    reduction: Annotated[float, Field(gt=1)] = Field(3, description="one trial out of this many goes on at each rung")
+    reduction: Annotated[float, Field(gt=1)] = Field(3, description="one trial out of this many continues at each rung")
 
 
 class Pbt(Section):
@@ -129,7 +129,7 @@ class Pbt(Section):
 class TrialSection(Section):
     """What a trial is given: ``workers`` ranks of ``cpus`` cores, ``gpus`` GPUs and ``resources`` each.
 
-    Parts of a core or of a GPU let as many trials share it as fit; that their memory suffices is theirs to see to.
+    Parts of a core or of a GPU let all trials share it that fit; that their memory suffices is theirs to see to.
     """
 
     workers: PositiveInt = Field(1, description="ranks per trial")
@@ -140,9 +140,9 @@ class TrialSection(Section):
     resources: dict[str, Amount] = Field(
         {}, description="other resources that a rank takes, as 'ray start --resources' named them"
     )
-    threads: PositiveInt | None = Field(None, description="run.threads of a rank; null = as many as it has cores")
+    threads: PositiveInt | None = Field(None, description="run.threads of a rank; null = its cores")
     retries: NonNegativeInt = Field(1, description="how many times a failed trial is continued")
-    concurrent: PositiveInt | None = Field(None, description="trials at the same time; null = as many as fit")
+    concurrent: PositiveInt | None = Field(None, description="trials at the same time; null = all that fit")
 
     @field_validator("gpus", mode="before")
     @classmethod

@@ -18,7 +18,7 @@ from launcher.sweep.trials import SweepPlan
 
 @dataclass(frozen=True)
 class TrialGroup:
-    """Trials that are given to Tune together: listed ones, or as many as ``number`` that a searcher draws."""
+    """Trials that are given to Tune together: listed ones, or ``number`` that a searcher draws."""
 
     searcher: Any
     scheduler: Any
@@ -28,7 +28,7 @@ class TrialGroup:
 
 
 class Driver(tune.Callback, tune.Stopper):
-    """Tune's callback and stopper in one: what happened to trials, and whether the sweep goes on."""
+    """Tune's callback and stopper in one: what happened to trials, and whether the sweep continues."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Driver(tune.Callback, tune.Stopper):
         tuner.fit()
 
     def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
-        """Answer Tune that this trial goes on; the scheduler ends trials."""
+        """Answer Tune that this trial continues; the scheduler ends trials."""
         return False
 
     def stop_all(self) -> bool:

@@ -67,7 +67,7 @@ class Population(PopulationBasedTraining):
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
         """Tune's hook. Members that all wait for one that failed, or for one that a resumed sweep had ahead of them,
-        go on to the next change of the population.
+        continue to the next change of the population.
         """
         chosen = super().choose_trial_to_run(tune_controller)
         live = tune_controller.get_live_trials()

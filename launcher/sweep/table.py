@@ -49,7 +49,7 @@ class ProgressTable:
         return {**self.__dict__, "_live": None}
 
     def running(self, spec: TrialSpec) -> None:
-        """A trial has begun or goes on."""
+        """A trial has begun or continues."""
         self._rows.setdefault(spec.key, [spec.study, spec.text, "running", "", "", ""])
 
     def validated(self, spec: TrialSpec, step: int, value: float, best: float) -> None:

@@ -114,7 +114,7 @@ class SweepTrial(tune.Trainable):
             raise RuntimeError(f"{checkpoint}: the validation of this step left no checkpoint, which pbt copies")
         restart.prepare_restart(
             self._run, {"checkpoint": checkpoint, "step": self._step}
-        )  # the ranks went on meanwhile
+        )  # the ranks continued meanwhile
         return {"checkpoint": str(checkpoint), "step": self._step, "run": self._run.name}
 
     def load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -189,7 +189,7 @@ class SweepTrial(tune.Trainable):
         self._ranks_ended(code)
 
     def _ranks_ended(self, code: int) -> None:
-        """The ranks have ended: is the trial over, or does it go on from its last checkpoint?"""
+        """The ranks have ended: is the trial over, or does it continue from its last checkpoint?"""
         self._add_time()
         if code == DONE or (code == STOPPED and self._stops_early()):
             self._over = "done"

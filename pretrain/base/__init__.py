@@ -1,1 +1,1 @@
-"""What everything stands on: errors, files, verification, records, random numbers. Imports nothing of the project."""
+"""The foundation: errors, files, verification, records, random numbers. Imports nothing of the project."""

@@ -224,7 +224,7 @@ def _verdict(error: Exception) -> tuple[str, bool, str, bool]:
 
 _waited = 0
 _TELL = 600.0
-"""Seconds between two lines that say that ranks are waited for: for a dead file system it is for ever."""
+"""Seconds between two lines that say that ranks are waited for: for a dead file system it never ends."""
 
 
 def _wait_for_all() -> None:

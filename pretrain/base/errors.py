@@ -22,7 +22,7 @@ class UserError(ValueError):
     everywhere = False
     """Raised on every rank of a job alike, so that one of them says it for all."""
     passing = False
-    """As of `is_passing`."""
+    """Whether the cause may pass by itself (`is_passing`)."""
 
 
 class ConfigError(UserError):
@@ -88,7 +88,7 @@ _USER_ERRNOS = {
     errno.EINVAL: "",
     errno.EIO: "the device is failing: look at dmesg",
     errno.EISDIR: "",
-    errno.ELOOP: "a link stands where none is followed",
+    errno.ELOOP: "there is a link where none is followed",
     errno.EMFILE: "raise the limit: ulimit -n 65536",
     errno.ENAMETOOLONG: "",
     errno.ENFILE: "raise the limit of this host: sysctl fs.file-max",

@@ -1,7 +1,7 @@
 """Opening files that somebody else may have put there: regular files only, bounded, and never through a planted link.
 
 A folder that several people can write to, or that came in an archive, may hold a link where we are about to write, a
-FIFO where we are about to read (opening one waits for ever), or a file of a terabyte of zeros. Every small file of a
+FIFO where we are about to read (opening one never returns), or a file of a terabyte of zeros. Every small file of a
 run, a checkpoint, a tokenizer or a cache is read and written by these functions.
 """
 
@@ -206,7 +206,7 @@ def _own(path: Path, flags: int, error: type[UserError]) -> int:
         descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as problem:
         if problem.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise error(f"{path}: a link, FIFO or folder stands where a file of our own belongs; remove it") from None
+            raise error(f"{path}: a link, FIFO or folder is in the place of a file of our own; remove it") from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -220,7 +220,7 @@ def require_own_folder(path: Path, *, error: type[UserError] = DataError) -> Non
     A path at which nothing is, is fine. Raises ``error``.
     """
     if path.is_symlink():
-        raise error(f"{path}: a link stands where a folder of our own belongs; remove it")
+        raise error(f"{path}: a link is in the place of a folder of our own; remove it")
 
 
 def _refuse_device(path: Path) -> None:

@@ -34,7 +34,7 @@ class ExpectedFile:
 class Inspection:
     """A look at the bytes of a file while they are hashed.
 
-    ``name`` stands for what is looked for: a file counts as verified only if it was inspected under the same name.
+    ``name`` represents what is looked for: a file counts as verified only if it was inspected under the same name.
     ``start`` gives a function that is called with each chunk in turn, and with an empty one at the end, and raises a
     `UserError` that says what is wrong.
     """
@@ -84,7 +84,7 @@ def hash_file(
     with open_regular(path, error=error) as file:
         left = state.size
         while left >= 0 and (count := file.readinto(chunk)):
-            left -= count  # one that grows for ever is not followed
+            left -= count  # one that grows without end is not followed
             digest.update(chunk[:count])
             inspect(chunk[:count])
         if file_state(os.fstat(file.fileno())) != state:

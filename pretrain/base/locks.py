@@ -60,7 +60,7 @@ def file_lock(
 
     Raises:
         UserError: of the class ``error``: another process still holds the lock after ``wait`` seconds; the file system
-            has no locks and there is a ``remedy``; or a link stands at ``path``.
+            has no locks and there is a ``remedy``; or ``path`` is a link.
     """
     deadline = None if wait is None else time.monotonic() + max(wait, _SHORTEST_WAIT)
     pause = _FIRST_PAUSE
@@ -146,7 +146,7 @@ def _warn_of_no_locks(path: Path, problem: OSError) -> None:
 
 
 def _is_open_at(file: IO[str], path: Path) -> bool:
-    """Whether the open file is the one that stands at ``path`` now."""
+    """Whether the open file is the one at ``path`` now."""
     with suppress(OSError):
         return os.path.samestat(os.fstat(file.fileno()), path.lstat())
     return False

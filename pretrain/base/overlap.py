@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class Shared(NamedTuple):
-    """Of ``total`` things in validation, ``shared`` are in training as well."""
+    """How many of the ``total`` things in validation are in training as well (``shared``)."""
 
     shared: int
     total: int

@@ -52,7 +52,7 @@ def _install(function: Callable[[Any], Any]) -> None:
 
 
 def _end_with_parent() -> None:
-    """The pool of a process that was killed would wait for work for ever."""
+    """The pool of a process that was killed would wait for work without end."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -13,7 +13,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Have Linux send ``number`` to this process, a child of ``parent``, when the thread that forked it ends.
 
-    To be called in the child. Where the parent has ended already, this process ends at once.
+    To be called in the child. Where the parent has ended already, this process ends immediately.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # it died before prctl took hold

@@ -13,7 +13,7 @@ UInt64Array = UInt64[np.ndarray, "..."]
 _SAMPLE_BITS = 40
 _EPOCH_BITS = 24
 EPOCHS = 1 << _EPOCH_BITS
-"""So many times a text may be read."""
+"""The number of times that a text may be read."""
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)

@@ -26,8 +26,8 @@ def require_ratio(path: Path, unpacked: int, packed: int) -> None:
     """Refuse a file that unpacks to far more than text does, before hours go into it. Raises ``DataError``."""
     if unpacked > _ALWAYS + _RATIO * packed:
         raise DataError(
-            f"{path}: {packed:,} bytes hold over {unpacked:,} bytes of text, more than {_RATIO} times as many; if that "
-            "is right, unpack the file and name the result"
+            f"{path}: {packed:,} bytes hold over {unpacked:,} bytes of text, more than {_RATIO} times their size; if "
+            "that is right, unpack the file and name the result"
         )
 
 

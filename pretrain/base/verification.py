@@ -136,7 +136,7 @@ class Verifier:
             for i in todo:
                 known[i] = hash_file(paths[i], states[i], records[i], looks[i], error, hint)
         found = [digest or (record.sha256 if record else None) for digest, record in zip(known, records, strict=True)]
-        if None in records:  # else the verdict says all: what was found is what stands in the record
+        if None in records:  # else the verdict says all: what was found is what the record holds
             told = [(i, bytes.fromhex(digest)) for i in mine if (digest := known[i]) is not None]
             for rank, part in enumerate(self.ranks.gather(told)):
                 if views[rank] == view:

@@ -84,7 +84,7 @@ class _Interpolation:
             raise self._error(match[0], r"is not closed by }, or holds another ${; \${ is a plain ${")
         value = self._replacement(match[1], trail)
         if isinstance(value, Mapping | list):
-            raise self._error(match[0], "is a section or a list, which cannot stand inside a text")
+            raise self._error(match[0], "is a section or a list, which cannot be part of a text")
         return str(value)
 
     def _replacement(self, name: str, trail: tuple[str, ...]) -> Any:
@@ -108,7 +108,7 @@ class _Interpolation:
         return value
 
     def _raw(self, key: str, trail: tuple[str, ...]) -> Any:
-        """What stands under ``key``, its own references not yet replaced; keys on the way to it may be references."""
+        """The value of ``key``, its own references not yet replaced; keys on the way to it may be references."""
         if len(trail) > _DEEPEST:
             raise self._error(f"${{{key}}}", f"is the end of a chain of {_DEEPEST} references")
         node: Any = self._root

@@ -106,7 +106,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def parse_mapping(text: str, source: str) -> dict[str, Any]:
-    """The mapping in a YAML text, as it stands there; ``source`` names it in errors. Raises ``ConfigError``."""
+    """The mapping in a YAML text, unresolved; ``source`` names it in errors. Raises ``ConfigError``."""
     try:
         value = read_yaml(text, source)
     except NotYamlError as error:
@@ -174,7 +174,7 @@ def load_mapping(
         sweep: ``config`` is the name of a sweep, if there is one of that name.
 
     Raises:
-        ConfigError: a file is missing or malformed, a key stands twice, an override or interpolation is invalid.
+        ConfigError: a file is missing or malformed, a key occurs twice, an override or interpolation is invalid.
     """
     if resolved:
         return merge([_written(Path(config)), _overrides(overrides)])

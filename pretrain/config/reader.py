@@ -1,7 +1,7 @@
 """YAML as plain values, from text that anybody may have written: bounded, and without YAML 1.1's traps.
 
 As YAML 1.2 reads it: ``1e-4`` is a number, ``010`` is ten, and ``no``, ``on``, ``24:00:00`` and ``2026-11-20`` are
-text. A key that stands twice is an error, keys are text, and no tag makes an object. The parser's events become values
+text. A key that occurs twice is an error, keys are text, and no tag makes an object. The parser's events become values
 one by one, so that a bound is noticed when it is passed and not once gigabytes have been built.
 """
 
@@ -50,7 +50,7 @@ def read_yaml(text: str, source: str) -> Any:
 
     Raises:
         NotYamlError: the text is not YAML.
-        ConfigError: it is too large or too deep, a key stands twice, or a number or a character cannot be meant.
+        ConfigError: it is too large or too deep, a key occurs twice, or a number or a character cannot be meant.
     """
     try:
         return _Document(text, source).read()
@@ -134,7 +134,7 @@ class _Document:
                 raise ConfigError(f"{self._source}: line {line}: << is not read here; base: names what to build on")
             if key in lines:
                 where = f"line {lines[key]} and again on line {line}"
-                raise ConfigError(f"{self._source}: key {shown(key)} stands on {where}")
+                raise ConfigError(f"{self._source}: key {shown(key)} is on {where}")
             lines[key] = line
             values[key] = self._value(self._next(), depth + 1)
         return values
@@ -145,7 +145,7 @@ class _Document:
         return self._copy(self._anchors[event.anchor], depth)
 
     def _copy(self, value: Any, depth: int) -> Any:
-        """Aliases are counted as what they stand for: ten lines can name a billion values."""
+        """Aliases are counted as what they represent: ten lines can name a billion values."""
         self._count(1)
         if depth > MAX_DEPTH:
             raise ConfigError(f"{self._source}: nested over {MAX_DEPTH} deep")

@@ -210,7 +210,7 @@ class SuperviseSection(Section):
     )
     on_lost_node: Literal["wait", "spare", "shrink"] = Field(
         "wait", description="when a host of several cannot be reached at a restart: wait for it, take a spare host of "
-        "the hostfile (--nodes), or go on with those that are left, where batch.global can be shared among them"
+        "the hostfile (--nodes), or continue with those that are left, where batch.global can be shared among them"
     )  # fmt: skip
     wait_minutes: PositiveFloat = Field(30.0, description="minutes for which a host is waited for")
 

@@ -45,7 +45,7 @@ def check_rows(
 ) -> None:
     """Raise for types and shapes that do not fit each other, and for rows without unit norm.
 
-    Norms that cannot be read at once are checked only with ``wait_for_values``.
+    Norms that cannot be read without a wait are checked only with ``wait_for_values``.
     """
     named = {"anchors": anchors, "positives": positives, "negatives": negatives}
     for name, rows in named.items():

@@ -331,7 +331,7 @@ def _product(a: Terms, b: Terms, dtype: torch.dtype) -> Tensor:
 
 
 class Dense:
-    """The kernel in its plainest form, all logits at once, to compare ``chunked`` with. It needs N x c memory."""
+    """The kernel in its plainest form, all logits in one matrix, to compare ``chunked`` with. It needs N x c memory."""
 
     def accumulate(
         self, sums: SoftmaxSums, q: Tensor, keys: Tensor, ids: InstanceIds | None, products: Products = FP32

@@ -22,7 +22,7 @@ from pretrain.base.errors import DataError
 
 _SAMPLE = 256
 """Rows of a step over all ranks: enough for both figures, and their Gram matrix is small."""
-_MAX_SIMILARITIES = 2**22  # in memory at once: 32 MiB in float64
+_MAX_SIMILARITIES = 2**22  # in memory at a time: 32 MiB in float64
 _TIE_TOLERANCE = 1e-9  # cosines closer than this are equal: float64 rounding of equal rows is 1e-15
 
 

@@ -8,7 +8,7 @@ and ``W`` and without communication (``docs/contrast.md`` has the proof). Where 
 each keeps its own newest.
 
 **Drift.** While an encoder changes fast, all its representations move together, and a queued row shows where the
-encoder *was*. To be unlike such rows it pays to move all anchors away from them at once, which ends with every
+encoder *was*. To be unlike such rows it pays to move all anchors away from them together, which ends with every
 representation in one point. So the queue keeps what is left of a row without the statistics of its step :math:`t`, and
 the loss puts those of the live rows in their place:
 
@@ -47,15 +47,15 @@ NO_ID = torch.iinfo(torch.int64).min
 """The id of a row that was given none. It equals no id that a user would give."""
 
 _LEFT_OUT = NO_ID + 1
-"""The id of a row that keeps its place in the order, so that all ranks push as many, and is no negative."""
+"""The id of a row that keeps its place in the order, so that all ranks push the same number, and is no negative."""
 
 QUEUE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 DRIFTS = ("none", "mean", "moments")
 
 _LEAST_DEVIATION = 0.1
-"""Of a feature, in units of the root mean square over the features: one that hardly varied in few rows would otherwise
-be blown up without bound when its residual meets the live deviation."""
+"""Least deviation of a feature, in units of the root mean square over the features: one that hardly varied in few rows
+would otherwise be blown up without bound when its residual meets the live deviation."""
 
 
 def is_readable(values: Tensor) -> bool:
@@ -64,7 +64,7 @@ def is_readable(values: Tensor) -> bool:
 
 
 def may_be_unit(rows: Tensor) -> bool:
-    """False where a finite row has another norm than 1; rows that cannot be read at once are taken to have it."""
+    """False where a finite row has another norm than 1; rows that cannot be read without a wait pass."""
     return not is_readable(rows) or not is_not_one(norms_of(rows).nan_to_num(nan=1.0, posinf=1.0))
 
 
@@ -83,7 +83,7 @@ def is_not_one(norms: Tensor) -> bool:
 
 
 class Statistics(NamedTuple):
-    """Of the rows of a step: mean, and standard deviation (None: rows are not scaled) of each feature, in float64."""
+    """Mean and standard deviation (None: rows are not scaled) of each feature over the rows of a step, in float64."""
 
     mean: Float[Tensor, " d"]
     deviation: Float[Tensor, " d"] | None
@@ -259,7 +259,7 @@ class ShardedQueue:
     def negatives(self, live: Sequence[Float[Tensor, "n d"]]) -> Float[Tensor, "k d"]:
         """This rank's rows as negatives of a loss whose live keys, on this rank, are ``live``.
 
-        With ``drift`` a collective of all ranks of the group, of as many bytes whatever the queue holds.
+        With ``drift`` a collective of all ranks of the group, of the same number of bytes whatever the queue holds.
         """
         if self.drift == "none":
             return self.rows
@@ -291,7 +291,7 @@ class ShardedQueue:
             views: unit rows of each view; a loss with others is refused (on a GPU they are not looked at).
             ids: instance of each sample.
             only: the samples that become negatives (None = all). The others take up places of the queue, so that every
-                rank pushes as many rows and the shards stay those of one queue; nobody sees them.
+                rank pushes the same number of rows and the shards stay those of one queue; nobody sees them.
 
         Raises:
             ConfigError: rows of another width than the queue's, or ids that are not one int64 number a sample.
@@ -353,7 +353,7 @@ class ShardedQueue:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the shard of the same rank of as many ranks; a smaller capacity keeps the newest rows.
+        """Take over the shard of the same rank of the same number of ranks; a smaller capacity keeps the newest rows.
 
         Raises:
             CheckpointError: the shard of another rank or world size (:meth:`load_shards` reads those), other rows, or

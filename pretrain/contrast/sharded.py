@@ -83,7 +83,7 @@ class ContrastOptions:
         reduction: ``mean`` over the anchors of all ranks, or ``sum``.
         grad_reduction: how the engine combines the parameter gradients of the ranks. The value returned on each rank is
             scaled so that this very combination of the ranks' values, and of their gradients, is exact.
-        impl: ``chunked``, or ``dense`` (all logits of a rank at once, to compare with).
+        impl: ``chunked``, or ``dense`` (all logits of a rank in one matrix, to compare with).
         precision: of the matrix products with keys and queue, :mod:`pretrain.contrast.kernels`; exponentials, sums and
             all else stay in float32.
 
@@ -136,7 +136,7 @@ class Exchange:
     ) -> Exchange:
         """Learn every rank's number of rows: an all-gather of 8 bytes per rank, for whose result the host waits.
 
-        With ``equal`` the caller knows that all ranks have as many, and there is no collective.
+        With ``equal`` the caller knows that all ranks have the same number, and there is no collective.
         """
         if equal or distributed.world_size(group) == 1:
             return cls((rows,) * distributed.world_size(group), group)

@@ -3,7 +3,7 @@
 ``queue-00002-of-00004.safetensors`` holds the ``rows`` and ``ids`` of rank 2 of 4, oldest first; its metadata
 name the ``drift`` that the rows are corrected for, where there is one. A row of age ``t``
 (0 is the newest of its rank) on rank ``r`` of ``W`` has order ``-(t + 1) W + r``; sorting by it restores the global
-queue. The loaded rows are dealt out again in that order, the newest to the last rank, and pushing goes on as if the
+queue. The loaded rows are dealt out again in that order, the newest to the last rank, and pushing continues as if the
 queue had always been sharded this way.
 """
 
@@ -55,7 +55,7 @@ def read_shards(folder: Path, capacity: int, dim: int, rank: int, world: int) ->
     """Read what ``rank`` of ``world`` keeps of the newest ``capacity`` rows in ``folder``.
 
     Returns rows and ids, oldest first, and the oldest row's place in memory (0 if another number of ranks wrote the
-    shards). Only these rows are read; if as many ranks wrote them, only this rank's file.
+    shards). Only these rows are read; if the number of ranks is the same, only this rank's file.
 
     Raises:
         CheckpointError: a missing, damaged or foreign shard.
@@ -98,7 +98,7 @@ def _kept_rows(counts: Sequence[int], capacity: int, rank: int, world: int) -> l
 
 
 def _read_shard_of_rank(path: Path, most: int, dim: int) -> tuple[Tensor, Tensor, int]:
-    """Read the newest ``most`` rows of this rank's shard, which as many ranks wrote: each rank keeps its own rows."""
+    """Read the newest ``most`` rows of this rank's own shard, when the number of ranks has not changed."""
     first = max(0, _count_rows(path, dim) - most)
     with _open_shard(path) as file:
         return file.get_slice("rows")[first:], file.get_slice("ids")[first:], int(file.get_tensor("start"))
@@ -123,7 +123,7 @@ def _shard_files(folder: Path) -> list[Path]:
 
 
 def _count_rows(path: Path, dim: int) -> int:
-    """Check the header of a shard (rows of width ``dim``, as many ids, one start) and return its number of rows."""
+    """Check the header of a shard (rows of width ``dim``, one id each, one start) and return its number of rows."""
     with _open_shard(path) as file:
         stored = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (a safetensors handle is no dict)
         header = {name: (part.get_dtype(), part.get_shape()) for name, part in stored.items()}

@@ -22,7 +22,7 @@ _LEFT = 0.5
 _RECOVERED = 0.75
 """After a fall it has to have this part of it again: one value between the two is neither a fall nor its end."""
 _LOOKS: dict[Split, int] = {"training": 3, "validation": 1}
-"""So many looks in a row make a fall: the rows of a training step are few, and others each time."""
+"""This number of looks in a row makes a fall: the rows of a training step are few, and others each time."""
 _ONE_POINT = -0.1
 """Uniformity above this: nearly all representations in one point (0 is one point, about -4 an even spread)."""
 _SPREAD = -1.0
@@ -38,9 +38,9 @@ class Figures(NamedTuple):
     retrieval: float
     """Share of the anchors that find their positive, 0 to 1; 0 is collapse."""
     uniformity: float
-    """Of the originals (`pretrain.contrast.metrics.uniformity`), at most 0, which is collapse."""
+    """Uniformity of the originals (`pretrain.contrast.metrics.uniformity`), at most 0, which is collapse."""
     first_direction: float
-    """Of the originals (`pretrain.contrast.metrics.first_direction`), at most 1, which is collapse."""
+    """First direction of the originals (`pretrain.contrast.metrics.first_direction`), at most 1, which is collapse."""
 
     def distances(self) -> tuple[float, float, float]:
         """How far each is from collapse."""

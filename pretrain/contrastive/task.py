@@ -77,7 +77,7 @@ class ContrastTask(ABC, Generic[BatchT]):
 
     @property
     def status(self) -> str:
-        """That the representations have collapsed; mostly nothing."""
+        """A note that the representations have collapsed, or empty."""
         return self.collapse.status
 
     @property
@@ -126,7 +126,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         """The ids of the samples of a micro-batch (their places in the data), and both views of each."""
 
     def sample_order(self) -> SampleOrder:
-        """That of `pretrain.data.sampler.Sampler`. Other text, tokenizer or length of samples make other data."""
+        """The order of `pretrain.data.sampler.Sampler`. Other text, tokenizer or length of samples make other data."""
         data = {name: digest for name, (_, digest) in self.digests().items()}
         kept = {**data, "tokenizer": self.fingerprint, "length": self.job.data.sequence_length}
         noise = self.job.model_dump(mode="json", include=set(self.noise))
@@ -293,7 +293,7 @@ class ContrastTask(ABC, Generic[BatchT]):
             if getattr(stored, name) not in (None, digest) and not self.job.data.allow_change:
                 raise CheckpointError(
                     f"{folder}: trained on other {what} than this job reads (files or data.* options have changed"
-                    " since); data.allow_change=true goes on with what there is now"
+                    " since); data.allow_change=true continues with what there is now"
                 )
         self.collapse.state = stored.collapse
         if self.contrast is not None and stored.queue:

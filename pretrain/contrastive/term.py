@@ -54,8 +54,8 @@ class ContrastTerm:
         With ``contrast.momentum`` they do not: the rows of the averaged encoder do, at the end of the step (`push`).
 
         Args:
-            views: of the samples; ``ids`` are not read where ``contrast.mask_duplicates`` is off. All ranks give as
-                many samples, of which ``only`` may choose different numbers.
+            views: of the samples; ``ids`` are not read where ``contrast.mask_duplicates`` is off. All ranks give
+                the same number of samples, of which ``only`` may choose different numbers.
             step: optimizer updates done; the queue counts from ``contrast.queue_start`` on.
             stats: filled with diagnostics.
         """

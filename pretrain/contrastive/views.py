@@ -58,7 +58,7 @@ class CachedContrast:
         if loss.requires_grad:  # not without any anchor
             loss.backward()
         self.loss = loss.detach()
-        """Of the step."""
+        """Loss of the step."""
         self._micro_batches = len(seen)
 
     def rewind(self, number: int) -> None:

@@ -48,7 +48,7 @@ def export_hf(
         tokenizer: its tokenizer.
         out: the folder to make.
         card: text of ``README.md``.
-        max_length: the tokenizer's limit in ids; without it as many as there are positions.
+        max_length: the tokenizer's limit in ids; without it the number of positions.
         check: False leaves the comparison out.
         overwrite: replace an older export.
 

@@ -50,7 +50,7 @@ def export_lxmert_hf(
         card: text of ``README.md``.
         architecture: the stock class.
         answers: labels of the answer head's logits.
-        max_length: the tokenizer's limit in ids; without it as many as there are positions.
+        max_length: the tokenizer's limit in ids; without it the number of positions.
         check: False leaves the comparison out.
         overwrite: replace an older export.
 

@@ -87,7 +87,7 @@ def export_onnx(
         out: the folder to make.
         card: text of ``README.md``.
         pooling: ``head`` = CAPT's s(x) of Eq. 1; ``cls`` and ``mean`` = the normalised output without the head.
-        max_length: the tokenizer's limit in ids; without it as many as there are positions.
+        max_length: the tokenizer's limit in ids; without it the number of positions.
         overwrite: replace an older export.
 
     Raises:

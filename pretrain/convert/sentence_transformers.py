@@ -71,7 +71,7 @@ def export_sentence_transformers(
         card: text of ``README.md``.
         pooling: ``head`` = Pooling + Dense(GELU) + Dense(Identity) + Normalize, CAPT's s(x) of Eq. 1; ``cls`` and
             ``mean`` = Pooling + Normalize.
-        max_length: ids to cut inputs to, special tokens included; without it as many as there are positions.
+        max_length: ids to cut inputs to, special tokens included; without it the number of positions.
         overwrite: replace an older export.
 
     Raises:

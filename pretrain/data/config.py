@@ -127,7 +127,7 @@ class DataConfig(Section):
         description="compare every shard's SHA-256 before use: in full at every start (always), not again while a file"
         " stays as it is on this host (once, true), or not at all (never, false)",
     )
-    allow_change: bool = Field(False, description="a resumed run may go on with other text than it began with")
+    allow_change: bool = Field(False, description="a resumed run may continue with other text than it began with")
 
     @model_validator(mode="before")
     @classmethod

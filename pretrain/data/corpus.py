@@ -1,4 +1,4 @@
-"""Text as a stream of short passages: what every source turns into, and all that tokenizing needs in memory at once.
+"""Text as a stream of short passages: what every source turns into, and all that tokenizing needs in memory at a time.
 
 A document is a run of passages; joining them gives the document back. A book of a megabyte, a file of a hundred
 gigabytes on one line, and a docstring all pass through the same few kilobytes.

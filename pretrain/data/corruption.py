@@ -1,7 +1,7 @@
 """Corruptions: a window ``x`` becomes its view ``x_hat``, and the encoder must restore the changed tokens.
 
 The corruptions of CAPT's Table 1 and their combinations. They obey one rule: a corruption chooses positions, changes
-tokens, and the label of a chosen position is the token that stood there in ``x``. Specials are never touched, the
+tokens, and the label of a chosen position is the token at that position in ``x``. Specials are never touched, the
 number of label slots depends on the window length alone (static shapes), and all draws are the sample's own.
 """
 
@@ -136,7 +136,7 @@ class Shuffle:
     def __call__(self, tokens: Tokens, free: Mask, count: Counts, generators: Generators) -> tuple[Tokens, Mask]:
         """Implement :meth:`Corruption.__call__`."""
         jump, score = _uniforms(generators, 2, tokens.shape[1])
-        # A fixed position lifts itself and all behind it out of reach of what stands before it.
+        # A fixed position lifts itself and all behind it out of reach of what precedes it.
         walls = np.cumsum(~free, axis=1) + np.cumsum(~free, axis=1) - ~free
         order = np.argsort(np.arange(tokens.shape[1]) + self._reach * (walls + jump * free), axis=1)
         noisy = np.take_along_axis(tokens, order, axis=1)

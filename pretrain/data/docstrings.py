@@ -109,7 +109,7 @@ def _english(text: str) -> Iterator[str]:
     words = text.split(" ")
     plain = [word for word in words if _WORD.fullmatch(word)]
     common = sum(_FUNCTION_WORDS.fullmatch(word.strip("()\"'.,;:!?")) is not None for word in plain)
-    # Control characters and lone surrogates do stand in docstrings, escaped; a text file cannot hold them.
+    # Control characters and lone surrogates do occur in docstrings, escaped; a text file cannot hold them.
     if not text.isprintable():
         return
     if len(words) >= _FEWEST_WORDS and len(plain) >= 0.8 * len(words) and common >= 0.2 * len(words):

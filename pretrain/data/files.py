@@ -32,7 +32,7 @@ _FORMS = (
 )
 """Beginnings of files that are no UTF-8 text, and what to do: converted from a guessed encoding they are nonsense."""
 _ROWS_WITHOUT_COLUMN = 1000
-"""A JSON file whose first rows, so many of them, lack the column is not read to its end."""
+"""A JSON file whose first rows, this number of them, lack the column is not read to its end."""
 _LONGEST_ROW = 1 << 26
 """Characters that a JSON line may have: it is the one thing of a corpus that is in memory as a whole."""
 
@@ -106,7 +106,7 @@ class FileCorpus(Corpus):
         return self._lines(path, raw, self._start)
 
     def wikitext(self, path: Path, raw: io.BufferedReader) -> Iterator[Piece]:
-        """The pieces of a WikiText file (``wiki.train.tokens``), where blank lines stand around every paragraph."""
+        """The pieces of a WikiText file (``wiki.train.tokens``), where blank lines surround every paragraph."""
         return self._lines(path, raw, self._start or WIKITEXT_START)
 
     def json_lines(self, path: Path, raw: io.BufferedReader) -> Iterator[Piece]:
@@ -195,7 +195,7 @@ def _require_ratio(path: Path, table: pyarrow.parquet.ParquetFile) -> None:
 
 
 def _size(column: pyarrow.Array) -> int:
-    """Bytes of the rows of a column: a text of its dictionary may stand in a million rows."""
+    """Bytes of the rows of a column: a text of its dictionary may occur in a million rows."""
     kind = column.type
     if not (pyarrow.types.is_dictionary(kind) and pyarrow.types.is_string(kind.value_type)):
         return int(column.nbytes)

@@ -42,7 +42,7 @@ class Tokenizer(Protocol):
 
     @property
     def special_ids(self) -> Collection[int]:
-        """All ids that stand for no text."""
+        """All ids that represent no text."""
         ...
 
     @property
@@ -96,7 +96,7 @@ class FileRecord(Record, extra="forbid"):
 
 
 class Manifest(Record, extra="forbid"):
-    """What ``manifest.json`` says. ``key`` stands for the text, the tokenizer and the options that it was made from.
+    """What ``manifest.json`` says. ``key`` represents the text, the tokenizer and the options that it was made from.
 
     The sizes of the files follow from the counts, and are checked against them here.
     """

@@ -1,7 +1,7 @@
 """RoBERTa's FULL-SENTENCES packing (Liu et al. 2019, section 4.2) over a shard set.
 
 A window is ``<s>``, the next ``L - 2`` tokens of the stream, ``</s>``. Text runs on over document borders, where the
-stream holds an extra ``</s>``; the next window goes on where the last one stopped. RoBERTa fills windows with whole
+stream holds an extra ``</s>``; the next window continues where the last one stopped. RoBERTa fills windows with whole
 sentences, which need not be known here: windows are cut at the exact length, so no token is padding except in the last
 window, and the place of any window is a product, without an index.
 """

@@ -26,7 +26,7 @@ SUBSETS = {
 
 _STSB_PLACES = ("", "STS-B", "STSBenchmark", "STS/STSBenchmark")
 MAX_SCORE = 5.0
-"""The score of two sentences that mean the same; 0 stands for unrelated ones."""
+"""The score of two sentences that mean the same; 0 represents unrelated ones."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class DataSection(Section):
     )
     min_count: PositiveInt = Field(5, description="rarer words are left out, as if they were not there")
     max_vocabulary: PositiveInt | None = Field(
-        None, le=2**31 - 2, description="at most so many words, the most frequent; null = all"
+        None, le=2**31 - 2, description="the largest number of words, the most frequent; null = all"
     )
     window: PositiveInt = Field(
         5, le=100, description="a word's contexts reach 1 to window words to each side, as drawn for each centre"
@@ -60,7 +60,7 @@ class DataSection(Section):
         None, le=1024, description="processes that count and encode words; without it one per usable core"
     )
     cache: PathField = Field(default_factory=default_cache, description="where encoded text is kept")
-    allow_change: bool = Field(False, description="a resumed run may go on with other text than it began with")
+    allow_change: bool = Field(False, description="a resumed run may continue with other text than it began with")
 
 
 class EmbeddingSchedule(ScheduleSection):

@@ -57,7 +57,7 @@ class RowExchange:
     def give_back(
         self, borrowed: Borrowed, *gradients: Float[Tensor, "k _d"]
     ) -> tuple[Int64[Tensor, " m"], tuple[Float[Tensor, "m _d"], ...]]:
-        """The gradients of this rank's rows from all ranks, as own rows and values; a row may stand there repeatedly.
+        """The gradients of this rank's rows from all ranks, as own rows and values; a row may occur repeatedly.
 
         Each of ``gradients`` belongs to what was asked for, in the same order; they travel together. The order of the
         result is that of the ranks.

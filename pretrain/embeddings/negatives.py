@@ -58,7 +58,7 @@ def distribution(generator: WordVectors, row: int) -> Float64[np.ndarray, " V"]:
 
 
 def negatives_of(generator: WordVectors, word: str, number: int, seed: int) -> WordNegatives:
-    """Return ``number`` hard and at most as many easy negatives of a word.
+    """Return ``number`` hard and at most the same number of easy negatives of a word.
 
     Easy negatives are drawn until there are ``number`` different ones, in at most 100 draws for each: a generator that
     has collapsed draws fewer.

@@ -96,7 +96,7 @@ def _with_whole_config(run: RunRecord) -> RunRecord:
 
 
 def method_of(config: Mapping[str, Any]) -> str:
-    """Return the paper's name of a (flat) configuration: NCE stands for fixed noise, whatever the objective is."""
+    """Return the paper's name of a (flat) configuration: NCE represents fixed noise, whatever the objective is."""
     sampler, objective = config["negatives.sampler"], config["objective.type"]
     if sampler == "noise":
         name = "self-adversarial" if config["negatives.weights"] == "self_adversarial" else "noise"

@@ -69,7 +69,9 @@ class GeneratorSection(Section):
     entropy: NonNegativeFloat = Field(
         0.0, description="weight of max(0, log entropy_words - H(G(.|x))), which keeps G from collapsing; 0 = none"
     )
-    entropy_words: PositiveInt = Field(100, description="entropy: below the entropy of so many words G is pushed up")
+    entropy_words: PositiveInt = Field(
+        100, description="entropy: G is pushed up while below the entropy of this many words"
+    )
     importance: bool = Field(False, description="also learn from the noise's negatives, weighted by G / noise")
     importance_clip: PositiveFloat = Field(10.0, description="largest importance weight")
     mask_false_negatives: bool = Field(
@@ -99,7 +101,7 @@ class ModelSection(Section):
     context_init: Literal["zeros", "copy", "random"] = Field(
         "zeros", description="init without a context table (GloVe's files): zeros, the input vectors, or random"
     )
-    freeze_input: NonNegativeInt = Field(0, description="init: the input table stays as it is for so many steps")
+    freeze_input: NonNegativeInt = Field(0, description="init: the input table stays as it is for this number of steps")
 
     @model_validator(mode="after")
     def _frozen_only_when_given(self) -> ModelSection:

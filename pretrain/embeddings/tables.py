@@ -22,7 +22,7 @@ _DRAWN_AS_ONE = 4096
 LONGEST = 8.0
 """How long a row's step may be, as learning rate times curvature: far more than one word's pairs have."""
 _SUMMED_AS_ONE = 512
-"""Rows of gradients that are made float64 at once: so few that they stay in the cache."""
+"""Rows of gradients that are made float64 in one pass: few enough that they stay in the cache."""
 
 
 class EmbeddingTables(nn.Module):
@@ -86,7 +86,7 @@ class EmbeddingTables(nn.Module):
         Args:
             engine: of the module.
             curvatures: for plain SGD of each call of :meth:`rows`, in their order, an upper bound of the loss's
-                curvature :math:`h` along each row, with as many elements as rows were asked for; None for a call whose
+                curvature :math:`h` along each row, one element for each row asked for; None for a call whose
                 rows were not collected. A row whose step is longer than `LONGEST` :math:`= \eta h` is shortened to it.
         """
         known = [bend.flatten()[:, None] for bend in curvatures if bend is not None]

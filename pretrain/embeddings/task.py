@@ -129,7 +129,7 @@ class EmbeddingTask:
             raise other_vocabulary(folder)
         if stored.text != self.corpus.fingerprint and not self.job.data.allow_change:
             raise CheckpointError(
-                f"{folder}: trained on other text than this job reads; data.allow_change=true goes on with this one"
+                f"{folder}: trained on other text than this job reads; data.allow_change=true continues with this one"
             )
 
     def flops_per_step(self) -> float:

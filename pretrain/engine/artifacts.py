@@ -15,7 +15,7 @@ from pretrain.base.files import finite, read_json, write_json
 logger = logging.getLogger(__name__)
 
 EVALUATION = "evaluation-{checkpoint}.json"
-"""Of ``capt evaluate``: what was measured of one checkpoint, ``evaluation-step-00000100.json``."""
+"""File that ``capt evaluate`` writes about one checkpoint, such as ``evaluation-step-00000100.json``."""
 
 Figures = dict[str, float | None]
 """Metrics by name; None for a value that is not finite."""

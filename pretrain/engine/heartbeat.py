@@ -1,8 +1,9 @@
 """What this rank is doing now, in shared memory, for the process that started it to see.
 
-A rank that hangs cannot say so: it may be stopped, or hold the interpreter's lock for ever. So it notes the beginning
-of each *section* (fetch data, step, validate, save) in a page of shared memory, and its launcher, another process,
-reads for how long it has been there, and how long the section took at most so far (``launcher.supervisor``).
+A rank that hangs cannot say so: it may be stopped, or hold the interpreter's lock without end. So it notes the
+beginning of each *section* (fetch data, step, validate, save) in a page of shared memory, and its launcher, another
+process, reads for how long it has been there, and how long the section took at most so far
+(``launcher.supervisor``).
 The page is an inherited memory file (``CAPT_HEARTBEAT``, its descriptor): it has no name and leaves nothing behind.
 Noting a section takes about a microsecond. Imports no torch.
 """
@@ -26,7 +27,7 @@ HEADER = struct.Struct("<qqdd")
 """Number of the section, optimizer updates done, time of its beginning (CLOCK_MONOTONIC, seconds), and when an error
 ended the rank (0: none has)."""
 PAST = struct.Struct("<qd")
-"""Of each section: how often it has ended, and its longest duration in seconds."""
+"""Record of a section: how often it has ended, and its longest duration in seconds."""
 _LONGEST_TRACE = 50_000
 SIZE = HEADER.size + len(SECTIONS) * PAST.size
 

@@ -1,4 +1,4 @@
-"""What a run has made at its first start and goes on with, whatever becomes of the data and of the cache."""
+"""What a run has made at its first start and continues with, whatever becomes of the data and of the cache."""
 
 from __future__ import annotations
 

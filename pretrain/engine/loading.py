@@ -41,8 +41,8 @@ _GRACE = 5.0
 class _Step(Generic[BatchT]):
     """The micro-batches of a step with one tensor for each field of all of them, laid end to end.
 
-    A tensor from another process holds a file descriptor of this one for as long as it lives: so a step needs as many
-    descriptors as fields, whatever the accumulation.
+    A tensor from another process holds a file descriptor of this one for as long as it lives: so a step needs one
+    descriptor a field, whatever the accumulation.
     """
 
     kind: type[BatchT]

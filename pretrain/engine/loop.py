@@ -29,9 +29,9 @@ class Run:
     resumed_from: Path | None = None
     """The checkpoint that it continues from."""
     batch: Any = None
-    """What this rank was fed in the newest step; None in a task that does many updates at once."""
+    """What this rank was fed in the newest step; None in a task that does many updates in one call."""
     stopping: str = ""
-    """Why the run ends before ``max_steps`` (all ranks agree); empty while it goes on."""
+    """Why the run ends before ``max_steps`` (all ranks agree); empty while it continues."""
     diverged: bool = False
     """Set on all ranks together when the state is not to be kept: the loss or the gradient is no number, or the ranks
     do not hold the same parameters."""
@@ -58,7 +58,7 @@ class Run:
     """What callbacks have the progress line say behind the figures, by who says it; rank 0's is shown."""
 
     failed_saves: int = 0
-    """Periodic checkpoints that could not be written; the run goes on without them."""
+    """Periodic checkpoints that could not be written; the run continues without them."""
 
     validation: Mapping[str, float] = field(default_factory=dict)
     """The last validation's values, the same on every rank."""
@@ -87,7 +87,7 @@ class Callback:
         """Called after each optimizer step; may add scalars to ``report`` for the callbacks behind it."""
 
     def next_due(self, run: Run) -> int:
-        """The next step after which ``after_step`` must be called; asked only for tasks that do many updates at once.
+        """The next step after which ``after_step`` must be called; asked only of tasks that do many updates a call.
 
         Unless a callback says otherwise it is called after every update, which makes every chunk one update long.
         """
@@ -179,7 +179,7 @@ class _Chunk:
 
 
 def _step_many(run: Run, task: ChunkedTask, batches: Iterator[Any], callbacks: Sequence[Callback]) -> StepMetrics:
-    """As many updates as fit before the next step at which any callback, or the end of the run, is due."""
+    """The number of updates that fit before the next step at which any callback, or the end of the run, is due."""
     heartbeat.enter("step")
     due = min(run.job.schedule.max_steps, *(callback.next_due(run) for callback in callbacks))
     report = task.step_many(run.engines, _Chunk(run, batches, due - run.progress.step), run.progress)

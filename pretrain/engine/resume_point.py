@@ -1,4 +1,4 @@
-"""Chooses the checkpoint that a run goes on from."""
+"""Chooses the checkpoint that a run continues from."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def choose_checkpoint(job: Job, name: str | None = None, *, skip_damaged: bool =
 
 
 def give_up(run_dir: Path, source: Path) -> str:
-    """Let a run whose loss was no number at once after ``source`` go on from an earlier checkpoint. Collective.
+    """Let a run whose loss was no number right after ``source`` continue from an earlier checkpoint. Collective.
 
     A permanent one is set aside as ``diverged-step-...``; of an ephemeral one the run forgets that there is any.
 
@@ -74,7 +74,7 @@ def give_up(run_dir: Path, source: Path) -> str:
                 point("latest", older[-1])
                 done = f"{source.name} is set aside as {set_aside(source, 'diverged').name}"
             if done:
-                done += f", the run goes on from {older[-1].name}"
+                done += f", the run continues from {older[-1].name}"
     return distributed.broadcast_object(done)
 
 

@@ -40,7 +40,7 @@ class Rollbacks(Record):
 
 
 def read_rollbacks(run: Path) -> list[Rollback]:
-    """Those of the run in ``run``. Raises ``ConfigError``: the file is damaged."""
+    """Read the rollbacks of the run in ``run``. Raises ``ConfigError``: the file is damaged."""
     with suppress(FileNotFoundError):
         return read_record(Rollbacks, run / FILE, "; without the file no samples are left out").rollbacks
     return []
@@ -52,10 +52,10 @@ def note_rollback(run: Path, rollback: Rollback) -> None:
 
 
 def resume_behind(run: Path, samples: int, *, newest: bool) -> int:
-    """How many samples a run that goes on from ``samples`` leaves out.
+    """How many samples a run that continues from ``samples`` leaves out.
 
-    One that had to go back goes back now, if it goes on from its newest checkpoint (``newest``), and not from one that
-    was named.
+    A rollback that is due is done now, if the run continues from its newest checkpoint (``newest``), and not from
+    one that was named.
     """
     found = read_rollbacks(run)
     if any(each.start is None for each in found):

@@ -2,7 +2,7 @@
 
 A parameter says so by its attribute ``rows_of``. Its module brings every gradient to the rank that owns the row itself
 (an engine neither sums nor averages it), and all parameters of such a module are sharded. Checkpoints hold the whole
-table, so that a run goes on at any number of ranks.
+table, so that a run continues at any number of ranks.
 """
 
 from __future__ import annotations

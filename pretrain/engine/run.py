@@ -59,7 +59,7 @@ shows in the weights after the first, and in the loss of the second."""
 
 
 class GivenUpError(RunFailedError):
-    """The loss was no number at once after a resume; the next resume goes on from an earlier checkpoint."""
+    """The loss was no number right after a resume; the next resume continues from an earlier checkpoint."""
 
     passing = True
 
@@ -70,7 +70,7 @@ def run_job(
     """Run a job on this rank and return its exit code (0 done, 75 stopped early but resumable).
 
     The run folder is taken before anything is loaded: a run that ends at any moment after that can be resumed, and a
-    second job in the folder is refused at once.
+    second job in the folder is refused immediately.
 
     Args:
         job: the validated configuration.
@@ -109,7 +109,7 @@ def run_job(
         status.progress, first = run.progress, run.progress.step
         if run.finished:
             key = "max_steps" if getattr(job.schedule, "epochs", None) is None else "epochs"
-            logger.info("%s is done: all %d steps; raise schedule.%s to go on", run.dir, run.progress.step, key)
+            logger.info("%s is done: all %d steps; raise schedule.%s to continue", run.dir, run.progress.step, key)
             status.finish("done", DONE)
             return DONE
         try:

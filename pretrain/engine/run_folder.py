@@ -52,9 +52,9 @@ class Status(Record):
     exit_code: int | None = Field(None, ge=0, le=255)
     reason: str = Field("", max_length=1_000_000)
     failed_saves: Count = 0
-    """Periodic checkpoints that could not be written (a full disk); the run went on without them."""
+    """Periodic checkpoints that could not be written (a full disk); the run continued without them."""
     final: bool = False
-    """Whether a job that failed has found itself that it cannot go on: started again it would end the same."""
+    """Whether a job that failed has found itself that it cannot continue: started again it would end the same."""
 
 
 class Best(Record):

@@ -134,7 +134,7 @@ class CheckedValidation(Protocol):
 
 @runtime_checkable
 class GuidedTask(Protocol):
-    """A task whose training goes on in another way after some validations, which its checkpoint has to hold."""
+    """A task whose training continues in another way after some validations, which its checkpoint has to hold."""
 
     def guidance(self) -> object:
         """Return what the validations so far have decided."""
@@ -154,7 +154,7 @@ class ChangingLoss(Protocol):
 class ChunkedTask(Task, Protocol):
     """A task whose updates are so short that the loop's look at each of them would cost as much as the update.
 
-    The loop then asks for as many updates at once as fit before the next step at which a callback has something to do
+    The loop then asks in one call for the updates that fit before the next step at which a callback has something to do
     (a row of metrics, a validation, a checkpoint). All else is as for any task.
     """
 
@@ -184,7 +184,7 @@ class SampleOrder:
     Attributes:
         samples: rows of the data, each of which has its number as its id; an epoch is all of them once.
         seed: of the order of the epochs.
-        data: a digest of what the ids stand for; with another one they are other rows.
+        data: a digest of what the ids represent; with another one they are other rows.
         noise: a digest of the settings by which rows are corrupted.
         shuffle: whether an epoch has an order of its own.
     """

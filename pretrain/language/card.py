@@ -65,7 +65,7 @@ _CAVEATS: dict[Form, tuple[str, ...]] = {
 }
 
 _COMMON_CAVEATS = (
-    "The model repeats the biases and errors of its training text; it was evaluated on nothing but what stands here.",
+    "The model repeats the biases and errors of its training text; it was evaluated only on what is listed here.",
 )
 
 _KEYS = (

@@ -64,7 +64,7 @@ class LanguageJob(Job):
         return {**below, "data": {key: value for key, value in old.items() if key not in TEXT_KEYS}}
 
     def metric_names(self) -> frozenset[str]:
-        """Of masked tokens and noise; those of the contrast only where it is trained."""
+        """Names of the metrics of masked tokens and noise, and of the contrast where it is trained."""
         names = MASKED_METRICS + tuple(f"noise/{pool}/{name}" for pool in ("cls", "mean") for name in NOISE_METRICS)
         return frozenset(names + (CONTRAST_METRICS if self.contrast.weight > 0 else ()))
 

@@ -1,4 +1,4 @@
-"""``capt evaluate`` of a trained encoder: every metric stands beside the protocol by which it was measured."""
+"""``capt evaluate`` of a trained encoder: every metric is given with its protocol."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def _sts_section(model: Representations, pairs: Pairs, settings: Settings) -> Se
         name: dict(score_rows(pairs, part)) for name, part in zip(model.poolers, columns, strict=True)
     }
     protocol = (
-        f"SimCSE: Spearman of cosine over all {len(pairs.gold)} pairs at once, words joined by one space, max length "
+        f"SimCSE: Spearman of cosine over all {len(pairs.gold)} pairs together, words joined by one space, max length "
         f"{model.model.config.max_positions} tokens, no prompt, nothing random; {_measured_with(model)}"
     )
     return Section(name=f"{pairs.name} {pairs.split}", protocol=protocol, poolers=poolers)

@@ -104,7 +104,7 @@ def prepare(
 ) -> Prepared:
     """Everything a rank needs before it can build the model. All ``ranks`` call this; what fails on one fails on all.
 
-    A run in ``run_dir`` that has begun goes on with the tokenizer that it has trained.
+    A run in ``run_dir`` that has begun continues with the tokenizer that it has trained.
 
     Raises:
         DataError: unusable text, damaged shards, shards of another tokenizer.

@@ -31,7 +31,7 @@ from pretrain.models.hf_model import start_from
 
 
 class _State(ContrastState):
-    """As of every task with contrast; a checkpoint of an earlier version does not say on which text it was trained."""
+    """State of a language task in a checkpoint; an earlier version does not say on which text it was trained."""
 
     text: Annotated[str, Field(max_length=1000)] | None = None
 

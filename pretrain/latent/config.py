@@ -175,6 +175,7 @@ class LatentJob(Job):
             "point": ("none",),
             "none": ("none",),
         }[posterior]
+        # What has a density can take the exact KL; an implicit posterior needs a critic, and a point has no KL at all.
         if objective.regularizer not in allowed:
             raise ValueError(
                 f"objective.regularizer {objective.regularizer} does not fit model.posterior {posterior}: "

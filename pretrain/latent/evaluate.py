@@ -30,7 +30,7 @@ AGGREGATE_SENTENCES = 10_000
 """The sentences over which the aggregate posterior is taken."""
 
 MOST_DRAWS = 65_536
-"""The draws at once of each posterior and proposal, which are held in memory for a whole batch, at most."""
+"""The draws in one pass of each posterior and proposal, which are held in memory for a whole batch, at most."""
 
 MEANINGS = {
     "ppl_known": "PPL of the known words alone, by the bound of ppl_best and its draws: an upper bound",

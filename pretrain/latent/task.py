@@ -263,7 +263,7 @@ class LatentTask:
             raise _other_vocabulary(folder, folder / VOCABULARY)
         if stored.text not in (None, self._text) and not self.job.data.allow_change:
             raise CheckpointError(
-                f"{folder}: trained on other text than this job reads; data.allow_change=true goes on with this one"
+                f"{folder}: trained on other text than this job reads; data.allow_change=true continues with this one"
             )
         self._aggressive, self._last_information = stored.aggressive, stored.information
         self._clamped, self._without_contrast = stored.clamped, stored.without_contrast

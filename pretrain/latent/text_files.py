@@ -37,8 +37,8 @@ class DataSection(Section):
     vocabulary_file: PathField | None = Field(
         None, description="use these words instead, one per line, such as vocabulary.txt of a run"
     )
-    allow_change: bool = Field(False, description="a resumed run may go on with other text than it began with")
-    unknown: str = Field("<unk>", description="the ordinary word that stands for an unknown one: Yahoo's is _UNK")
+    allow_change: bool = Field(False, description="a resumed run may continue with other text than it began with")
+    unknown: str = Field("<unk>", description="the ordinary word that represents an unknown one: Yahoo's is _UNK")
     clusters: PositiveInt | None = Field(
         None, ge=2, le=65_536, description="K, for one-hot vectors of K classes instead of text (section 4.4)"
     )

@@ -142,7 +142,7 @@ class RobertaConfig(Section):
 
     @property
     def elements(self) -> int:
-        """Elements of the tables and of the layers' matrices: the model has at least so many parameters."""
+        """Elements of the tables and of the layers' matrices: the model has at least this number of parameters."""
         layer = 4 * self.hidden * self.hidden + 2 * self.hidden * self.ffn
         return self.layers * layer + (self.vocab_rows + self.position_rows) * self.hidden
 

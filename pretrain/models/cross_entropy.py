@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 UNUSED = -100
 """The label of a row that is not predicted, as ``ignore_index`` of ``F.cross_entropy``."""
 
-_BLOCK_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # fp32 rows handled at once: what stays in a core's L2 cache; a GPU
+_BLOCK_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # fp32 rows per block: what stays in a core's L2 cache; a GPU
 
 
 class _MaskedCrossEntropy(torch.autograd.Function):

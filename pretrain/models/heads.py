@@ -33,8 +33,8 @@ class MLMHead(nn.Module):
     module that runs, and the product with it runs here.
 
     Args:
-        word: the table of token embeddings, its columns as many as those of the hidden states.
-        vocab_size: the first so many rows of the table are predicted; those behind them fill it up.
+        word: the table of token embeddings, as wide as the hidden states.
+        vocab_size: the number of rows, the first ones, that are predicted; those behind them fill the table up.
         eps: of the LayerNorm.
     """
 

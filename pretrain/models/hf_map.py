@@ -1,6 +1,6 @@
 """Parameter names of ``RobertaForMaskedLM`` (and XLM-R, the same) and ours, as a table; conversions in both directions.
 
-Where several Hugging Face tensors stand for one of ours, they are its rows in that order.
+Where several Hugging Face tensors represent one of ours, they are its rows in that order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROBERTA: dict[str, tuple[str, ...]] = {
     "mlm.norm.*": ("lm_head.layer_norm.*",),
     "mlm.bias": ("lm_head.bias",),
 }
-"""Ours -> Hugging Face. ``#`` is the layer, ``*`` stands for ``weight`` and ``bias``."""
+"""Ours -> Hugging Face. ``#`` is the layer, ``*`` represents ``weight`` and ``bias``."""
 
 TIED = {"mlm.weight": "encoder.embeddings.word.weight"}
 """Our second name of a shared parameter -> the first."""

@@ -1,7 +1,7 @@
 """Tables of parameter names, ours and those of another library, and what every conversion by a table checks.
 
-A row is our name and the names of its parts there: where several tensors stand for one of ours, they are its rows in
-that order. ``#`` is the number of a layer, ``*`` stands for ``weight`` and ``bias``.
+A row is our name and the names of its parts there: where several tensors represent one of ours, they are its rows in
+that order. ``#`` is the number of a layer, ``*`` represents ``weight`` and ``bias``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a picture can stand in a store, and its arrays in the types of the store."""
+"""Whether a picture fits into a store, and its arrays in the types of the store."""
 
 from __future__ import annotations
 

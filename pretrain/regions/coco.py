@@ -1,7 +1,7 @@
 """The two ways in which pictures of COCO are named: ``COCO_train2014_000000458752`` and ``458752``.
 
 Data files of VQA v2 and COCO captions give numbers, feature files mostly give names. Visual Genome and GQA use numbers
-too, and theirs are other pictures. So a name in one form stands for the other form only in a store that has no picture
+too, and theirs are other pictures. So a name in one form represents the other form only in a store that has no picture
 named in the form that was asked for.
 """
 

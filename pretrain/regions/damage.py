@@ -14,7 +14,7 @@ class Damage:
     """What becomes of pictures that cannot be used.
 
     Args:
-        skip: go on without them. Otherwise the first one stops the extraction.
+        skip: continue without them. Otherwise the first one stops the extraction.
     """
 
     def __init__(self, skip: bool) -> None:

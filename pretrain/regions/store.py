@@ -132,7 +132,7 @@ class RegionStore:
         return sizes
 
     def regions(self, rows: Rows, most: int | None = None) -> Regions:
-        """The regions of the pictures ``rows``, filled up to ``most`` (None = as many as one of them has).
+        """The regions of the pictures ``rows``, filled up to ``most`` (None = the largest number in one of them).
 
         Raises:
             DataError: a box or a class of the store is not valid.
@@ -196,7 +196,7 @@ class RegionStore:
         return rows
 
     def _find_other_forms(self, names: Sequence[str]) -> Rows:
-        """The row of each name in the other form, -1 for none. All at once: millions of sentences may need it."""
+        """The row of each name in the other form, -1 for none. All together: millions of sentences may need it."""
         numbers, coco = self._has_names_between(b"0", b":"), self._has_names_between(b"COCO_", b"COCO`")
         known = {name: other_forms(name, numbers=numbers, coco=coco) for name in dict.fromkeys(names)}
         rows = iter(self._find([form.encode() for forms in known.values() for form in forms]).tolist())

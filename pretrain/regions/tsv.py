@@ -230,7 +230,7 @@ def _number(text: bytes, field: str) -> int:
 
 
 def decoded_length(text: bytes, field: str) -> int:
-    """How many bytes a base64 text stands for. Raises ``DataError`` where it is cut."""
+    """How many bytes a base64 text represents. Raises ``DataError`` where it is cut."""
     if len(text) % 4:
         raise DataError(f"{field} is no whole base64 text ({len(text):,} characters): the row is truncated")
     return len(text) // 4 * 3 - text[-2:].count(b"=")

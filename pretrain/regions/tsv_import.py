@@ -86,7 +86,7 @@ def import_tsv(
             shape = _with_classes(work, shape)
             names.require(shape, *names_of)
             manifest = seal(work, shape, most_regions(offsets), features_of, sources, names)
-        except UserError:  # of what cannot go on as it is, nothing is kept
+        except UserError:  # of what cannot continue as it is, nothing is kept
             shutil.rmtree(work)
             raise
         _finish(work, out)

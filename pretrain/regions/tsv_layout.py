@@ -148,7 +148,7 @@ def _header(line: bytes) -> Layout | None:
 
 
 def _count(fields: Sequence[bytes]) -> str:
-    return f"{len(fields)} field{'' if len(fields) == 1 else 's'} separated by tabs, and no known file has so many"
+    return f"{len(fields)} field{'' if len(fields) == 1 else 's'} separated by tabs, and no known file has that number"
 
 
 def _samples(rows: Sequence[Sequence[bytes]], layout: Layout) -> list[_Sample]:
@@ -182,8 +182,8 @@ def _alike(samples: Sequence[_Sample], name: str) -> tuple[int, list[_Sample]]:
 def _with_boxes(layout: Layout, samples: Sequence[_Sample]) -> Layout:
     """The layout with type, form and unit of boxes, and the order of width and height, that fit the most rows.
 
-    Of readings that fit as many rows, that of the usual files is taken. Boxes that all end within the first pixel are
-    parts of the picture.
+    Where several readings fit the same number of rows, that of the usual files is taken. Boxes that all end within
+    the first pixel are parts of the picture.
 
     Raises:
         DataError: boxes have another length than known ones.
@@ -203,7 +203,7 @@ def _with_boxes(layout: Layout, samples: Sequence[_Sample]) -> Layout:
 
 
 def _readings(layout: Layout, usual: int) -> Iterator[Layout]:
-    """What boxes of so many bytes may be, the meaning in the usual files first."""
+    """What boxes of this number of bytes may be, the meaning in the usual files first."""
     types = [
         (usual // size, kinds[size])
         for kinds, size in product((_FLOATS, _INTEGERS), (4, 2, 8))

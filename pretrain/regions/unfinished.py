@@ -1,4 +1,4 @@
-"""Where a store is made until it is whole, so that an interrupted making goes on where it stopped."""
+"""Where a store is made until it is whole, so that an interrupted making continues where it stopped."""
 
 from __future__ import annotations
 

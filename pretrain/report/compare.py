@@ -18,7 +18,7 @@ _NOT_COMPARED = (
     "schedule.stop_after", "checkpoint.", "supervise.", "data.cache", "data.workers", "data.verify", "loader.",
     "engine.timeout_minutes",
 )  # fmt: skip
-"""Keys that do not change a run's metrics; a name with a dot at the end stands for all keys of a section.
+"""Keys that do not change a run's metrics; a name with a dot at the end represents all keys of a section.
 
 Runs that differ only in these, because one was stopped, resumed or run elsewhere, are seeds of one configuration."""
 

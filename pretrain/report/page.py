@@ -179,7 +179,7 @@ def _summary_text(summary: MetricSummary | None) -> str:
         return ""
     if summary.std is None:
         return f"{summary.mean:.4g}"
-    # as many decimals as two digits of the deviation need
+    # the decimals that two digits of the deviation need
     decimals = 4 if summary.std == 0 else max(0, 1 - math.floor(math.log10(summary.std)))
     return f"{summary.mean:.{decimals}f} ± {summary.std:.{decimals}f}"
 

@@ -1,8 +1,8 @@
-"""Which setting of a study is the best, and which of its seeds stands for it.
+"""Which setting of a study is the best, and which of its seeds represents it.
 
 One rule for reports, for checkpoints that are kept, and for submissions. A setting is judged by the median over its
 seeds, as in RoBERTa (Liu et al. 2019, 5.1): a single lucky seed must not choose it. A setting that lacks seeds comes
-after every one that has more, for a median over survivors is no median. The trial that stands for a setting is the one
+after every one that has more, for a median over survivors is no median. The trial that represents a setting is the one
 whose score is its median.
 """
 

@@ -147,7 +147,7 @@ def _points(study: Study, key: str) -> dict[Any, list[float]]:
 
 
 def _axis_of(axis: Axes, values: Sequence[Any]) -> Any:
-    """Scale the x axis for ``values`` and return where each stands: numbers in place, anything else in equal steps."""
+    """Scale the x axis for ``values`` and return the place of each: numbers in place, anything else in equal steps."""
     distinct = list(dict.fromkeys(values))
     if distinct and all(is_number(value) for value in distinct):
         low, high = min(distinct), max(distinct)

@@ -154,8 +154,8 @@ class SweepRecord:
 def comparable(studies: Sequence[Study | None]) -> list[Configuration | None]:
     """The configurations whose learning curves are drawn together, one per study.
 
-    It is the same configuration in all studies, the one with the best sum of medians, so that a step has as many
-    examples everywhere. Where they have none in common it is each study's best.
+    It is the same configuration in all studies, the one with the best sum of medians, so that a step has the same
+    number of examples everywhere. Where they have none in common it is each study's best.
     """
     present = [study for study in studies if study is not None]
     first = present[0]

@@ -55,7 +55,7 @@ class TrialRecord(Record):
     """Population based training: the parameters that the member has trained with."""
 
     def to_json(self) -> str:
-        """The record as a line of the file; ``history`` stands only in lines of population based training."""
+        """The record as a line of the file; ``history`` is present only in lines of population based training."""
         unused = {"history"} if self.history is None else None
         return json.dumps(self.model_dump(mode="json", by_alias=True, exclude=unused))
 

@@ -22,7 +22,7 @@ from pretrain.vision_language.pairs import EncodedPairs
 from pretrain.vision_language.sections import ObjectivesSection, PairContrastSection
 
 _MASKED, _CHANGED = 0.8, 0.9
-"""Of the chosen words and regions: 80% are masked, 10% changed, 10% kept (Devlin et al. 2019; Tan and Bansal 2019)."""
+"""Bounds of a draw: 80% of the chosen are masked, 10% changed, 10% kept (Devlin et al. 2019; Tan and Bansal 2019)."""
 _TRIES = 100
 
 
@@ -39,7 +39,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, size: int, special: tuple[int, ...], *, bos: int, eos: int, pad: int, mask: int) -> Vocabulary:
-        """The vocabulary of a tokenizer with ``size`` ids, of which ``special`` stand for no text."""
+        """The vocabulary of a tokenizer with ``size`` ids, of which ``special`` represent no text."""
         ids = np.array(special, dtype=np.int64)
         return cls(bos, eos, pad, mask, ids, np.setdiff1d(np.arange(size, dtype=np.int64), ids))
 

@@ -34,7 +34,7 @@ _CAVEATS = (
     "Boxes are left, top, right and bottom edge; the documentation of transformers, which says width and height, is "
     "misleading.",
     "The contrastive aggregation head is in `capt_head.safetensors`, which transformers does not read.",
-    "The model repeats the biases and errors of its training data; it was evaluated on nothing but what stands here.",
+    "The model repeats the biases and errors of its training data; it was evaluated only on what is listed here.",
 )
 
 _KEYS = (

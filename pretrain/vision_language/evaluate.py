@@ -1,4 +1,4 @@
-"""``capt evaluate`` of a pretrained LXMERT on held-out pairs; every metric stands beside its protocol."""
+"""``capt evaluate`` of a pretrained LXMERT on held-out pairs; every metric is given with its protocol."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ TARGETS = ("hf",)
 def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, about: About | None = None) -> Path:
     """Write a checkpoint, or the newest checkpoint of a run, as the folder ``out`` and return it.
 
-    ``LxmertForPreTraining`` of transformers loads it; the names of the answers stand in its configuration.
+    ``LxmertForPreTraining`` of transformers loads it; its configuration holds the names of the answers.
 
     Args:
         checkpoint: a checkpoint or a run.

@@ -24,7 +24,7 @@ class FeatureKind(Record):
 
     @classmethod
     def of(cls, store: RegionStore) -> FeatureKind:
-        """Of a store that is open."""
+        """Return the kind of the features in an open store."""
         return cls(feature_size=store.manifest.feature_size, features_of=store.manifest.features_of)
 
     def save(self, folder: Path) -> Path:

@@ -15,7 +15,7 @@ NO_DATA = (
     "data.{key} is missing: name the region store (data.regions) and the files to train on (data.train), or take "
     "data.source=microworld, a synthetic world for trying things out"
 )
-"""The error of a job without data; the missing key stands in it."""
+"""The error of a job without data; it names the missing key."""
 
 
 def describe_inputs(data: VisionLanguageData, init: Path | None, tokenizer: TokenizerSection) -> list[str]:

@@ -131,7 +131,7 @@ def write_pairs(
         pictures: row of each one's picture in the region store.
         untrue: whether it is a statement that does not hold.
         answers: score of each class of answers to each sentence.
-        longest: so many tokens of a sentence are kept.
+        longest: the number of tokens of a sentence that are kept.
         missing: the picture of each sentence that was left out.
     """
     tokens, lengths, cut = array("i"), array("q"), 0

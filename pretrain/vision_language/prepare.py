@@ -1,4 +1,4 @@
-"""Everything that a job reads: store, tokenizer, answer table, encoded pairs; as configured, cached, or made at once.
+"""Everything that a job reads: store, tokenizer, answer table, encoded pairs; as configured, cached, or made now.
 
 What is made of sentences lies in the cache under the name of its content, is made by one process of a host, and is
 mapped by all: nine million sentences are no Python objects in any rank that trains.
@@ -42,9 +42,9 @@ from tokenizer.encode import TextTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 _TOGETHER = 1 << 15
-"""Sentences that are encoded at once."""
+"""Sentences that are encoded in one batch."""
 _VERSION = 1
-"""Of the encoded pairs: counts up when the same sentences would give other arrays."""
+"""Version of the encoded pairs: counts up when the same sentences would give other arrays."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def vocabulary_of(tokenizer: TextTokenizer) -> Vocabulary:
 def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None = None) -> Prepared:
     """Everything a rank needs before it can build the model. All ``ranks`` call this; what fails on one fails on all.
 
-    A run in ``run_dir`` that has begun goes on with the tokenizer and the answer table that it has made.
+    A run in ``run_dir`` that has begun continues with the tokenizer and the answer table that it has made.
 
     Raises:
         DataError: files or the store cannot be used, or pictures are not in the store.
@@ -162,7 +162,7 @@ def _answers_file(
     with verifier.ranks.synchronize_errors(), cache_lock(path.with_suffix(".lock")):
         if not path.exists():
             table = build_table(train.examples, minimum)
-            logger.info("answers: %s that stand with %d questions or more", f"{len(table):,}", minimum)
+            logger.info("answers: %s that occur with %d questions or more", f"{len(table):,}", minimum)
             table.save(path)
     return path
 
@@ -249,13 +249,13 @@ def first_shown(names: Sequence[str]) -> str:
 
 
 def _encoded(tokenizer: TextTokenizer, examples: Sequence[Example]) -> Iterator[Int32[np.ndarray, " _"]]:
-    """The tokens of each sentence; of nine million sentences they are never all arrays of their own at once."""
+    """The tokens of each sentence; of nine million sentences they are never all separate arrays at the same time."""
     for start in range(0, len(examples), _TOGETHER):
         yield from tokenizer.encode_batch([example.text for example in examples[start : start + _TOGETHER]])
 
 
 def class_scores(table: AnswerTable, answers: Mapping[str, float]) -> dict[int, float]:
-    """The score of each class: an answer is looked up as it stands, or else as `convert_ans` writes it."""
+    """The score of each class: an answer is looked up unchanged, or else as `convert_ans` writes it."""
     return table.scores(answers, lambda text: text if text in table.index else convert_ans(text))
 
 

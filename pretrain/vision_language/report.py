@@ -1,4 +1,4 @@
-"""The part of ``capt report`` for ``capt_vl`` runs and sweeps: which objectives and which data a row stands for.
+"""The part of ``capt report`` for ``capt_vl`` runs and sweeps: which objectives and which data a row represents.
 
 The losses of runs with different objectives do not compare, and numbers from the microworld are synthetic: the reader
 of a report must see both.

@@ -22,7 +22,7 @@ _DECIDED = ("vocab_size", "pad_id", "feature_size", "object_classes", "attribute
 
 @dataclass(frozen=True)
 class Restored:
-    """A model in evaluation mode with its tokenizer, its job, and the answers that its answer head's classes stand for.
+    """A model in evaluation mode with its tokenizer, its job, and the answers that its answer head's classes represent.
 
     ``answers`` is None where the model has no answer head.
     """

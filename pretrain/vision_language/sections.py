@@ -88,7 +88,7 @@ class VisionLanguageData(Section):
     )
     sequence_length: int = Field(20, ge=4, le=4096, description="tokens of a sentence, special ones included")
     cache: PathField = Field(default_factory=default_cache, description="where encoded sentences are kept")
-    allow_change: bool = Field(False, description="a resumed run may go on with other data than it began with")
+    allow_change: bool = Field(False, description="a resumed run may continue with other data than it began with")
 
 
 def without_microworld(below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:

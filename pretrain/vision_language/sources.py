@@ -55,7 +55,7 @@ _D = TypeVar("_D", bound=VisionLanguageData)
 
 
 def located(data: _D, use: str | None = None) -> _D:
-    """``data`` with the files that ``data.source=microworld`` stands for, which are made if they are not there yet.
+    """``data`` with the files that ``data.source=microworld`` represents, which are made if they are not there yet.
 
     Args:
         data: of a job.
@@ -77,7 +77,7 @@ def located(data: _D, use: str | None = None) -> _D:
 
 
 class Split:
-    """The examples of some files: their content's name at once, and themselves when somebody needs them.
+    """The examples of some files: their content's name immediately, and themselves when somebody needs them.
 
     Args:
         paths: the files.
@@ -123,5 +123,5 @@ class Split:
 
 
 def digest_of(content: Any) -> str:
-    """32 hexadecimal digits that stand for a JSON value."""
+    """32 hexadecimal digits that represent a JSON value."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

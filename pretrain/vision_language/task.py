@@ -36,7 +36,7 @@ _Digest = Annotated[str, Field(pattern="^[0-9a-f]{32,64}$")]
 
 
 class _State(ContrastState):
-    """As of every task with contrast."""
+    """State of a vision-language task in a checkpoint."""
 
     text: _Digest
     regions: _Digest

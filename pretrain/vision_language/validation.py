@@ -32,7 +32,7 @@ class Forward(Protocol):
         ...
 
     def __call__(self, batch: PairBatch, *, step: int) -> VisionLanguageOutput:
-        """As `VisionLanguageModule.forward`."""
+        """Compute what `VisionLanguageModule.forward` does."""
         ...
 
 

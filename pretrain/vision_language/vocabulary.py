@@ -21,7 +21,7 @@ def tokenizer_folder(
 
     Args:
         section: of the job.
-        sentences: to train on, in an order that is the same for every run; a sentence that stands twice counts twice.
+        sentences: to train on, in an order that is the same for every run; a sentence that occurs twice counts twice.
         cache: where trained tokenizers are kept, in ``tokenizers``.
         positions: the longest sentence of the model in tokens.
         ranks: the processes of the job.
@@ -48,7 +48,7 @@ def trained_on(
     positions: int,
     ranks: Ranks = ALONE,
 ) -> Path:
-    """A tokenizer trained on the sentences that ``key`` stands for; they are asked for where it is not in the cache.
+    """A tokenizer trained on the sentences that ``key`` represents; they are asked for where it is not in the cache.
 
     Arguments and errors are those of `tokenizer_folder`.
     """

@@ -60,7 +60,7 @@ def test_planted_links_destroy_nothing(finished: Path) -> None:
     (outcome,) = run_ranks(_run_with_links, 1, str(finished.parent), list(_TARGETS))
     for name, (code, intact) in outcome.items():
         assert intact, f"{name}: written through the link"
-        assert code == 0 or "a link, FIFO or folder stands where a file of our own belongs" in str(code), (name, code)
+        assert code == 0 or "a link, FIFO or folder is in the place of a file of our own" in str(code), (name, code)
 
 
 def test_all_files_of_a_checkpoint_have_the_permissions_of_the_umask(finished: Path) -> None:

@@ -261,8 +261,8 @@ def test_switched_off_for_the_resumed_job_it_is_used_still(tmp_path: Path) -> No
     ("fault", "said", "used"),
     [
         ("room", "has room for 0 bytes", 1),
-        ("nowhere", "training goes on without ephemeral checkpoints", 0),
-        ("growing", "training goes on without ephemeral checkpoints", 0),
+        ("nowhere", "training continues without ephemeral checkpoints", 0),
+        ("growing", "training continues without ephemeral checkpoints", 0),
         ("write", "training goes on with another place for them", 1),
     ],
 )

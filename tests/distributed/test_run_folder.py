@@ -195,7 +195,7 @@ def test_checkpoints_of_another_run_in_their_place_are_left_alone(kind: str, tmp
     before = snapshot(tmp_path / "others")
     fault = {"fault": {"kind": kind, "step": 5, "rank": 0}}
     outcomes = run_ranks(_run, 2, _mapping(tmp_path / "run", checkpoint={"every": 2, "keep": 1}, **fault))
-    words = "a link stands where a folder" if kind == "link_checkpoints" else "was replaced while the job ran"
+    words = "a link is in the place of a folder" if kind == "link_checkpoints" else "was replaced while the job ran"
     assert all(words in str(outcome) for outcome in outcomes), outcomes
     there = tmp_path / ("others" if kind == "link_checkpoints" else "run/checkpoints")
     assert snapshot(there) == before
@@ -256,7 +256,7 @@ def test_a_run_folder_with_a_link_in_it_is_refused(name: str, tmp_path: Path) ->
     (run / name).symlink_to(elsewhere)
     status = RunStatus(run)
     resumes = name == "checkpoints"  # a new run is refused for holding one
-    with pytest.raises(ConfigError, match=f"{name}: a link stands where a folder of our own belongs"):
+    with pytest.raises(ConfigError, match=f"{name}: a link is in the place of a folder of our own"):
         status.start(job_from_mapping(_mapping(run), "test"), resume=resumes)
     assert snapshot(elsewhere) == before
 

@@ -26,7 +26,7 @@ def test_a_run_that_is_done_goes_on_with_more_epochs(tmp_path: Path) -> None:
 
     capt("pretrain", "ace/skipgram", *settings, "schedule.epochs=1")
     assert steps() == [1, 2, 3]
-    assert "run is done: all 3 steps; raise schedule.epochs to go on" in capt("resume", "run")
+    assert "run is done: all 3 steps; raise schedule.epochs to continue" in capt("resume", "run")
     capt("resume", "run", "schedule.epochs=2")
     assert steps() == [1, 2, 3, 4, 5, 6]
     capt("resume", "run", "schedule.epochs=3", "schedule.max_steps=7")  # both are given: the smaller holds

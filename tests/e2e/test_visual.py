@@ -201,5 +201,5 @@ def test_some_options_stand_once_elsewhere(folder: Path) -> None:
     from pretrain.verbs import accepted_options
 
     assert accepted_options(command, "glue", {"data": [folder]}) == {"data": folder}
-    with pytest.raises(ConfigError, match="--data may stand once for a checkpoint of task glue"):
+    with pytest.raises(ConfigError, match="--data may be given once for a checkpoint of task glue"):
         accepted_options(command, "glue", {"data": [folder, folder]})

@@ -187,7 +187,7 @@ def test_a_killed_head_leaves_no_rank_and_a_lost_host_is_done_without(hosts: Hos
         finally:
             hosts.link(1, "up")
     assert sorted(losses(run)) == list(range(1, 41))
-    assert f"the job goes on with 1 ranks on {FIRST}" in (work / "head-again.log").read_text()
+    assert f"the job continues with 1 ranks on {FIRST}" in (work / "head-again.log").read_text()
     check_ledger(hosts, work, "head")
 
 
@@ -202,7 +202,7 @@ def test_hosts_that_do_not_reach_each_other_are_no_host_of_one_job(hosts: Hosts,
         assert process.wait(timeout=90) == 0
     log = (work / "apart.log").read_text()
     assert f"{SPARE} cannot be reached: it does not reach {OTHER}, port 29500" in log
-    assert f"the job goes on with 1 ranks on {OTHER}" in log
+    assert f"the job continues with 1 ranks on {OTHER}" in log
     assert sorted(losses(run)) == list(range(1, 41))
     check_ledger(hosts, work, "apart")
 

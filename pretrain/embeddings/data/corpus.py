@@ -40,7 +40,7 @@ LONGEST_SENTENCE = 10_000
 _WORDS, _RECORD = "words.i32", "corpus.json"
 _FORMAT = 3
 _TASK = 1 << 20
-"""Characters that a worker gets at once."""
+"""Characters that a worker gets in one task."""
 _SMALL = 8 << 20
 """Bytes of text below which starting processes would take longer than the work."""
 

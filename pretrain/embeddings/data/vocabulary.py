@@ -93,7 +93,7 @@ class Vocabulary:
         """Read what :meth:`save` has written.
 
         Raises:
-            DataError: a line is not ``word count``, or a word stands there twice.
+            DataError: a line is not ``word count``, or a word occurs there twice.
         """
         words, counts = [], []
         seen: set[str] = set()
@@ -106,7 +106,7 @@ class Vocabulary:
             ):
                 raise DataError(f"{path}, line {number}: {printable(line, 80)!r} is not `word count`")
             if word in seen:
-                raise DataError(f"{path}, line {number}: the word {printable(word, 80)!r} stands there twice")
+                raise DataError(f"{path}, line {number}: the word {printable(word, 80)!r} occurs there twice")
             seen.add(word)
             words.append(word)
             counts.append(int(count))

@@ -21,7 +21,7 @@ from torch import Tensor
 def score_gradient(coefficients: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
     r"""Gradient of :math:`-\sum_j c_j \log G(y_j | x)` with respect to the scores of the draws, ``m`` for each centre.
 
-    In place of :math:`\mathbb{E}_G[\nabla g]` stands, for each draw, the mean over the *other* draws of its centre:
+    :math:`\mathbb{E}_G[\nabla g]` is replaced, for each draw, by the mean over the *other* draws of its centre:
     :math:`\partial L / \partial g_j = -\frac{1}{m - 1}\big(m\,c_j - \sum_l c_l\big)`. It is unbiased where
     :math:`c_j` depends on draw j, on other centres and on numbers fixed in advance. It is computed from
     :math:`c_j - c_1`, so that equal coefficients give exactly 0 and no rounding, which Adam would scale up.
@@ -42,7 +42,7 @@ def fixed_score_gradient(
 
     Args:
         coefficients: of the words from the fixed noise.
-        draws: how many words were drawn from the generator for each centre; they stand for its expectation.
+        draws: how many words were drawn from the generator for each centre; they represent its expectation.
 
     Returns:
         the gradients with respect to the scores of the noise words and of the generator's draws.

@@ -27,9 +27,9 @@ The sums are in float32 (in float64 they would take a quarter of the time of the
 As no block is divided between ranks, the same numbers draw the same words on any number of ranks.
 """
 _CHUNK_BYTES = 64 << 20
-"""Logits that are held at once."""
+"""Logits that are held in memory at a time."""
 _DRAWS = 1 << 14
-"""Draws that are looked up at once."""
+"""Draws that are looked up in one pass."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Updates of the discriminator between two of the generator: the softmax rows are the same for all of them.
 
-The generator stands still within a *window* of ``generator.every`` updates. So the row of a centre word is computed
+The generator does not change within a *window* of ``generator.every`` updates. So the row of a centre word is computed
 once for all its occurrences in the window, and every draw is nevertheless one from the generator as it then is.
 """
 

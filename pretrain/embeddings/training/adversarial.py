@@ -142,7 +142,7 @@ class Adversarial:
         return is_neighbour(draws.words, _nearby(band))
 
     def _weights(self, band: Band, draws: Draws | None, masked: Tensor | None) -> Scores:
-        """1 for positives; of negatives, how many draws of the mixture each stands for."""
+        """1 for positives; of negatives, how many draws of the mixture each represents."""
         noise = band.noise_weight[:, :, None] * self._share
         parts = [noise.expand(-1, -1, _noise(band).shape[1])]
         if draws is not None:

@@ -71,7 +71,7 @@ def curvatures(
     Args:
         x: rows of the centres.
         y: rows of the columns of each block.
-        drawn: rows of each centre's own negatives, which stand last in the weights.
+        drawn: rows of each centre's own negatives, which are last in the weights.
         weights: those of the loss.
     """
     with torch.no_grad():

@@ -11,7 +11,7 @@ et al. 2016, arXiv:1604.04661). A block's neighbours are the words of the block 
 its positive scores are a band of a small matrix product, too. All gradients of an update are taken at the same tables
 and summed, in the same order for any number of threads.
 
-Word2vec moves after every pair, so a frequent word feels at once what its first pairs did. A sum over many pairs at the
+Word2vec moves after every pair, so a frequent word follows its first pairs immediately. A sum over many pairs at the
 same place overshoots, and then grows without bound. So a row whose step is long is shortened: the curvature of the loss
 along row :math:`x_i` is at most :math:`h_i = \frac14 \sum_j w_{ij} |y_j|^2` over its pairs (:math:`w` is 1, or the
 noise's weight), and where :math:`\eta h_i` exceeds `LONGEST`, the row's step is multiplied by `LONGEST`

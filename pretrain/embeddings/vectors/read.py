@@ -21,7 +21,7 @@ def stream_vectors(path: Path) -> Iterator[Row]:
 
     Raises:
         DataError: the file is missing, damaged or not of one form; line (of a binary file: number of the word) and
-            remedy are named. Also for a word that stands twice, and a header with another number of words.
+            remedy are named. Also for a word that occurs twice, and a header with another number of words.
     """
     yield from _checked_rows(path, find_layout(path))
 
@@ -30,7 +30,7 @@ def _checked_rows(path: Path, layout: Layout) -> Iterator[Row]:
     seen: dict[str, int] = {}
 
     def place(row: int) -> str:
-        """Where word number ``row`` (from 0) stands."""
+        """The place of word number ``row`` (from 0)."""
         return f"word {row + 1:,}" if layout.binary else f"line {row + 1 + (layout.words is not None)}"
 
     with open_vectors(path) as file:
@@ -43,7 +43,7 @@ def _checked_rows(path: Path, layout: Layout) -> Iterator[Row]:
                     raise DataError(f"{where}: the word is empty")
                 if seen.setdefault(word, number) != number:
                     raise DataError(
-                        f"{where}: the word {shown(word)} stands at {place(seen[word])} already; remove one"
+                        f"{where}: the word {shown(word)} occurs at {place(seen[word])} already; remove one"
                     )
                 if layout.words is not None and number == layout.words:
                     raise DataError(f"{where}: more words than the {layout.words:,} that the header in line 1 says")

@@ -86,7 +86,7 @@ def binary_rows(file: BufferedIOBase, path: Path, layout: Layout) -> Iterator[Ro
     A line end before a word, which word2vec writes and gensim does not, is dropped.
 
     Raises:
-        DataError: the file ends early or goes on, a word is not UTF-8, or a number is not finite; the number of the
+        DataError: the file ends early or continues, a word is not UTF-8, or a number is not finite; the number of the
             word is named.
     """
     assert layout.words is not None, "a binary file has a header"
@@ -111,7 +111,7 @@ def binary_rows(file: BufferedIOBase, path: Path, layout: Layout) -> Iterator[Ro
         yield word, row
         place = space + 1 + size
     if (block[place:] + file.read(2)).strip(b"\r\n"):
-        raise DataError(f"{path}: goes on after word {layout.words:,}, the last that the header speaks of")
+        raise DataError(f"{path}: continues after word {layout.words:,}, the last that the header speaks of")
 
 
 def _ends_early(path: Path, done: int, words: int) -> DataError:

@@ -44,7 +44,7 @@ class Checkpointer(Callback):
     Keeps the best, the newest ``keep`` and every ``keep_every``-th step. With ``checkpoint.async`` a save is committed
     when all ranks have written (which they hear some steps late, and do not wait to ask), at the latest before the next
     one begins; none is dropped. One on the way that cannot be written (a full disk) is lost with a warning, and the run
-    goes on; the last one waits for room. A job whose run folder was moved, removed or replaced ends before it would
+    continues; the last one waits for room. A job whose run folder was moved, removed or replaced ends before it would
     write into what is there now.
     """
 
@@ -107,7 +107,7 @@ class Checkpointer(Callback):
             run.failed_saves += 1
             if distributed.rank() == 0:
                 logger.error(
-                    "CHECKPOINT LOST (%d so far): %s; training goes on, the next one is tried in its time",
+                    "CHECKPOINT LOST (%d so far): %s; training continues, the next one is tried in its time",
                     run.failed_saves, error,
                 )  # fmt: skip
             return False

@@ -36,7 +36,7 @@ from pretrain.engine.task import SizedTask, StepMetrics
 logger = logging.getLogger(__name__)
 
 SHARE = 0.01
-"""Of the time of training, what ephemeral checkpoints may cost with ``every: auto``."""
+"""Share of the training time that ephemeral checkpoints may cost with ``every: auto``."""
 _FIRST = 10
 """Steps before the first one with ``every: auto``."""
 _GROWTH = 4
@@ -52,8 +52,8 @@ class EphemeralCheckpointer(Callback):
     """Saves every ``checkpoint.ephemeral.every`` steps into the memory of each host; the newest one stays.
 
     Where a permanent checkpoint is due there is none. On GPUs files are written in the background, as with
-    ``checkpoint.async``. What cannot be written is said once, and training goes on without. When the run ends, done or
-    stopped, its permanent checkpoint is as new, and nothing stays in memory; after a fault the state waits for
+    ``checkpoint.async``. What cannot be written is said once, and training continues without. When the run ends, done
+    or stopped, its permanent checkpoint is as new, and nothing stays in memory; after a fault the state waits for
     ``capt resume``. Folders of other runs that are of no more use are removed before the first step.
     """
 
@@ -90,7 +90,7 @@ class EphemeralCheckpointer(Callback):
         self._plan(run, measure=False)
 
     def _begin_life(self, run: Run, before: Sequence[str], source: Path | None) -> str:
-        """Of what the hosts have only ``source`` is left, and is of a new life. Collective."""
+        """Remove from all hosts what is not in ``source``, and begin a new incarnation with it. Collective."""
         life = ""
         with distributed.synchronize_errors():
             if distributed.rank() == 0:
@@ -160,7 +160,7 @@ class EphemeralCheckpointer(Callback):
             self._places = [place for place in self._places if place != self._place]
             if distributed.rank() == 0:
                 after = "without ephemeral checkpoints" if self._off else "with another place for them, if any"
-                logger.error("%s; training goes on %s", error, after)
+                logger.error("%s; training continues %s", error, after)
         heartbeat.enter(before)
         self._cost += time.monotonic() - begin
 

@@ -71,7 +71,7 @@ class SampleLedger(Callback):
             self._writer.append(run.progress.step, rows, ids, contents, learnt=not vetoed)
         except OSError as error:
             if not self._warned:
-                logger.warning("%s; training goes on, and what is not written waits", error)
+                logger.warning("%s; training continues, and what is not written waits", error)
             self._warned = True
 
     def next_due(self, run: Run) -> int:

@@ -82,7 +82,7 @@ class Metrics(Callback):
             try:
                 self._file.append(json.dumps(finite(row), allow_nan=False).encode() + b"\n")
             except OSError as error:
-                self._tolerate(error, "training goes on, and what is not written waits")
+                self._tolerate(error, "training continues, and what is not written waits")
         if self._board is not None:
             self._draw({f"{split}/{name}" if split else name: value for name, value in values.items()}, run)
         for listener in self._listeners:
@@ -95,7 +95,7 @@ class Metrics(Callback):
                 self._board.add_scalar(name, value, run.progress.step)
         except OSError as error:  # of its thread, which is over
             self._board, self._warned = None, False
-            self._tolerate(error, "training goes on without TensorBoard")
+            self._tolerate(error, "training continues without TensorBoard")
 
     def _tolerate(self, error: OSError, what: str) -> None:
         """Say once that the disk is full. Another error is raised."""

@@ -96,8 +96,8 @@ def _compare(run: Run, engines: Sequence[Engine], when: str) -> None:
     everyone = [Held(*each) for each in distributed.gather_objects(told)]
     raise ReplicasDifferError(
         f"{when} {describe_difference(everyone)}; a rank computed, stored or received something wrong. What is saved "
-        f"was compared before: capt resume {quoted(run.dir)} goes on from there; if it happens again, test the memory "
-        "of that host, or leave it out"
+        f"was compared before: capt resume {quoted(run.dir)} continues from there; if it happens again, test the "
+        "memory of that host, or leave it out"
     )
 
 

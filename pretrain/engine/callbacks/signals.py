@@ -12,7 +12,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class StopSignals:
-    """Signal handlers that remember which signal came. A second Ctrl-C ends the process at once.
+    """Signal handlers that remember which signal came. A second Ctrl-C ends the process immediately.
 
     After a signal the handlers stay: launchers and schedulers often send it twice, and a late one must not end a job
     that is saving.

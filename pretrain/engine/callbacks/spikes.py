@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class SpikeError(RunFailedError):
-    """A spike that the run is not to go on from."""
+    """A spike that the run is not to continue from."""
 
 
 class RolledBackError(SpikeError):
@@ -65,7 +65,7 @@ class Spikes(Callback):
         """Take notice of the loss and gradient norm of a step, the same on all ranks.
 
         Raises:
-            SpikeError: of a spike, with ``stop``, or after as many as ``guard.spikes``. RolledBackError: with
+            SpikeError: of a spike, with ``stop``, or after ``guard.spikes`` of them. RolledBackError: with
             ``rollback``.
         """
         if self._remedy in ("off", "skip"):
@@ -80,7 +80,9 @@ class Spikes(Callback):
         run.diverged = True
         if self._remedy == "rollback":
             self._roll_back(run, spike)
-        raise SpikeError(f"{spike}; guard.spike=stop. capt resume {quoted(run.dir)} goes on from the newest checkpoint")
+        raise SpikeError(
+            f"{spike}; guard.spike=stop. capt resume {quoted(run.dir)} continues from the newest checkpoint"
+        )
 
     def next_due(self, run: Run) -> int:
         return NEVER
@@ -146,7 +148,7 @@ class Spikes(Callback):
 
 def _too_many(run: Run, spike: Spike) -> str:
     return (
-        f"{spike}, the {run.job.guard.spikes + 1}th: more than guard.spikes={run.job.guard.spikes}. Go on from a "
+        f"{spike}, the {run.job.guard.spikes + 1}th: more than guard.spikes={run.job.guard.spikes}. Continue from a "
         f"checkpoint with a lower optimizer.lr or optimizer.clip=1.0 (capt resume {quoted(run.dir)}), "
         "or raise guard.spikes"
     )

@@ -17,18 +17,18 @@ from pretrain.engine.task import ChunkedTask, StepMetrics, is_logged, to_float
 logger = logging.getLogger(__name__)
 
 _SLOWER = 1.3
-"""A rank is slow that takes so many times the median of all ranks,"""
+"""A rank is slow that takes this multiple of the median of all ranks,"""
 _SHARE = 0.1
 """and whose excess over the median is at least this part of a step,"""
 _LOGS, _STEPS = 3, 10
-"""in so many logs in a row, of so many steps together: a hiccup is not worth a line."""
+"""in this number of logs in a row, of this number of steps together: a hiccup is not worth a line."""
 
 
 class Stragglers(Callback):
     """In logged steps: each rank's own seconds a step (`pretrain.engine.own_time`) are gathered and compared.
 
     ``own_time_ratio`` in the metrics is the largest over the median. A rank that stays slow is named in the progress
-    line as long as it is, and warned of once. Not for tasks that do many updates at once, and not for one rank.
+    line as long as it is, and warned of once. Not for tasks that do many updates in one call, and not for one rank.
     """
 
     def on_start(self, run: Run) -> None:
@@ -36,7 +36,7 @@ class Stragglers(Callback):
         own_time.measure(self._on)
         self._since = run.progress.step
         self._slow = [(0, 0)] * distributed.world_size()
-        """Of each rank: logs in a row in which it was slow, and their steps."""
+        """For each rank: the number of consecutive logs in which it was slow, and of their steps."""
         self._warned: set[int] = set()
 
     def after_step(self, run: Run, report: StepMetrics) -> None:

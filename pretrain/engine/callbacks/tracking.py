@@ -31,7 +31,7 @@ class Tracker(Callback):
     """Sends the configuration and every logged row of metrics to a tracker, from rank 0 alone.
 
     ``RUN/<key>.json`` keeps the tracker's id of the run, so that a resumed run continues there. Configuration values
-    that look like secrets are left out. A tracker that fails while the run goes on costs a warning.
+    that look like secrets are left out. A tracker that fails while the run continues costs a warning.
     """
 
     key: ClassVar[str]

@@ -73,7 +73,7 @@ def remove_checkpoint(path: Path) -> None:
     """Delete a checkpoint. What is left by a crash meanwhile has a hidden name, for `remove_leftovers`.
 
     Raises:
-        OSError: a link stands at ``path`` or in the place of its folder: what it leads to is not ours.
+        OSError: there is a link at ``path`` or in the place of its folder: what it leads to is not ours.
     """
     hidden = f".{path.name}.removed"
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -27,7 +27,7 @@ _KEY = re.compile(rf"({'|'.join(_KINDS)})/(.+)@(\d{{1,18}})", re.ASCII | re.DOTA
 
 
 _AT_ONCE = 1 << 24
-"""Elements (64 MiB) read at once. After as many the files are closed: fewer than twice as many are mapped at a time."""
+"""Elements (64 MiB) read in one call. Files are then closed, so that fewer than twice this number are mapped."""
 
 
 @dataclass(frozen=True, order=True)

@@ -62,7 +62,7 @@ def find_checkpoint(path: Path) -> Path:
     complete = checkpoints_of(path)
     if not complete and (path / CONFIG).is_file():
         raise CheckpointError(
-            f"{path}: a run without a complete checkpoint; capt resume {quoted(path)} goes on, and writes one every "
+            f"{path}: a run without a complete checkpoint; capt resume {quoted(path)} continues, and writes one every "
             "checkpoint.every steps and at its end"
         )
     if not complete:

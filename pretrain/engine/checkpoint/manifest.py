@@ -28,7 +28,7 @@ def _inside(name: str) -> str:
 
 def _countable(shape: list[int]) -> list[int]:
     if math.prod(shape) > 1 << 48:
-        raise ValueError("no tensor has so many elements")
+        raise ValueError("no tensor has that number of elements")
     return shape
 
 

@@ -55,9 +55,9 @@ def begin_save(
 ) -> PendingSave:  # fmt: skip
     """Snapshot the state of all engines and the task and start writing it. Collective.
 
-    With ``asynchronous`` training may go on at once; ``commit`` is called when every rank is ``done``. ``spikes`` is
-    the recent past of the loss. ``exports`` is what rank 0 has read by `read_exports`; None reads it now. ``make``
-    makes the pending save; where ranks other than 0 lead (hosts with a folder each), they make theirs.
+    With ``asynchronous`` training may continue immediately; ``commit`` is called when every rank is ``done``.
+    ``spikes`` is the recent past of the loss. ``exports`` is what rank 0 has read by `read_exports`; None reads it now.
+    ``make`` makes the pending save; where ranks other than 0 lead (hosts with a folder each), they make theirs.
     """
     target, token = step_folder(run_dir, progress.step), distributed.broadcast_object(secrets.token_hex(4))
     modules = {name: engine.module for name, engine in engines.items()}

@@ -126,7 +126,7 @@ def deepspeed_config(job: Job, world: int, optimizer: OptimizerSection | None = 
 
 def _autocast(dtype: str) -> dict[str, Any]:
     # "lower precision safe modules" are those whose gradients DeepSpeed would reduce in that type: sums over a thousand
-    # ranks in bf16 are off by several percent. The operators that run in it are torch's choice, whatever stands here.
+    # ranks in bf16 are off by several percent. The operators that run in it are torch's choice, whatever is set here.
     return {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": []}
 
 

@@ -119,4 +119,4 @@ class LocalEngine:
         return {}
 
     def load_loss_scale_state(self, state: Mapping[Any, Any]) -> None:
-        """Do nothing: a run that was saved in fp16 goes on without a loss scale."""
+        """Do nothing: a run that was saved in fp16 continues without a loss scale."""

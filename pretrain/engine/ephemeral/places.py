@@ -7,7 +7,7 @@
 
 Every start of a job begins a *life*, which ``RUN/ephemeral.json`` names. What a host has kept of another life is
 worthless: it may be of a future that did not come. Before the first step each host that has the checkpoint from which
-the job goes on makes it one of the new life; until all have, the life before counts as well. A host that was left out
+the job continues makes it one of the new life; until all have, the life before counts as well. A host that was left out
 and comes back is thus known for what it is.
 """
 
@@ -233,7 +233,7 @@ def _stale(folder: Path) -> str:
     if is_active(run):
         return ""
     if owner.life not in lives_of(run):
-        return f"{run} went on without it"
+        return f"{run} continued without it"
     step = max(_steps(folder), default=-1)
     if max(_steps(run), default=-1) >= step:
         return f"{run} has a checkpoint that is as new"

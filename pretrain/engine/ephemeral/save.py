@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class EphemeralSave(PendingSave):
-    """As a permanent one, but in a folder of each host, and with copies on the next host.
+    """A save to a folder of each host, with a copy on the next host.
 
     All hosts have the new checkpoint before any removes the one before it: at every moment one is whole.
     """

@@ -19,9 +19,9 @@ from pretrain.base.files import open_regular
 from pretrain.engine.durable import write_error
 
 CHUNK = 8 << 20
-"""Bytes of a file that are on the way at once between two ranks, at most."""
+"""Bytes of a file that are in flight between two ranks, at most."""
 BUFFERS = 64 << 20
-"""Bytes that a rank has on the way at once, to and from all others: of a thousand ranks some talk with hundreds."""
+"""Bytes that a rank has in flight, to and from all others: of a thousand ranks some talk with hundreds."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Move:
 
 
 def chunk_size(moves: Sequence[Move]) -> int:
-    """Bytes of a file that are on the way at once between two ranks; the same for all ``moves``."""
+    """Bytes of a file that are in flight between two ranks; the same for all ``moves``."""
     streams = Counter(rank for move in moves for rank in (move.source, move.target))
     return min(CHUNK, max(1, BUFFERS // max(streams.values(), default=1)))
 
@@ -66,7 +66,7 @@ def move_files(folder: Path, moves: Sequence[Move]) -> None:
 
 
 class _Stream:
-    """The chunks of some files, one after another. After an error the rest is zeros, so that nobody waits for ever.
+    """The chunks of some files, one after another. After an error the rest is zeros, so that nobody waits without end.
 
     One file is open at a time: a rank may send hundreds, and has a descriptor for each of its peers.
     """

@@ -100,7 +100,7 @@ def _left_out(launch: Launch) -> list[str]:
 
 
 def _check_joints(report: Report, since: int) -> list[Fault]:
-    """Whether each launch goes on where the history stood."""
+    """Whether each launch continues where the history ended."""
     faults = []
     before: Launch | None = None
     for launch in _kept(report):
@@ -177,7 +177,7 @@ def _check_absence(report: Report, since: int, faults: list[Fault]) -> list[Faul
 
 
 def _check_newest(report: Report) -> list[Fault]:
-    """Whether the newest checkpoint has used as many samples as the ledger says."""
+    """Whether the newest checkpoint has used the number of samples that the ledger says."""
     newest = report.newest
     last = next((x for x in _kept(report) if x.head.step <= newest.step <= max(x.needed_to, x.head.step)), None)
     if newest.step == 0 or last is None or last.samples_at(newest.step) == newest.samples:

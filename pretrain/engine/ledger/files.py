@@ -30,7 +30,7 @@ ROW = np.dtype([("step", "<u4"), ("rows", "<u4"), ("ids", "<u8"), ("contents", "
 """A step of a rank: its number (the first of a run is 1), rows, `digest_ids` and `digest_contents`."""
 _PACKED = struct.Struct("<IIQI")
 _UNLEARNT = 1 << 31
-"""Of ``rows``: this bit says that the update of the step was left out."""
+"""Bit of ``rows`` that marks a step whose update was left out."""
 _LAUNCH = re.compile(r"launch-(\d{4,9})", re.ASCII)
 _RANK = re.compile(r"rank-(\d{5,9})\.ledger", re.ASCII)
 _LONGEST_HEADER = 1 << 16

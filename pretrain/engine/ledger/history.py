@@ -22,7 +22,7 @@ from pretrain.engine.checkpoint import checkpoints_of, read_manifest
 from pretrain.engine.ledger.files import Header, LedgerHead, launch_folder, launches_of, read_heads
 
 Kind = Literal["hole", "damaged", "steps", "position", "ids", "order", "contents"]
-"""What is wrong: steps that the run went on from are not recorded; a file is no ledger, or contradicts others; step
+"""What is wrong: steps that the run continued from are not recorded; a file is no ledger, or contradicts others; step
 numbers do not grow by one; a launch begins at another sample than the one behind the last; a step used other samples
 than were its turn; the order was changed within an epoch; a step was done again with other contents."""
 

@@ -19,7 +19,7 @@ from pretrain.engine.ledger.files import Header, LedgerFile, read_launch
 from pretrain.engine.ledger.history import Fault, Launch, remedy_for_files
 
 _AT_ONCE = 1 << 16
-"""Samples whose place in the order is computed at once."""
+"""Samples whose place in the order is computed in one pass."""
 
 
 def check_launch(run: Path, launch: Launch, since: int) -> tuple[list[Fault], list[str]]:

@@ -18,8 +18,8 @@ class Adagrad(OwnOptimizer):
     .. math::
         s \leftarrow s + g^2, \quad w \leftarrow w - \eta\, g \big/ (\sqrt{s} + \epsilon)
 
-    ``torch.optim.Adagrad`` makes its state at once, and DeepSpeed's ZeRO therefore builds it again: with one group
-    for all parameters, so that vectors would decay as well.
+    ``torch.optim.Adagrad`` makes its state when it is built, and DeepSpeed's ZeRO therefore builds it again: with one
+    group for all parameters, so that vectors would decay as well.
 
     Weight decay is added to the gradient. A sparse gradient updates the rows it holds, and takes no weight decay.
     """

@@ -27,7 +27,7 @@ class Vocabulary:
     Args:
         words: the words without the special ones; ``<unk>`` has the number 1 also where it is a word of the text.
             A ``<pad>`` in the text is an unknown word: the number 0 fills up batches.
-        unknown: the word of the text that stands for an unknown one and is scored like any other: ``<unk>`` (PTB) or
+        unknown: the word of the text that represents an unknown one and is scored like any other: ``<unk>`` (PTB) or
             ``_UNK`` (Yahoo, Yelp).
     """
 
@@ -44,7 +44,7 @@ class Vocabulary:
         """Make the vocabulary of the ``size`` most frequent words; equally frequent ones in alphabetical order.
 
         A word that occurs less than ``min_count`` times is unknown. None is 1 where the text has the word ``unknown``,
-        as PTB's files, and else 2: then words that occur once stand for the unknown ones, and a model learns how
+        as PTB's files, and else 2: then words that occur once represent the unknown ones, and a model learns how
         probable these are.
         """
         counts = Counter(word for sentence in sentences for word in sentence)
@@ -80,7 +80,7 @@ class Vocabulary:
         return words
 
     def save(self, path: Path) -> None:
-        """Write one word per line; the first line names the word that stands for unknown ones."""
+        """Write one word per line; the first line names the word that represents unknown ones."""
         write_text(path, "\n".join((self.unknown, *self.words)) + "\n")
 
     @classmethod

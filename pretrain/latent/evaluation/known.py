@@ -12,7 +12,7 @@ word is, over all sentences,
 .. math::
     \mathrm{PPL}_K = \exp \frac{-\sum_x \log p_K(x)}{\sum_x |K|}
 
-``<unk>`` stands for thousands of words and is far easier to predict than any of them, or, where training never met it,
+``<unk>`` represents thousands of words and is far easier to predict than any of them, or, where training never met it,
 far harder. A perplexity in which it counts as one word says little between texts whose share of it differs.
 """
 
@@ -39,7 +39,7 @@ class Likelihoods:
     known: Float[Tensor, "s n"]
 
     def first(self, draws: int) -> Likelihoods:
-        """Those of the first draws."""
+        """Likelihoods of the first ``draws`` draws."""
         return Likelihoods(self.words[:draws], self.known[:draws])
 
 

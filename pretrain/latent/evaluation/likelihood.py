@@ -28,7 +28,7 @@ FIT_DRAWS = 32
 """The draws, at least, of a posterior without a density that a Gaussian proposal is fitted to."""
 
 _POINT_LOG_VARIANCE = -2.0
-"""Of the Gaussian around the point of an autoencoder from which a proposal is refitted."""
+"""Log variance of the Gaussian around an autoencoder's point, from which a proposal is refitted."""
 
 
 class _Drawn(NamedTuple):

@@ -22,7 +22,7 @@ _BLOCK = 1024
 """Rows of logits in one matrix product of the evaluation: 40 MB for PTB's vocabulary."""
 
 _CACHED = 1 << 19
-"""Logits that are summed at once on a CPU: 2 MB, what stays in a core's L2 cache."""
+"""Logits that are summed in one pass on a CPU: 2 MB, what stays in a core's L2 cache."""
 
 
 def _initialise(module: nn.Module, bound: float) -> None:

@@ -1,4 +1,4 @@
-"""An n-gram language model with back-off, as arrays: scores a whole text at once."""
+"""An n-gram language model with back-off, as arrays: scores a whole text in one pass."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class LanguageModel(Protocol):
 
 
 def check_words(words: Iterable[str]) -> None:
-    """Check that each word can stand in text and ARPA files, which separate words by white space.
+    """Check that each word can be written to text and ARPA files, which separate words by white space.
 
     Raises:
         DataError: a word is empty or holds white space or NUL.

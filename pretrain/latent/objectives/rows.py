@@ -124,7 +124,7 @@ def clvae_plus_mi(x: Forward) -> Loss:
     r"""clVAE+_MI (Eq. 16, 19): :math:`-\log p(x|z) + \beta [g(z) + L_\mathrm{SQ}(g)] + w L_\mathrm{CL}`.
 
     g minimises the circle loss and L_SQ (Eq. 18). As released; in Eq. 16 and 19 the encoder has no L_SQ
-    (``critic.squared_in_encoder``), and :math:`\log(1 + e^{-\sum g})` stands in the place of g.
+    (``critic.squared_in_encoder``), and :math:`\log(1 + e^{-\sum g})` takes the place of g.
     """
     return with_contrast(Loss(x.rec, critic_term(x, g_values(x))), x)
 

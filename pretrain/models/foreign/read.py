@@ -1,4 +1,4 @@
-"""Read the encoder in a Hugging Face folder of any known family, whatever heads stand on it.
+"""Read the encoder in a Hugging Face folder of any known family, whatever heads it has.
 
 What a folder of somebody else says is not believed: ``config.json`` goes through the guards of
 `pretrain.models.hf_folder`, only safetensors are opened, and nothing is built here.

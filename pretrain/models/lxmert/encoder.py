@@ -74,7 +74,7 @@ class LxmertEncoder(nn.Module):
                 its empty ones, so that no attention is over nothing.
             read: flat positions of the words that are read, token j of sentence i being i L + j (None = all). Padding
                 is not read, but for the first token of a sentence of nothing else.
-            pictures: the regions of the last so many pictures are read (None = of all).
+            pictures: the regions of the last ``pictures`` pictures are read (None = of all).
 
         Raises:
             DataError: the sentence is longer than ``model.max_positions``.

@@ -110,7 +110,7 @@ def hf_keys(
     Losses whose heads the model lacks are switched off. ``answers`` become the labels.
 
     Raises:
-        CheckpointError: transformers' class cannot compute this model, or there are not as many answers as logits.
+        CheckpointError: transformers' class cannot compute this model, or the numbers of answers and logits differ.
     """
     if config.layer_norm_eps != LAYER_NORM_EPS:
         raise CheckpointError(
@@ -141,6 +141,7 @@ def hf_keys(
         "num_qa_labels": count,
         "num_object_labels": objects,
         "num_attr_labels": attributes,
+        # Matching and masked words have a head in every model of ours; the switches follow the other heads.
         "task_matched": True,
         "task_mask_lm": True,
         **{name: on[name] for name in _SWITCHES},

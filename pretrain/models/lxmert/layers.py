@@ -88,7 +88,7 @@ class CrossAttention(nn.Module):
             queries: the ``b L`` words (packed: the real ones), then the regions of the last ``p`` pictures, ``p R``.
             x: the words, then all ``b R`` regions.
             shapes: b, the number of rows that are words, R.
-            pictures: the regions of the last so many pictures ask (p).
+            pictures: the regions of the last ``pictures`` pictures ask (p).
             word_mask: True for words that regions may look at, or how the words are packed.
             region_mask: True for regions that words may look at.
         """
@@ -146,7 +146,7 @@ class CrossLayer(nn.Module):
             word_mask: True for real words, or how the words are packed.
             region_mask: True for real regions.
             read: flat positions in ``words`` of those to return, (k, h); None = all, as they came.
-            pictures: the regions of the last so many pictures are returned (p).
+            pictures: the regions of the last ``pictures`` pictures are returned (p).
             autocast: the precision to enter, which fairscale's recomputation does not know.
         """
         if autocast is not None:

@@ -46,7 +46,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "encoder.words.norm.*": ("lxmert.embeddings.LayerNorm.*",),
     **_layer("encoder.word_layers.#", "lxmert.encoder.layer.#", **_BERT),
 }
-"""Ours -> Hugging Face: what only words go through. ``#`` is the layer, ``*`` stands for ``weight`` and ``bias``."""
+"""Ours -> Hugging Face: what only words go through. ``#`` is the layer, ``*`` represents ``weight`` and ``bias``."""
 
 REGIONS: dict[str, tuple[str, ...]] = {
     "encoder.regions.feature.*": ("lxmert.encoder.visn_fc.visn_fc.*",),
@@ -91,7 +91,7 @@ HEADS: dict[str, dict[str, tuple[str, ...]]] = {
         "answer_head.outer.*": ("answer_head.logit_fc.3.*",),
     },
 }
-"""What stands on the encoder, in the groups that a model has or lacks as a whole."""
+"""The heads of the encoder, in the groups that a model has or lacks as a whole."""
 
 FOR_QUESTION_ANSWERING = ("pooler", "answer_head")
 """The groups of ``LxmertForQuestionAnswering``; ``LxmertForPreTraining`` has all that its configuration switches on."""

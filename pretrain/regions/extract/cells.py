@@ -19,7 +19,7 @@ Map = Float[Tensor, "b size rows columns"]
 def feature_map(model: VisionModel, pixels: Float[Tensor, "b 3 height width"]) -> Map:
     """The last feature map of a convolutional network, or a vision transformer's patches in their places.
 
-    Tokens that belong to no patch (a classifier's, registers) stand before the patches and are left out.
+    Tokens that belong to no patch (a classifier's, registers) precede the patches and are left out.
     """
     options: dict[str, Any] = {"interpolate_pos_encoding": True} if model.family.interpolates else {}
     patch = getattr(model.config, "patch_size", None) if not model.family.stride else model.family.stride

@@ -105,7 +105,7 @@ def _own_keys(keys: dict[str, Any], family: Family, path: Path) -> tuple[dict[st
 
 
 def _refuse_more_layers(keys: Mapping[str, Any], tensors: int, path: Path) -> None:
-    """Refuse a number of layers that the weights cannot have, before as many are made: a million take hours."""
+    """Refuse a number of layers that the weights cannot have, before they are made: a million take hours."""
     for key, value in keys.items():
         if isinstance(value, dict):
             _refuse_more_layers(value, tensors, path)

@@ -1,4 +1,4 @@
-"""An extraction in parts, so that an interrupted one goes on where it stopped.
+"""An extraction in parts, so that an interrupted one continues where it stopped.
 
 A part is the store of some thousand pictures, and a record of what was read for it. Parts lie in a folder beside the
 new store, ``.NAME.extract``, until all are there and are put together:
@@ -133,7 +133,7 @@ def parts_beside(
 ) -> Iterator[Parts]:
     """The parts of the new store ``out``, which are kept when the block is interrupted, and removed at its end.
 
-    Parts of another ``plan`` are removed at once.
+    Parts of another ``plan`` are removed immediately.
 
     Raises:
         DataError: ``out`` holds something, or another process extracts to it.

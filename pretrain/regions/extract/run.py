@@ -76,7 +76,7 @@ def extract_regions(
     """Write the region features of all pictures in ``places`` to the new store ``out``.
 
     The order is that of the pictures' names. The store appears whole or not at all. After an interruption the same call
-    goes on where it stopped (`pretrain.regions.extract.parts`).
+    continues where it stopped (`pretrain.regions.extract.parts`).
 
     Args:
         places: folders, files and ``.tar`` archives.

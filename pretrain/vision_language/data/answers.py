@@ -30,7 +30,7 @@ Convert = Callable[[str], str]
 class AnswerTable:
     """The answers that are classes, in the order of their classes.
 
-    ``index`` is the class of each answer. Raises ``DataError`` for an answer that stands twice.
+    ``index`` is the class of each answer. Raises ``DataError`` for an answer that occurs twice.
     """
 
     answers: tuple[str, ...]
@@ -40,7 +40,7 @@ class AnswerTable:
         index = {answer: i for i, answer in enumerate(self.answers)}
         if len(index) < len(self.answers):
             twice = next(answer for i, answer in enumerate(self.answers) if index[answer] != i)
-            raise DataError(f"the answer {shown(twice)} stands twice; a table has each answer once")
+            raise DataError(f"the answer {shown(twice)} occurs twice; a table has each answer once")
         object.__setattr__(self, "index", index)
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ def load_table(path: Path) -> AnswerTable:
     """Read a table: LXMERT's ``all_ans.json``, a ``label2ans`` list or an ``ans2label`` object, also packed (.gz).
 
     Raises:
-        DataError: the file is none of these, an answer stands twice, or its classes are not 0, 1, 2, ...
+        DataError: the file is none of these, an answer occurs twice, or its classes are not 0, 1, 2, ...
     """
     document = read_document(path)
     if document.table:
@@ -113,7 +113,7 @@ def build_table(examples: Iterable[Example], minimum_count: int) -> AnswerTable:
         if not counts:
             remedy = "the files hold no questions with answers: a pretraining job without them has objectives.answers=0"
         raise DataError(
-            f"no answer stands with {counted(minimum_count, 'question')} ({most}{'' if counts else ' none at all'}); "
+            f"no answer occurs with {counted(minimum_count, 'question')} ({most}{'' if counts else ' none at all'}); "
             f"{remedy}"
         )
     return AnswerTable(tuple(sorted(frequent, key=lambda answer: (-counts[answer], answer))))

@@ -65,7 +65,7 @@ class Document(NamedTuple):
         return frozenset(first) if isinstance(first, dict) else frozenset()
 
     def place(self, index: int) -> str:
-        """Where row ``index`` stands, as an error message says it."""
+        """The place of row ``index``, as an error message gives it."""
         return f"{self.path}, {f'row {index + 1}' if self.lines is None else f'line {self.lines[index]}'}"
 
     def checked(self, kind: type[_R]) -> Iterator[tuple[str, _R]]:
@@ -166,11 +166,11 @@ _NO_STEP = ("exist", "query: name", "choose name")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Any:
-    """A JSON object. Raises ``ValueError`` for a key that stands twice, of which one would be lost in silence."""
+    """A JSON object. Raises ``ValueError`` for a key that occurs twice, of which one would be lost in silence."""
     row = dict(pairs)
     if len(row) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {shown(twice)} stands twice in one object")
+        raise ValueError(f"the key {shown(twice)} occurs twice in one object")
     return _without_unused(row)
 
 
@@ -207,5 +207,5 @@ class Unique:
     def add(self, key: int | str, place: str) -> None:
         """Note the id of the row at ``place``. Raises ``DataError`` for one that was there before."""
         if key in self._seen:
-            raise DataError(f"{place}: {self.what} {shown(key)} stands twice; leave one of the two out")
+            raise DataError(f"{place}: {self.what} {shown(key)} occurs twice; leave one of the two out")
         self._seen.add(key)

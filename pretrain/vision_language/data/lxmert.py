@@ -53,10 +53,10 @@ def is_statements(document: Document) -> bool:
 def read_pretraining(document: Document) -> list[Example]:
     """One example for each pair of a picture and a sentence; ``kind`` is the sentence's source (``mscoco``, ``vqa``).
 
-    A source that stands in ``labelf`` too is one of questions, and has one set of scored answers for each sentence.
+    A source that is in ``labelf`` too holds questions, and has one set of scored answers for each sentence.
 
     Raises:
-        DataError: a row lacks a key, a value is of the wrong type, or there are not as many labels as sentences.
+        DataError: a row lacks a key, a value is of the wrong type, or the numbers of labels and sentences differ.
     """
     examples = []
     for place, row in document.checked(_Picture):
@@ -78,7 +78,7 @@ def read_questions(document: Document) -> list[Example]:
     """The questions of VQA (numbered) or GQA (ids are text); a row without ``label`` has no known answer.
 
     Raises:
-        DataError: a row lacks a key, a value is of the wrong type, or a ``question_id`` stands twice.
+        DataError: a row lacks a key, a value is of the wrong type, or a ``question_id`` occurs twice.
     """
     unique, examples = Unique("question_id"), []
     for place, row in document.checked(_Question):

@@ -30,7 +30,7 @@ def read_statements(document: Document) -> list[Example]:
     The answer of a statement is its truth (``true``, ``false``).
 
     Raises:
-        DataError: a row lacks a key, a value is of the wrong type, or an identifier stands twice.
+        DataError: a row lacks a key, a value is of the wrong type, or an identifier occurs twice.
     """
     unique, examples = Unique("identifier"), []
     for row, (place, statement) in zip(document.rows, document.checked(_Statement), strict=True):

@@ -26,7 +26,7 @@ def read_statements(document: Document) -> list[Example]:
     """The statements, left picture first: those of ``dev-850-0-0`` are ``dev-850-0-img0`` and ``dev-850-0-img1``.
 
     Raises:
-        DataError: a row lacks a key, a value is of the wrong type, or an identifier stands twice.
+        DataError: a row lacks a key, a value is of the wrong type, or an identifier occurs twice.
     """
     unique, examples = Unique("identifier"), []
     for place, row in document.checked(_Statement):

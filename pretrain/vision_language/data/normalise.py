@@ -42,7 +42,7 @@ _MENDED["somebody'd"] = "somebodyd"
 
 
 def strip_punctuation(text: str) -> str:
-    """Punctuation removed where it stands beside a blank, or anywhere if a comma stands between two digits somewhere.
+    """Punctuation removed where it is next to a blank, or anywhere if a comma is between two digits somewhere.
 
     Elsewhere it becomes a blank: ``t-shirt`` is ``t shirt``, ``yes, sir`` is ``yes sir``. What decides is the text
     as given. Then the first 32 periods go that no digit follows.

@@ -54,7 +54,7 @@ def read_examples(paths: Sequence[Path], *, what: str = "data.train") -> list[Ex
 
     Raises:
         DataError: there is no file, a form is unknown, a file is damaged, a row lacks a key or a value is of the wrong
-            type, an id stands twice in the questions or statements of a file, or questions and annotations of VQA do
+            type, an id occurs twice in the questions or statements of a file, or questions and annotations of VQA do
             not fit. The text names file, row and key.
     """
     return examples_of(read_documents(paths, what=what), what=what)

@@ -99,10 +99,10 @@ def read_questions(questions: Sequence[Document], annotations: Sequence[Document
     """The questions of all files, with soft scores of the answers as written where there are annotations.
 
     Without a file of annotations (a test set) no question has answers. With one, each question needs its annotation and
-    each annotation its question, in whatever order they stand.
+    each annotation its question, in any order.
 
     Raises:
-        DataError: a row lacks a key, a value is of the wrong type, a question stands twice, or questions and
+        DataError: a row lacks a key, a value is of the wrong type, a question occurs twice, or questions and
             annotations do not fit; the text counts these and names the first.
     """
     answers = read_annotations(annotations)

@@ -1,4 +1,4 @@
-"""Descriptions of things (``the small red ball``), what they fit in a scene, and where things stand."""
+"""Descriptions of things (``the small red ball``), what they fit in a scene, and positions of things."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Described(NamedTuple):
 
 
 def stands(side: Side, one: Thing, other: Thing) -> bool | None:
-    """Whether ``one`` stands on this side of ``other``; None where their centres are too close to say."""
+    """Whether ``one`` is on this side of ``other``; None where their centres are too close to say."""
     axis = 0 if side in ("left", "right") else 1
     distance = other.centre[axis] - one.centre[axis]
     if abs(distance) < MARGIN:
@@ -52,6 +52,6 @@ def stands(side: Side, one: Thing, other: Thing) -> bool | None:
 
 
 def outermost(side: Side, scene: Scene) -> Thing | None:
-    """The thing that stands on this side of all others; None where two are too close to say."""
+    """The thing on this side of all others; None where two are too close to say."""
     found = [thing for thing in scene if all(stands(side, thing, other) for other in scene if other is not thing)]
     return found[0] if found else None

@@ -18,7 +18,7 @@ from pretrain.vision_language.microworld.tables import JsonWriter, json_list, js
 from pretrain.vision_language.microworld.tsv import tsv_row
 
 QUESTIONS = 6
-"""Of each sort (VQA, GQA) about a picture."""
+"""Number of questions of each sort (VQA, GQA) about a picture."""
 NAMES = {"train": "train2014", "validation": "val2014", "test": "test2015"}
 """Splits, and COCO's names of theirs, which are part of the names of pictures."""
 INFO = {"description": "Synthetic microworld: no picture exists, every answer is computed.", "version": "1.0"}

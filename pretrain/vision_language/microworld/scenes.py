@@ -10,7 +10,7 @@ from pretrain.vision_language.microworld.draws import random_for
 CLASSES = ("ball", "book", "car", "cat", "chair", "cup", "dog", "hat", "lamp", "tree")
 COLOURS = ("black", "blue", "green", "red", "white", "yellow")
 WIDTH, HEIGHT = 640, 480
-"""Of a picture, in pixels."""
+"""Size of a picture in pixels."""
 FEWEST, MOST = 3, 8
 """Things of a scene."""
 MARGIN = 24.0
@@ -30,7 +30,7 @@ class Thing(NamedTuple):
 
     @property
     def centre(self) -> tuple[float, float]:
-        """Of the box: x and y in pixels, y downwards."""
+        """Centre of the box: x and y in pixels, y downwards."""
         left, top, right, bottom = self.box
         return (left + right) / 2, (top + bottom) / 2
 

@@ -17,7 +17,7 @@ def number_word(number: int) -> str:
 
 
 def captions(scene: Scene, rng: Random, number: int = 5) -> list[str]:
-    """``number`` true sentences about a scene: single things, two things and how they stand, how many of a kind."""
+    """``number`` true sentences about a scene: single things, two things and their relation, how many of a kind."""
     return [rng.choice((_one, _two, _counted))(scene, rng) for _ in range(number)]
 
 

@@ -129,7 +129,7 @@ def test_mistakes_are_one_line_with_the_key_and_a_remedy(overrides: list[str], m
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\nb: 2\na: 3\n", "key 'a' stands on line 1 and again on line 3"),
+        ("a: 1\nb: 2\na: 3\n", "key 'a' is on line 1 and again on line 3"),
         ("a: !!python/object/apply:os.system [ls]\n", "not valid YAML"),
         ("- 1\n- 2\n", "must hold a mapping"),
         ("a: [1\n", "not valid YAML"),

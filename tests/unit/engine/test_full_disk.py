@@ -58,7 +58,7 @@ def test_a_row_that_a_full_disk_took_half_of_is_completed(
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(row["step"], row["loss"]) for row in rows] == [(1, 0.5), (2, 0.5), (3, 0.5)]
     (said,) = caplog.messages
-    assert said.endswith("metrics.jsonl'; training goes on, and what is not written waits")
+    assert said.endswith("metrics.jsonl'; training continues, and what is not written waits")
 
 
 def test_without_tensorboard_a_run_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -67,7 +67,7 @@ def test_without_tensorboard_a_run_goes_on(tmp_path: Path, caplog: pytest.LogCap
     for _ in range(2):
         metrics.write(run, {"loss": 0.5})
     metrics.close(run)
-    assert [message.rpartition("; ")[2] for message in caplog.messages] == ["training goes on without TensorBoard"]
+    assert [message.rpartition("; ")[2] for message in caplog.messages] == ["training continues without TensorBoard"]
 
 
 def test_another_error_of_a_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

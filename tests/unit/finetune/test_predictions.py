@@ -111,7 +111,7 @@ def test_the_seed_with_the_median_of_each_task_predicts(
     assert used["RTE/test.tsv"] == Path("rte/s2")
     assert used["MNLI/test_matched.tsv"] == used["MNLI/test_mismatched.tsv"] == used["AX/test.tsv"] == Path("mnli/s2")
     assert len(calls) == 10
-    assert "WNLI: the sweep has no study of it: its most frequent class stands for every row" in caplog.text
+    assert "WNLI: the sweep has no study of it: its most frequent class is predicted for every row" in caplog.text
     assert "RTE        3,000  entailment 0, not_entailment 3,000" in result.output
     assert "WNLI         146  0 146, 1 0" in result.output
 

@@ -80,7 +80,7 @@ def test_a_sweep_over_some_tasks_has_no_average_of_all(tmp_path: Path) -> None:
     (section,) = sections([read_sweep(glue_sweep(tmp_path / "mine", ("cola", "rte")))])
     assert section.notes == [
         "not measured: SST-2, MRPC, STS-B, QQP, MNLI, QNLI; Avg stays empty, "
-        "the average of the measured columns stands beside it"
+        "the average of the measured columns is beside it"
     ]
     table = section.tables[0]
     assert table.header[-3:] == ["Avg", "Avg of 2 measured", "Leaderboard"]

@@ -25,7 +25,7 @@ def test_changed_text_is_refused_unless_allowed(tmp_path: Path) -> None:
     task().load_state(tmp_path, state)
 
     write_corpus(tmp_path / "text.txt", seed=1)
-    with pytest.raises(CheckpointError, match=r"trained on other text.*data\.allow_change=true goes on") as raised:
+    with pytest.raises(CheckpointError, match=r"trained on other text.*data\.allow_change=true continues") as raised:
         task().load_state(tmp_path, state)
     assert "\n" not in str(raised.value)
     task(allow_change=True).load_state(tmp_path, state)

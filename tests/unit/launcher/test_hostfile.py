@@ -24,8 +24,8 @@ def test_reads_hosts_in_order_with_comments_and_crlf(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "says"),
     [
-        ("node-1 slots=2\nnode-1 slots=2", 2, "already stands on line 1"),
-        ("node-1 slots=2\n# x\nNODE-1 slots=2", 3, "already stands on line 1"),
+        ("node-1 slots=2\nnode-1 slots=2", 2, "is already on line 1"),
+        ("node-1 slots=2\n# x\nNODE-1 slots=2", 3, "is already on line 1"),
         ("node-1", 1, "host slots=N"),
         ("node-1 slots=two", 1, "host slots=N"),
         ("node-1 slots=2 junk", 1, "host slots=N"),
@@ -45,7 +45,7 @@ def test_reads_hosts_in_order_with_comments_and_crlf(tmp_path: Path) -> None:
         ("fe80::1%eth0 slots=1", 1, "without a zone"),
         ("[node-1] slots=1", 1, "not a host"),
         ("1:2:3 slots=1", 1, "not a host"),
-        ("2001:db8::1 slots=1\n[2001:DB8:0::1] slots=1", 2, "already stands on line 1"),
+        ("2001:db8::1 slots=1\n[2001:DB8:0::1] slots=1", 2, "is already on line 1"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, text: str, line: int, says: str) -> None:
@@ -162,7 +162,7 @@ def test_filters_mean_what_they_mean_to_deepspeed(tmp_path: Path, option: str) -
         ({"include": "worker-0:"}, "not of the form"),
         ({"include": "worker-0:0-2"}, "not of the form"),
         ({"include": "worker-0@"}, "not of the form"),
-        ({"include": "worker-0@worker-0"}, "stands twice"),
+        ({"include": "worker-0@worker-0"}, "occurs twice"),
         ({"exclude": "worker-0@worker-1@10.0.0.3"}, "leaves no host"),
     ],
 )

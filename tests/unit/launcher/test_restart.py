@@ -168,7 +168,7 @@ def test_reports_of_crashes_go_into_no_folder_of_somebody_else(
     (run / "crashes").symlink_to(elsewhere)
     assert write_crash(run, Crash.here("it fell over")) is None
     assert len(list(elsewhere.iterdir())) == 30
-    assert "a link stands where a folder of our own belongs; remove it" in caplog.text
+    assert "a link is in the place of a folder of our own; remove it" in caplog.text
 
 
 def test_a_job_that_dies_before_it_went_back_still_goes_back(run: Path) -> None:

@@ -35,7 +35,7 @@ def write(folder: Path, **parts: Any) -> str:
         ({"studies": {}}, "studies"),
         ({"studies": {"../x": BASE["studies"]["capt"]}}, "a name is a folder"),
         ({"studies": {"a": {"base": "capt_tinny", "metric": "x"}}}, "did you mean the shipped job"),
-        ({"sweep": {"seeds": [1, 1]}}, "a seed stands twice"),
+        ({"sweep": {"seeds": [1, 1]}}, "a seed occurs twice"),
         ({"space": {"optimizer.lr": {"grid": [1], "choice": [1]}}}, "name exactly one of"),
         ({"space": {"optimizer.lr": {"uniform": [1, 1]}}}, "the first bound must be less"),
         ({"space": {"optimizer.lr": {"loguniform": [0, 1]}}}, "optimizer.lr"),

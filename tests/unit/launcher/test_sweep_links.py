@@ -32,10 +32,10 @@ def test_pruning_removes_nothing_through_a_link(home: Path, tmp_path: Path) -> N
     run = tmp_path / "run"
     run.mkdir()
     (run / "checkpoints").symlink_to(home)
-    with pytest.raises(DataError, match=r"checkpoints: a link stands where a folder of our own belongs"):
+    with pytest.raises(DataError, match=r"checkpoints: a link is in the place of a folder of our own"):
         remove_checkpoints(run)
     (tmp_path / "linked").symlink_to(home / "thesis")
-    with pytest.raises(DataError, match="a link stands"):
+    with pytest.raises(DataError, match="a link is in the place"):
         remove_checkpoints(tmp_path / "linked")
     assert _is_whole(home)
 
@@ -59,7 +59,7 @@ def test_a_sweep_with_a_link_is_refused(name: str, home: Path, tmp_path: Path) -
     link = tmp_path / "sweep" / name
     link.parent.mkdir(parents=True)
     link.symlink_to(home)
-    with pytest.raises(ConfigError, match="a link stands"):
+    with pytest.raises(ConfigError, match="a link is in the place"):
         _refuse_links(tmp_path / "sweep")
 
 

@@ -53,7 +53,7 @@ def test_a_saved_vocabulary_is_read_back(tmp_path: Path) -> None:
     [
         ("the 3\nword\n", r"line 2: 'word' is not"),
         ("the three\n", r"line 1: 'the three' is not"),
-        ("a 3\na 2\n", r"line 2: the word 'a' stands there twice"),
+        ("a 3\na 2\n", r"line 2: the word 'a' occurs there twice"),
         ("a b 3\n", r"line 1: 'a b 3' is not"),
     ],
 )

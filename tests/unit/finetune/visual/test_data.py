@@ -98,7 +98,7 @@ def test_rows_of_another_task_or_without_labels_are_refused(tmp_path: Path) -> N
     with pytest.raises(DataError, match="6 of 6 rows have no label, such as 00-0"):
         read_splits(job.data)
     twice = [str(questions), str(questions)]
-    with pytest.raises(DataError, match="stands twice"):
+    with pytest.raises(DataError, match="occurs twice"):
         read_splits(_job(tmp_path, data={"validation": twice}).data)
 
 

@@ -124,7 +124,7 @@ def test_tables_of_three_forms(tmp_path: Path, value: Any, name: str) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (["yes", "no", "yes"], "the answer 'yes' stands twice"),
+        (["yes", "no", "yes"], "the answer 'yes' occurs twice"),
         (["yes", 1], "answer 1: 1 is not a text"),
         ([{"ans": "yes"}, {}], "answer 1: None is not a text"),
         ({"yes": 1, "no": 2}, "are not the numbers 0 to 1"),

@@ -139,13 +139,13 @@ WRONG: dict[str, tuple[Any, str]] = {
         '[{"img_id": "x", "sent": "\\ud800", "question_id": 1}]',
         "row 1: sent: Input should be a valid string",
     ),
-    "a key that stands twice": (
+    "a key that occurs twice": (
         '[{"img_id": "x", "sent": "y", "question_id": 1, "question_id": 2}]',
-        "the key 'question_id' stands twice in one object",
+        "the key 'question_id' occurs twice in one object",
     ),
-    "a GQA question that stands twice": (
+    "a GQA question that occurs twice": (
         '{"7": {"imageId": "1", "question": "a"}, "7": {"imageId": "2", "question": "b"}}',
-        "the key '7' stands twice in one object",
+        "the key '7' occurs twice in one object",
     ),
     "a GQA answer that is no text": (
         '{"7": {"imageId": "1", "question": "a", "answer": "\\ud800"}}',
@@ -157,7 +157,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a blank sentence": ([{**forms.LXMERT_VQA[0], "sent": " \n"}], "row 1: sent: "),
     "a score above 1": ([{**forms.LXMERT_VQA[0], "label": {"a": 1.5}}], "row 1: label.a: .* less than or equal to 1"),
-    "a doubled question": (forms.LXMERT_VQA * 2, "row 3: question_id 42000 stands twice"),
+    "a doubled question": (forms.LXMERT_VQA * 2, "row 3: question_id 42000 occurs twice"),
     "fewer labels": (
         [{**forms.PRETRAINING[0], "labelf": {"vqa": []}}],
         "row 1: 1 sentences but 0 labels of 'vqa'",
@@ -190,7 +190,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, case: str) -> None:
     [
         (forms.NLVR2, {"identifier": "dev-850-0"}, "line 2: identifier: String should match pattern"),
         (forms.NLVR2, {"identifier": "dev-850,0-0-0"}, "line 2: identifier"),
-        (forms.NLVR2, {"identifier": "dev-850-0-0"}, "line 2: identifier 'dev-850-0-0' stands twice"),
+        (forms.NLVR2, {"identifier": "dev-850-0-0"}, "line 2: identifier 'dev-850-0-0' occurs twice"),
         (forms.NLVR2, {"label": "true"}, "line 2: label: Input should be 'True' or 'False'"),
         (forms.NLVR1, {"label": "True"}, "line 2: label: Input should be 'true' or 'false'"),
         (forms.NLVR1, {"structured_rep": []}, "line 2: structured_rep: List should have at least 1 item"),
@@ -216,7 +216,7 @@ def test_questions_and_annotations_that_do_not_fit_are_counted(tmp_path: Path) -
     with pytest.raises(DataError, match=r"questions\[1\]: image_id 7, but 8 in its annotation"):
         read_examples([questions, forms.write(tmp_path / "a.json", other)])
     other["annotations"] = forms.ANNOTATIONS["annotations"] * 2
-    with pytest.raises(DataError, match=r"annotations\[2\]: question_id 7001 stands twice"):
+    with pytest.raises(DataError, match=r"annotations\[2\]: question_id 7001 occurs twice"):
         read_examples([questions, forms.write(tmp_path / "a.json", other)])
 
 

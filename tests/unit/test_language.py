@@ -1,0 +1,107 @@
+"""Docstrings, help texts and descriptions of keys are written as sentences, in the words of the field."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.documented import ROOT
+
+PACKAGES = ("pretrain", "finetune", "launcher", "tokenizer")
+SHOWN = ("help", "description", "epilog")
+"""Keywords whose text a user reads."""
+FRAGMENT = re.compile(r"(?:Of|That|Those|As)\b")
+QUAINT = re.compile(r"\b(?:as many|so many|at once|for ever|(?:goes|go|going|went) on|stands?)\b", re.I)
+
+
+def texts(source: str) -> Iterator[tuple[int, str, bool]]:
+    """Line, text, and whether it is a docstring (of a module, class, function or constant), of all that is read."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value, True
+        if isinstance(node, ast.Call):
+            for keyword in node.keywords:
+                if keyword.arg in SHOWN:
+                    parts = [part.value for part in ast.walk(keyword.value) if isinstance(part, ast.Constant)]
+                    yield keyword.value.lineno, "".join(part for part in parts if isinstance(part, str)), False
+
+
+def faults(source: str) -> list[str]:
+    """What is wrong with the texts of a module, with its line."""
+    found = []
+    for line, text, is_docstring in texts(source):
+        if is_docstring and FRAGMENT.match(text.strip()):
+            found.append(f"{line}: a docstring is a sentence or a noun: {text.strip()[:60]!r}")
+        if phrase := QUAINT.search(" ".join(text.split())):
+            found.append(f"{line}: {phrase[0]!r} has a plainer word")
+    return found
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_texts_are_plain(package: str) -> None:
+    paths = sorted((ROOT / package).rglob("*.py"))
+    assert len(paths) > 5
+    wrong = [f"{path.relative_to(ROOT)}:{fault}" for path in paths for fault in faults(path.read_text())]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ('"""Of the next update."""', "docstring"),
+        ('class A:\n    """As `B`."""', "docstring"),
+        ('def f():\n    """Those of a box."""', "docstring"),
+        ('X = 1\n"""That of the step."""', "docstring"),
+        ('"""Read the file.\n\n    The run goes\n    on without it.\n"""', "goes on"),
+        ('f(help="Files (may " "stand several times).")', "stand"),
+        ('Field(1, description=f"at most so {x} so many words")', "so many"),
+        ('"""Asks all hosts at once."""', "at once"),
+    ],
+)
+def test_a_planted_fault_is_found(source: str, said: str) -> None:
+    assert said in "".join(faults(source))
+
+
+def test_plain_texts_pass() -> None:
+    assert faults('"""Offsets of the rows; a standard ongoing mask."""\nf(name="goes on", help="Ask all hosts.")') == []
+
+
+def test_the_readme_is_a_front_page() -> None:
+    """One screen says what it is and what comes out; the inventories are in the documentation."""
+    text = (ROOT / "README.md").read_text()
+    first = "\n".join(text.splitlines()[:30])
+    assert "make quickstart" in first
+    assert (picture := re.search(r"!\[[^]]+\]\(([^)]+\.svg)\)", first))
+    assert (ROOT / picture[1]).is_file()
+    assert len(text.splitlines()) < 170
+    assert not re.search(r"^## (?:Commands|What is guaranteed)", text, re.M)
+
+
+@pytest.mark.parametrize(
+    "page", ["reliability.md", *(f"results/{p.name}" for p in (ROOT / "docs/results").glob("*.md"))]
+)
+def test_pages_of_results_begin_with_what_was_found(page: str) -> None:
+    """The first thirty lines say what was asked or promised, what was found, and what was not shown."""
+    opening = "\n".join(Path(ROOT / "docs" / page).read_text().splitlines()[:30])
+    for word in (r"\*\*(?:Asked|Promised):\*\*", r"\*\*Found\*\*", r"\*\*Not (?:shown|tested):\*\*"):
+        assert re.search(word, opening), word
+
+
+def test_the_changelog_is_in_order() -> None:
+    """Each release has the sections of Keep a Changelog once, in order, and no bullet twice."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    order = ["Added", "Changed", "Fixed", "Removed", "Security"]
+    releases = re.split(r"^## \[", text, flags=re.M)[1:]
+    version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert version
+    assert any(release.startswith(version[1] + "] - ") for release in releases)
+    for release in releases:
+        sections = re.findall(r"^### (\w+)", release, re.M)
+        assert sections == sorted(sections, key=order.index)
+        assert len(set(sections)) == len(sections)
+    bullets = re.findall(r"^- .*", text, re.M)
+    assert sorted(set(bullets)) == sorted(bullets)
