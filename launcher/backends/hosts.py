@@ -25,8 +25,9 @@ from launcher.supervisor.link import Link, ask
 from launcher.supervisor.output import Output
 from launcher.supervisor.remote import RemoteRanks, end
 from pretrain.base.errors import ConfigError
+from pretrain.base.parent import SECRET
 from pretrain.engine.engines.deepspeed_config import deepspeed_config
-from pretrain.engine.run_folder import BAD_INPUT, FAILED, SECRET, STOPPED
+from pretrain.engine.run_folder import BAD_INPUT, FAILED, STOPPED
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from launcher.plan import Command, End, Launch, Plan
 from launcher.supervisor import processes
 from launcher.supervisor.ranks import LocalRanks
 from pretrain.base.errors import ConfigError
-from pretrain.engine.run_folder import BAD_INPUT, SECRET
+from pretrain.base.parent import SECRET
+from pretrain.engine.run_folder import BAD_INPUT
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from launcher.supervisor.activity import Activity, waits_for_files
 from launcher.supervisor.heartbeats import Page, Pulse, is_stopped
 from launcher.supervisor.output import takes_output
 from launcher.supervisor.scratch import Scratch
-from pretrain.engine.run_folder import LISTENS
+from pretrain.base.parent import LISTENS
 
 HEARING = 2.0
 """Seconds that a rank has to write its stacks."""

@@ -31,7 +31,7 @@ from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[a
 from pretrain.base import errors
 from pretrain.base.errors import ConfigError, RunFailedError, UserError, is_passing, shown, user_text
 from pretrain.base.open_files import allow_open_files
-from pretrain.engine.run_folder import LISTENS, SECRET
+from pretrain.base.parent import LISTENS, SECRET
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Processes that do not outlive the one that started them."""
+"""What a process that was started for a job has from the one that started it: its variables, and its end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ctypes
 import os
 import signal
 
+LISTENS, SECRET = "CAPT_LISTENS", "CAPT_SECRET"
+"""Variables of a rank: the socket of the rendezvous that rank 0 inherits, and what only ranks of this job know."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 

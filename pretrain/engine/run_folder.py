@@ -19,8 +19,6 @@ from pretrain.config.schema import Job
 from pretrain.engine.metrics_file import METRICS, last_step_in
 
 DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
-LISTENS, SECRET = "CAPT_LISTENS", "CAPT_SECRET"
-"""Variables of a rank: the socket of the rendezvous that rank 0 inherits, and what only ranks of this job know."""
 LOGGED = "capt_logged"
 """The attribute of an error that names the log of this rank, where its stack trace is."""
 
