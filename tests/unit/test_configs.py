@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import LxmertConfig
 
 from finetune.glue.tasks import GLUE
 from launcher.cli import main
@@ -29,6 +30,7 @@ from pretrain.config.schema import Job
 from pretrain.config.writer import to_yaml
 from pretrain.engine.engines.deepspeed_config import deepspeed_config
 from pretrain.regions.writer import write_store
+from tests.finetune import write_encoder, write_vocabulary
 from tests.unit.regions.pictures import random_pictures
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -39,7 +41,7 @@ SWEEPS = sorted((CONFIGS / "sweep").glob("*.yaml"))
 CLUSTERS = sorted((CONFIGS / "cluster").glob("*.yaml"))
 WORLDS = (1, 2, 8)
 PICTURES = [
-    *("data.regions=@/store", "data.train=@/train.json", "data.validation=@/validation.json", "model.init=@/encoder")
+    *("data.regions=@/store", "data.train=@/train.json", "data.validation=@/validation.json", "model.init=@/lxmert")
 ]
 # What a shipped job or sweep leaves to its user, by its name or its task; @ is the folder that ``here`` makes.
 NEEDS = {
@@ -85,8 +87,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_store(folder / "store", random_pictures(2), features_of={"backend": "test"})
     for split in ("train", "validation"):
         (folder / f"{split}.json").write_text("[]\n")
-    (folder / "encoder").mkdir()
-    (folder / "encoder" / "config.json").write_text("{}")
+    write_encoder(folder / "encoder", max_position_embeddings=514)
+    vocabulary = write_vocabulary(folder / "lxmert", bert=True)
+    (folder / "lxmert" / "config.json").write_text(LxmertConfig(vocab_size=vocabulary).to_json_string(use_diff=False))
     (folder / "ptb").mkdir()
     for split in ("train", "valid", "test"):
         (folder / "ptb" / f"ptb.{split}.txt").write_text("a sentence\n")
