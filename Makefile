@@ -28,7 +28,7 @@ DATA   := $(if $(FILES),data.files=[$(subst $(space),$(comma),$(strip $(FILES)))
 BUILD  := pip setuptools wheel
 
 FAULTS := $(addprefix tests/,multihost/test_faults.py multihost/test_slurm.py e2e/test_kills.py) \
-	$(addprefix tests/distributed/test_,supervision.py meeting.py ephemeral.py ledger.py replicas.py) \
+	$(addprefix tests/distributed/test_,supervision.py meeting.py local.py ledger.py replicas.py) \
 	$(addprefix tests/unit/,launcher/test_nodes.py launcher/test_gathering.py launcher/test_local.py base/test_cache.py)
 
 .PHONY: install wheelhouse quickstart quickstart-vl test test-gpu fuzz faults soak check format docs bench kenlm clean

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
@@ -51,7 +51,10 @@ class FineTuningValidate(ValidateSection):
 class FineTuningCheckpoint(CheckpointSection):
     """The newest checkpoint is kept beside the best one, so that a job that is killed loses an epoch at most."""
 
-    every: NonNegativeInt = Field(0, description="steps; 0 = per_epoch")
+    every: NonNegativeInt | Literal["auto"] = Field(
+        0, description="steps; 0 = per_epoch; auto = as often as they cost at most 1% of the time, and at least every "
+        "15 minutes"
+    )  # fmt: skip
     keep: PositiveInt = Field(1, description="how many of the newest stay")
     per_epoch: PositiveInt | None = Field(
         1, description="checkpoints an epoch where every is 0; null = only at the end"

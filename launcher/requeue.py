@@ -28,8 +28,8 @@ from pretrain.base.errors import UserError, quoted, user_text
 from pretrain.base.files import write_json
 from pretrain.base.records import Count, Record, read_record
 from pretrain.config import load_job
-from pretrain.engine.rollbacks import read_rollbacks
 from pretrain.engine.run_folder import BAD_INPUT, CONFIG, DONE, FAILED, STOPPED, last_step, read_status
+from pretrain.reliability.rollbacks import read_rollbacks
 
 log = logging.getLogger(__name__)
 
@@ -136,9 +136,9 @@ def _with_progress(before: Restarts, step: int, every: int, seconds: float) -> R
 
 
 def _every(run: Path) -> int:
-    """Steps between two checkpoints of a run; 0 where its configuration cannot be read."""
+    """Return the steps between two checkpoints of a run; 0 with ``auto``, or where its configuration is unreadable."""
     with suppress(UserError, OSError):
-        return load_job(run / CONFIG, resolved=True).checkpoint.every
+        return load_job(run / CONFIG, resolved=True).checkpoint.fixed_distance
     return 0
 
 

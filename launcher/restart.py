@@ -128,7 +128,7 @@ def _has_begun(launch: Launch) -> bool:
 
 def _may_go_on(launch: Launch, own: str, end: End, seconds: float) -> bool:
     """Whether a failed job, which ran for this number of seconds, may be started again; it is counted then."""
-    run, limit, every = launch.run_dir, launch.job.supervise.restarts, launch.job.checkpoint.every
+    run, limit, every = launch.run_dir, launch.job.supervise.restarts, launch.job.checkpoint.fixed_distance
     if not limit or not _has_begun(launch):
         return False
     try:

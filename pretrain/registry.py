@@ -48,6 +48,15 @@ CALLBACKS = {
     "wandb": "pretrain.engine.callbacks.wandb:WeightsAndBiases",
 }
 
+RELIABILITY = {
+    "stragglers": "pretrain.reliability.stragglers:Stragglers",
+    "spikes": "pretrain.reliability.spikes:Spikes",
+    "ledger": "pretrain.reliability.sample_ledger:SampleLedger",
+    "replicas": "pretrain.reliability.replicas:Replicas",
+    "local": "pretrain.reliability.local.checkpointer:LocalCheckpointer",
+}
+"""The fault tolerance of every job. The engine finds it here, because the classes import the engine."""
+
 
 def _package(type_: str) -> str:
     return look_up(type_, TASKS, "capt.tasks", "task.type: unknown task")
@@ -138,6 +147,12 @@ def callback_class(name: str) -> Any:
             f"run.callbacks.{name}: the entry point {path!r} of capt.callbacks cannot be imported: {error}; it must be "
             "MODULE:CLASS"
         ) from error
+
+
+def reliability_callback(name: str) -> Any:
+    """Build a callback of `RELIABILITY` (imports torch)."""
+    module, _, attribute = RELIABILITY[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)()
 
 
 def _callback_path(name: str) -> str:

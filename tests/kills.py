@@ -1,6 +1,6 @@
 """``python -m tests.kills --kills 1000``: processes of supervised jobs are killed at random, and nothing may be lost.
 
-Each job is ``capt pretrain`` of a very small model with a checkpoint every few steps and an ephemeral one in between.
+Each job is ``capt pretrain`` of a very small model with a checkpoint every few steps and a local one in between.
 A killer takes one of its processes (``capt``, a rank, a data worker) at a random moment of a start, a step or a save
 and sends SIGKILL. Where ``capt`` has died, or has given up because no step was made in between, ``capt resume`` goes
 on. Checked after each kill: what was reported as saved is there and whole, and what has to die is gone. At the end of a
@@ -49,7 +49,7 @@ def write_job(folder: Path) -> Path:
         model={"layers": 1, "hidden": 16, "heads": 2, "ffn": 32},
         batch={"global": 8, "micro": 4},
         schedule={"max_steps": STEPS, "warmup_steps": 2},
-        checkpoint={"every": 4, "keep": 2, "ephemeral": {"every": 3, "dir": str(folder / "memory")}},
+        checkpoint={"every": 4, "keep": 2, "local": {"every": 3, "dir": str(folder / "memory")}},
         supervise={"restarts": 1000},
     )
     (folder / "memory").mkdir()
@@ -151,7 +151,7 @@ class Job:
         name = self.run.name
         records = map(_text, _found(self.folder / "memory", "*/owner.json"))
         owners = [json.loads(record)["run"] for record in records if record]
-        assert not [owner for owner in owners if owner.endswith(name)], self._told("an ephemeral checkpoint is left")
+        assert not [owner for owner in owners if owner.endswith(name)], self._told("a local checkpoint is left")
         left = os.listdir(self.temporary)
         assert left == [], self._told(f"files are left: {left}")
 

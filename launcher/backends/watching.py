@@ -146,7 +146,7 @@ class Watcher:
             return False
         if self._waited is None or any(self._ranks.waits_for_files(rank) for rank in ranks):
             self._waited = now
-        return stalled.pulse.section in ("save", "ephemeral") or now - self._waited < _DOUBT
+        return stalled.pulse.section in ("save", "local") or now - self._waited < _DOUBT
 
     def _pulses(self) -> dict[int, Pulse]:
         """What the ranks do that run."""

@@ -24,9 +24,9 @@ def check(
 ) -> int:
     """Prove that each id was used once an epoch, over all kills, resumes and numbers of ranks; else exit with 1."""
     o.quiet(context)
-    from pretrain.engine.ledger.check import check as check_run
-    from pretrain.engine.ledger.show import as_json, as_text
     from pretrain.engine.run_folder import require_run
+    from pretrain.reliability.ledger.check import check as check_run
+    from pretrain.reliability.ledger.show import as_json, as_text
 
     if not (run / "ledger").is_dir():
         require_run(run)

@@ -68,7 +68,7 @@ def clean(
         list[Path] | None, typer.Argument(metavar="[RUN...]", help="Runs whose checkpoints in memory are given up.")
     ] = None,
 ) -> None:
-    """Remove ephemeral checkpoints from the memory of this host: those of no more use, or all those of the runs named.
+    """Remove local checkpoints from the memory of this host: those of no more use, or all those of the runs named.
 
     Never those of a run that is training.
     """

@@ -166,12 +166,12 @@ class ValidateSection(Section):
     every: NonNegativeInt = Field(500, description="steps between two validations; 0 = only at the end")
 
 
-class EphemeralSection(Section):
-    """Checkpoints in the memory of the hosts, for a fast restart: the newest one, a copy of it on the next host."""
+class LocalSection(Section):
+    """Local checkpoints, in the memory of the hosts, for a fast restart: the newest one, a replica on the next host."""
 
     every: NonNegativeInt | Literal["auto"] = Field(
         0,
-        description="steps between two checkpoints in memory; 0 = none; auto = as often as they cost at most 1% of the "
+        description="steps between two local checkpoints; 0 = none; auto = as often as they cost at most 1% of the "
         "time",
     )
     dir: PathField | None = Field(
@@ -183,7 +183,11 @@ class EphemeralSection(Section):
 class CheckpointSection(Section):
     """Checkpoints: ``every`` steps (0 = only at the end); the newest ``keep``, each ``keep_every``, the best stay."""
 
-    every: NonNegativeInt = Field(500, description="steps between two checkpoints; 0 = only at the end")
+    every: NonNegativeInt | Literal["auto"] = Field(
+        500,
+        description="steps between two checkpoints; 0 = only at the end; auto = as often as they cost at most 1% of "
+        "the time, and at least every 15 minutes",
+    )
     keep: PositiveInt = Field(3, description="how many of the newest checkpoints are kept")
     keep_every: NonNegativeInt = Field(
         0, description="checkpoints at multiples of this many steps are kept for good; 0 = none"
@@ -193,7 +197,12 @@ class CheckpointSection(Section):
     )
     best_mode: Literal["max", "min"] = Field("max", description="whether more or less of checkpoint.best is better")
     asynchronous: bool = Field(False, alias="async", description="write in a background thread")
-    ephemeral: EphemeralSection = EphemeralSection()
+    local: LocalSection = LocalSection()
+
+    @property
+    def fixed_distance(self) -> int:
+        """The steps between two checkpoints that ``every`` fixes; 0 where it fixes none."""
+        return 0 if self.every == "auto" else self.every
 
 
 class SuperviseSection(Section):

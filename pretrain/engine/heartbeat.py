@@ -19,8 +19,8 @@ import time
 from contextlib import suppress
 from typing import Literal
 
-Section = Literal["start", "data", "step", "validation", "save", "ephemeral", "end"]
-SECTIONS: tuple[Section, ...] = ("start", "data", "step", "validation", "save", "ephemeral", "end")
+Section = Literal["start", "data", "step", "validation", "save", "local", "end"]
+SECTIONS: tuple[Section, ...] = ("start", "data", "step", "validation", "save", "local", "end")
 HEARTBEAT, STACKS = "CAPT_HEARTBEAT", "CAPT_STACKS"
 """Variables that name the inherited descriptors of the page and of the file for stacks."""
 HEADER = struct.Struct("<qqdd")

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from pretrain.base.errors import ConfigError
 from pretrain.config.schema import Job
 from pretrain.engine import heartbeat
+from pretrain.engine.checkpoint.manifest import SpikeState
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.own_time import own_section
 from pretrain.engine.schedule import learning_rate
 from pretrain.engine.seeding import seed_step
-from pretrain.engine.spikes import SpikeState
 from pretrain.engine.task import ChunkedTask, Progress, StepMetrics, Task
 
 
@@ -35,16 +36,13 @@ class Run:
     diverged: bool = False
     """Set on all ranks together when the state is not to be kept: the loss or the gradient is no number, or the ranks
     do not hold the same parameters."""
-    settle: Callable[[], None] = lambda: None
-    """Waits until all ranks know what any has found in the steps done (a signal, a divergence, which raises). Ranks
-    otherwise hear of it a few steps late, so whatever is about to keep the state calls it first, on all ranks."""
-
-    make_durable: Callable[[], None] = lambda: None
-    """Makes the records of the steps done durable, on all ranks together; called before a save. Raises
-    ``CheckpointError``."""
-
-    writing: Callable[[], bool] = lambda: False
-    """Whether this rank still writes a checkpoint in the background; the others hear of it as of a divergence."""
+    before_save: list[Callable[[], None]] = field(default_factory=list)
+    """Collective checks of the state, in the order of the callbacks that add them. A check raises where the state must
+    not be kept."""
+    records: list[Callable[[], None]] = field(default_factory=list)
+    """Collective functions that make the records of the finished steps durable. They raise ``CheckpointError``."""
+    background: list[Callable[[], bool]] = field(default_factory=list)
+    """Functions that say whether this rank still writes a checkpoint in the background."""
     all_wrote_at: int = -1
     """The newest step after which no rank was writing, as far as the ranks know (all ranks agree)."""
 
@@ -57,6 +55,8 @@ class Run:
     remarks: dict[str, str] = field(default_factory=dict)
     """What callbacks have the progress line say behind the figures, by who says it; rank 0's is shown."""
 
+    saved_at: int = -1
+    """The newest step whose checkpoint was begun in the run folder."""
     failed_saves: int = 0
     """Periodic checkpoints that could not be written; the run continues without them."""
 
@@ -64,6 +64,23 @@ class Run:
     """The last validation's values, the same on every rank."""
     validated_at: int = -1
     """The step of that validation."""
+
+    def settle(self) -> None:
+        """Run the checks of ``before_save``. Collective.
+
+        Ranks otherwise hear of a signal or a divergence some steps late, so whatever keeps the state calls this first.
+        """
+        for check in self.before_save:
+            check()
+
+    def make_durable(self) -> None:
+        """Make the records of the finished steps durable, before a save. Collective."""
+        for record in self.records:
+            record()
+
+    def writing(self) -> bool:
+        """Return whether this rank still writes a checkpoint; the other ranks hear of it as of a divergence."""
+        return any(writes() for writes in self.background)
 
     @property
     def finished(self) -> bool:
@@ -73,6 +90,20 @@ class Run:
 
 class Callback:
     """A concern of the loop. Hooks run on every rank, in the order of the callbacks."""
+
+    follows: ClassVar[tuple[str, ...]] = ()
+    """Names of callback classes that must come before this one wherever both are present; checked by `check_order`."""
+
+    def find_checkpoint(self, job: Job, after: int) -> Path | None:
+        """Return a verified checkpoint beyond step ``after`` that is not in the run folder. Collective."""
+        return None
+
+    def give_up(self, run_dir: Path, source: Path) -> bool:
+        """Forget ``source``, which `find_checkpoint` has returned; return whether it is forgotten. Rank 0 alone."""
+        return False
+
+    def on_resume(self, run: Run, *, newest: bool) -> None:
+        """Called before any ``on_start`` of a resumed run; ``newest``: from its newest checkpoint, not a named one."""
 
     def on_start(self, run: Run) -> None:
         """Called before the first step; may refuse the job."""
@@ -118,8 +149,18 @@ NEVER = 1 << 62
 """A step that no run reaches: what a callback says that has nothing to do at any particular step."""
 
 
+def check_order(callbacks: Sequence[Callback]) -> None:
+    """Raise ``ConfigError`` where a callback stands before one that it must follow (`Callback.follows`)."""
+    later = [type(callback).__name__ for callback in callbacks]
+    for callback in callbacks:
+        own = later.pop(0)
+        if early := next((name for name in callback.follows if name in later), None):
+            raise ConfigError(f"callbacks: {own} comes before {early}; it must follow it (follows of {own})")
+
+
 def train(run: Run, callbacks: Sequence[Callback]) -> None:
     """Train from ``run.progress`` until ``max_steps``, or until a callback sets ``run.stopping``."""
+    check_order(callbacks)
     try:
         for callback in callbacks:
             callback.on_start(run)

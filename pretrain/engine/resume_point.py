@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pretrain.base import distributed
@@ -12,8 +12,7 @@ from pretrain.base.errors import CheckpointError, ConfigError
 from pretrain.config.schema import Job
 from pretrain.engine.checkpoint import checkpoints_of, find_checkpoint, verify_together
 from pretrain.engine.checkpoint.folders import point, set_aside
-from pretrain.engine.ephemeral.find import newest_ephemeral
-from pretrain.engine.ephemeral.places import LIFE
+from pretrain.engine.loop import Callback
 
 logger = logging.getLogger(__name__)
 
@@ -22,13 +21,15 @@ _PATIENCE = 90.0
 _PAUSE = 1.0
 
 
-def choose_checkpoint(job: Job, name: str | None = None, *, skip_damaged: bool = False) -> Path | None:
+def choose_checkpoint(
+    job: Job, name: str | None = None, callbacks: Sequence[Callback] = (), *, skip_damaged: bool = False
+) -> Path | None:
     """Return the checkpoint to resume from, verified; None for a run that ended before its first one. Collective.
 
     Args:
         job: of the run.
-        name: of a permanent checkpoint. Without it the newest one is taken, be it permanent or ephemeral (then it is a
-            folder of this host).
+        name: of a checkpoint in the run folder. Without it the newest one is taken, be it there or of a callback.
+        callbacks: may know newer checkpoints elsewhere (`Callback.find_checkpoint`).
         skip_damaged: rename damaged ones to ``damaged-step-...`` as long as the run has an older one.
 
     Raises:
@@ -38,9 +39,10 @@ def choose_checkpoint(job: Job, name: str | None = None, *, skip_damaged: bool =
     while True:
         source = _newest_permanent(job.run.dir) if name is None else _named(job.run.dir, name)
         if name is None:
-            ephemeral = newest_ephemeral(job, after=-1 if source is None else int(source.name[5:]))
-            if ephemeral is not None:
-                return ephemeral
+            after = -1 if source is None else int(source.name[5:])
+            for callback in callbacks:
+                if (newer := callback.find_checkpoint(job, after)) is not None:
+                    return newer
         if source is None:
             if distributed.rank() == 0:
                 logger.warning("%s has no complete checkpoint yet: starting at step 0", job.run.dir)
@@ -53,10 +55,10 @@ def choose_checkpoint(job: Job, name: str | None = None, *, skip_damaged: bool =
                 raise
 
 
-def give_up(run_dir: Path, source: Path) -> str:
+def give_up(run_dir: Path, source: Path, callbacks: Sequence[Callback] = ()) -> str:
     """Let a run whose loss was no number right after ``source`` continue from an earlier checkpoint. Collective.
 
-    A permanent one is set aside as ``diverged-step-...``; of an ephemeral one the run forgets that there is any.
+    A permanent one is set aside as ``diverged-step-...``; the callback that has found another forgets it.
 
     Returns:
         What was done; empty where nothing can be: there is no earlier checkpoint, or a later one was set aside before,
@@ -68,8 +70,8 @@ def give_up(run_dir: Path, source: Path) -> str:
             older = [path for path in checkpoints_of(run_dir) if path.name < source.name]
             before = [path for path in source.parent.glob("diverged-step-*") if path.name[9:] > source.name]
             if older and source.parents[1] != run_dir:
-                (run_dir / LIFE).unlink(missing_ok=True)
-                done = f"{source.name} of the hosts' memory is given up"
+                if any(callback.give_up(run_dir, source) for callback in callbacks):
+                    done = f"{source.name} of the hosts' memory is given up"
             elif older and not before:
                 point("latest", older[-1])
                 done = f"{source.name} is set aside as {set_aside(source, 'diverged').name}"

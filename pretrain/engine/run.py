@@ -22,15 +22,13 @@ from pretrain.engine.checkpoint import (
     restore_engine,
     restore_weights_together,
 )
+from pretrain.engine.checkpoint.manifest import SpikeState
 from pretrain.engine.engines.build import build_engines
 from pretrain.engine.loop import NEVER, Callback, Run, train
 from pretrain.engine.precision import check_precision
 from pretrain.engine.resume_point import choose_checkpoint, give_up
-from pretrain.engine.rollbacks import FILE as ROLLBACKS
-from pretrain.engine.rollbacks import resume_behind
 from pretrain.engine.run_folder import DONE, PATIENCE, STOPPED, changed_keys
 from pretrain.engine.run_status import RunStatus, open_run_folder
-from pretrain.engine.spikes import SpikeState
 from pretrain.engine.task import Progress, StepMetrics, Task
 from pretrain.registry import task_class
 
@@ -87,12 +85,12 @@ def run_job(
     distributed.initialize(job.engine.timeout_minutes)
     with distributed.synchronize_errors():
         check_precision(job.engine.precision)
-        callbacks = user_callbacks(job)
+        callbacks = default_callbacks(job, user_callbacks(job))
     if job.run.resume == "auto" and not resume:
         skip_damaged, wait = True, max(wait, PATIENCE)
     with open_run_folder(job, resume=resume, wait=wait) as status:
         resume = status.resumes
-        source = choose_checkpoint(job, checkpoint, skip_damaged=skip_damaged) if resume else None
+        source = choose_checkpoint(job, checkpoint, callbacks, skip_damaged=skip_damaged) if resume else None
         with distributed.synchronize_errors(
             patient=True
         ):  # prepares tokenizer and data; ranks wait for each other by lock
@@ -105,7 +103,8 @@ def run_job(
             if distributed.rank() == 0:
                 status.write_config(job)
         if resume:
-            _leave_out(run, newest=checkpoint is None)
+            for callback in callbacks:
+                callback.on_resume(run, newest=checkpoint is None)
         status.progress, first = run.progress, run.progress.step
         if run.finished:
             key = "max_steps" if getattr(job.schedule, "epochs", None) is None else "epochs"
@@ -116,7 +115,7 @@ def run_job(
             return _train(run, status, callbacks)
         except TrainingDivergedError as error:
             at_once = checkpoint is None and error.step <= first + _AT_ONCE
-            if source is None or not at_once or not (done := give_up(job.run.dir, source)):
+            if source is None or not at_once or not (done := give_up(job.run.dir, source, callbacks)):
                 raise
             raise GivenUpError(f"{error}. It came right after {source.name} was resumed: {done}") from error
 
@@ -145,19 +144,6 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
     return Run(job, job.run.dir, task, engines, progress, source, spikes=lambda: spikes)
 
 
-def _leave_out(run: Run, *, newest: bool) -> None:
-    """Begin behind the samples that ``guard.spike`` has the run leave out here. Collective."""
-    with distributed.synchronize_errors():
-        if distributed.rank() == 0:
-            run.left_out = resume_behind(run.dir, run.progress.samples, newest=newest)
-    run.left_out = distributed.broadcast_object(run.left_out)
-    if run.left_out:
-        begin, end = run.progress.samples, run.progress.samples + run.left_out
-        run.progress.samples = end
-        if distributed.rank() == 0:
-            logger.warning("samples %d to %d are left out: the loss had a spike there (%s)", begin, end - 1, ROLLBACKS)
-
-
 class _StatusCallback(Callback):
     """Comes last: when all other callbacks have started, the first step is next. It also counts lost checkpoints."""
 
@@ -175,7 +161,7 @@ class _StatusCallback(Callback):
 
 
 def _train(run: Run, status: RunStatus, callbacks: Sequence[Callback]) -> int:
-    train(run, [*default_callbacks(run.job, callbacks), _StatusCallback(status)])
+    train(run, [*callbacks, _StatusCallback(status)])
     if run.finished:
         status.finish("done", DONE)
         return DONE

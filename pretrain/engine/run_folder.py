@@ -167,7 +167,7 @@ def changed_keys(old: Job, new: Job) -> dict[str, tuple[object, object]]:
 def check_folders(job: Job) -> None:
     """Refuse a folder of the job that is a file, or lies in one. Raises ``ConfigError``."""
     cache = getattr(getattr(job, "data", None), "cache", None)
-    folders = {"run.dir": job.run.dir, "data.cache": cache, "checkpoint.ephemeral.dir": job.checkpoint.ephemeral.dir}
+    folders = {"run.dir": job.run.dir, "data.cache": cache, "checkpoint.local.dir": job.checkpoint.local.dir}
     for key, folder in folders.items():
         if folder is not None and (file := next((path for path in (folder, *folder.parents) if path.is_file()), None)):
             raise ConfigError(f"{key} {folder}: {file} is a file; name a folder")

@@ -2,7 +2,7 @@
 
 A rank that is killed does not remove them, so the launcher hands down a folder that it removes itself
 (``CAPT_SCRATCH``, :mod:`launcher.supervisor.scratch`). Other temporary files stay where they are: what torch has
-compiled, and ephemeral checkpoints, are for the next start.
+compiled, and local checkpoints, are for the next start.
 """
 
 from __future__ import annotations

@@ -18,13 +18,13 @@ from typing import Any
 
 from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import load_job
-from pretrain.engine.callbacks.ledger import SampleLedger
-from pretrain.engine.ledger.check import check
-from pretrain.engine.ledger.files import ROW
 from pretrain.engine.run import run_job
+from pretrain.reliability.ledger.check import check
+from pretrain.reliability.ledger.files import ROW
+from pretrain.reliability.sample_ledger import SampleLedger
 from tests.language import write_corpus
 from tests.support import run_ranks
-from tests.unit.ledger.histories import ORDER, edit, file_of, launch
+from tests.unit.reliability.ledger.histories import ORDER, edit, file_of, launch
 
 MOST_SHARE = 0.005
 WORLD = 4

@@ -1,4 +1,4 @@
-"""What ephemeral checkpoints cost, and how soon a job that lost a rank is back at work with them.
+"""What local checkpoints cost, and how soon a job that lost a rank is back at work with them.
 
 ``python -m tests.benchmarks.bench_recovery`` measures two things on two gloo ranks of one thread each, prints one JSON
 object and exits with 1 when a bound is missed.
@@ -6,7 +6,7 @@ object and exits with 1 when a bound is missed.
 - *Cost*, CAPT-small (6 layers x 256, vocabulary 50,265), ZeRO 1, in processor seconds of a rank, which another load on
   the machine does not change: turns of a step without and a step with a checkpoint in memory, the median of the
   differences over the median of the steps. A step has 16 of the 1,024 sequences that a rank of two has in the shipped
-  job. The row has the distance that ``checkpoint.ephemeral.every: auto`` would choose and what remains of the cost.
+  job. The row has the distance that ``checkpoint.local.every: auto`` would choose and what remains of the cost.
 - *Recovery*, capt_tiny: from SIGKILL of a rank to the first new row of ``metrics.jsonl``, in seconds, and in processor
   seconds of the rank that used most.
 """
@@ -49,12 +49,12 @@ def rank(folder: str, turns: int) -> tuple[list[float], list[float], int]:
     from pretrain.config.schema import Job
     from pretrain.contrast import capt_loss
     from pretrain.engine.allocator import keep_freed_memory
-    from pretrain.engine.callbacks.ephemeral import EphemeralCheckpointer
     from pretrain.engine.engines.build import build_engines
     from pretrain.engine.loop import Run
     from pretrain.engine.task import Progress
     from pretrain.models.capt import CaptModel
     from pretrain.models.config import RobertaConfig
+    from pretrain.reliability.local.checkpointer import LocalCheckpointer
 
     keep_freed_memory()
     quiet_libraries(debug=False)
@@ -67,14 +67,14 @@ def rank(folder: str, turns: int) -> tuple[list[float], list[float], int]:
             "batch": {"global": RANKS * bench_step.BATCH, "micro": bench_step.BATCH},
             "optimizer": {**bench_step.ADAM, "clip": bench_step.CLIP},
             "engine": {"precision": "fp32", "zero_stage": 1},
-            "checkpoint": {"every": 0, "ephemeral": {"every": 2, "dir": str(Path(folder) / "memory")}},
+            "checkpoint": {"every": 0, "local": {"every": 2, "dir": str(Path(folder) / "memory")}},
         }
     )
     size = RobertaConfig(size="small", vocab_size=bench_step.VOCABULARY)
     engines = build_engines({"model": CaptModel(size)}, job)
     task: Any = SimpleNamespace(save_state=lambda folder: {}, export_files=dict)
     run = Run(job, run_dir, task, engines, Progress())
-    callback = EphemeralCheckpointer()
+    callback = LocalCheckpointer()
     callback.on_start(run)
     seconds: tuple[list[float], list[float]] = [], []
     for turn in range(2 * turns + 2):
@@ -96,7 +96,7 @@ def rank(folder: str, turns: int) -> tuple[list[float], list[float], int]:
 
 def cost(turns: int) -> dict[str, Any]:
     """The row of the cost."""
-    from pretrain.engine.callbacks.ephemeral import distance
+    from pretrain.engine.callbacks.pace import distance
 
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
@@ -106,7 +106,7 @@ def cost(turns: int) -> dict[str, Any]:
     extra = statistics.median(b - a for a, b in zip(without, with_save, strict=True))
     every = distance(extra, step, 1 << 40)
     return {
-        "name": "CAPT-small: share of ephemeral checkpoints in the processor time of a step, every=auto",
+        "name": "CAPT-small: share of local checkpoints in the processor time of a step, every=auto",
         "value": round(extra / (every * step), 4),
         "bound": MOST_SHARE,
         "ok": extra / (every * step) <= MOST_SHARE,
@@ -147,8 +147,8 @@ def recovery() -> dict[str, Any]:
         run = Path(folder) / "run"
         keys = [
             f"run.dir={run}", "run.log_every=1", "run.threads=1", "run.tensorboard=false", "schedule.max_steps=100000",
-            "checkpoint.every=0", "validate.every=0", "checkpoint.ephemeral.every=5",
-            f"checkpoint.ephemeral.dir={folder}/memory",
+            "checkpoint.every=0", "validate.every=0", "checkpoint.local.every=5",
+            f"checkpoint.local.dir={folder}/memory",
         ]  # fmt: skip
         command = [sys.executable, "-m", "launcher", "pretrain", "capt_tiny", *keys, "--nproc", str(RANKS)]
         with (Path(folder) / "log").open("wb") as log:

@@ -43,7 +43,7 @@ _LIMITS = """- The anchors of *all* ranks, their sums, and the copy in which the
 - Without `contrast.cached` a step sends as many bytes in as many times more collectives as it has micro-batches.
 - Reading a queue that was saved by *another* number of ranks opens every shard on every rank: from 1,024 to 1,016
   ranks a million files are opened, twice, for some rows of each.
-- A permanent checkpoint has three files a rank, 3,072 at 1,024 ranks, in one folder. An ephemeral one keeps on each
+- A permanent checkpoint has three files a rank, 3,072 at 1,024 ranks, in one folder. A local one keeps on each
   host the files of its ranks and of those of the host before, but a restart from it gives every host all files:
   {all_files:.0f} GB a host with 16,777,216 rows, {few_files:.0f} GB with 65,536.
 - No object a rank, no dictionary of rows and no gather grows with K or with W K: between K = 0 and K = 16,777,216

@@ -17,15 +17,15 @@ import pytest
 from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import job_from_mapping
 from pretrain.engine.callbacks import checkpointer
-from pretrain.engine.callbacks.ledger import SampleLedger
 from pretrain.engine.durable import GrowingFile
-from pretrain.engine.ledger.check import check
-from pretrain.engine.ledger.files import launches_of, read_launch
 from pretrain.engine.run import run_job
 from pretrain.engine.task import RecordedTask
 from pretrain.language import batches
 from pretrain.language.batches import Assembler
 from pretrain.registry import TASKS, task_class
+from pretrain.reliability.ledger.check import check
+from pretrain.reliability.ledger.files import launches_of, read_launch
+from pretrain.reliability.sample_ledger import SampleLedger
 from tests.language import language_mapping, write_corpus
 from tests.support import run_ranks, start_ranks
 from tests.toy.task import EPOCH

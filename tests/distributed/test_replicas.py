@@ -12,10 +12,10 @@ import pytest
 from pretrain.base import distributed
 from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import job_from_mapping
-from pretrain.engine.callbacks.replicas import Held, describe_difference
 from pretrain.engine.checkpoint import checkpoints_of
 from pretrain.engine.run import run_job
 from pretrain.registry import TASKS
+from pretrain.reliability.replicas import Held, describe_difference
 from tests.support import run_ranks
 
 TASKS["toy"] = "tests.toy"

@@ -18,20 +18,20 @@ from pretrain.base import distributed
 from pretrain.base.errors import ConfigError
 from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import job_from_mapping
-from pretrain.engine import spikes
 from pretrain.engine.callbacks import default_callbacks
 from pretrain.engine.checkpoint import checkpoints_of, read_metadata
 from pretrain.engine.checkpoint.fragments import fragments, optimizer_step_count
 from pretrain.engine.engines.build import build_engines
-from pretrain.engine.ledger.check import Report, check
-from pretrain.engine.ledger.show import as_json, as_text
 from pretrain.engine.loop import Callback, Run, train
-from pretrain.engine.rollbacks import read_rollbacks, resume_behind
 from pretrain.engine.run import run_job
 from pretrain.engine.run_folder import read_status
-from pretrain.engine.spikes import Spike, SpikeWatch
 from pretrain.engine.task import Progress
 from pretrain.registry import TASKS, task_class
+from pretrain.reliability import spike_watch as spikes
+from pretrain.reliability.ledger.check import Report, check
+from pretrain.reliability.ledger.show import as_json, as_text
+from pretrain.reliability.rollbacks import read_rollbacks, resume_behind
+from pretrain.reliability.spike_watch import Spike, SpikeWatch
 from tests.language import language_mapping
 from tests.support import emulate_fp16, run_ranks
 

@@ -12,9 +12,9 @@ import pytest
 from pretrain.base import distributed
 from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import job_from_mapping
-from pretrain.engine.callbacks.stragglers import slow_ranks
 from pretrain.engine.run import run_job
 from pretrain.registry import TASKS
+from pretrain.reliability.stragglers import slow_ranks
 from tests.support import run_ranks
 
 TASKS["toy"] = "tests.toy"

@@ -35,10 +35,10 @@ from pretrain.base.verification import Verifier
 from pretrain.base.verified_files import VerifiedFile, read_verified, write_verified
 from pretrain.config.load import job_from_mapping, load_job
 from pretrain.config.writer import job_to_yaml
-from pretrain.engine.ledger.check import check
-from pretrain.engine.rollbacks import read_rollbacks
 from pretrain.engine.run_folder import Status, read_status, write_status
 from pretrain.registry import TASKS
+from pretrain.reliability.ledger.check import check
+from pretrain.reliability.rollbacks import read_rollbacks
 from tests.support import free_port, run_head
 
 TASKS["toy"] = "tests.toy"
@@ -301,12 +301,12 @@ def test_a_job_all_of_whose_checkpoints_are_damaged_ends(tmp_path: Path, capfd: 
     assert "the run has no earlier checkpoint" in capfd.readouterr().err
 
 
-def test_with_ephemeral_checkpoints_a_killed_rank_costs_the_step_it_was_in(
+def test_with_local_checkpoints_a_killed_rank_costs_the_step_it_was_in(
     tmp_path: Path, undisturbed: dict[int, float]
 ) -> None:
     run = tmp_path / "run"
     fault = {"kind": "kill", "step": 8, "rank": 1, "once": str(tmp_path / "struck")}
-    checkpoint = {"every": 6, "ephemeral": {"every": 1, "dir": str(tmp_path / "memory")}}
+    checkpoint = {"every": 6, "local": {"every": 1, "dir": str(tmp_path / "memory")}}
     code, ends = _supervised(_mapping(run, fault=fault, checkpoint=checkpoint))
     assert (code, [end.code for end in ends]) == (0, [1, 0])
     assert "at step 7" in (run / "log" / "rank-0.log").read_text()
@@ -525,7 +525,7 @@ def test_of_ranks_equally_far_the_suspended_one_is_named(
         ("step", 1, None, True),  # the others wait for it in a collective
         ("data", 1, None, True),
         ("save", None, None, True),
-        ("ephemeral", None, None, True),
+        ("local", None, None, True),
         ("save", None, 1, False),
         ("step", 1, 0, False),
     ],

@@ -1,4 +1,4 @@
-"""A model of the ephemeral checkpoints: three hosts, each with the files of its rank and copies of another's.
+"""A model of the local checkpoints: three hosts, each with the files of its rank and copies of another's.
 
 Every permanent checkpoint but that of step 0 is left out: the other model is of those.
 """
@@ -36,7 +36,7 @@ class Memory(NamedTuple):
     at: tuple[int, ...] = (FETCH,) * len(HOSTS)
     kept: tuple[frozenset[Kept], ...] = (frozenset(),) * len(HOSTS)
     lives: tuple[int, ...] = (OF_ANOTHER,) * len(HOSTS)
-    """Of which life each folder says that it is (``owner.json`` beside ``RUN/ephemeral.json``)."""
+    """Of which life each folder says that it is (``owner.json`` beside ``RUN/incarnation.json``)."""
     source: tuple[int, int] = (0, 0)
     """Step and writer of the checkpoint from which the attempt goes on."""
     step: int = 0

@@ -1,4 +1,4 @@
-"""Ephemeral checkpoints: the model holds, each part of it is needed, and the code takes the model's order."""
+"""Local checkpoints: the model holds, each part of it is needed, and the code takes the model's order."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def test_each_part_is_needed(part: str, rules: Rules, problem: str) -> None:
 
 def _record(mapping: dict[str, Any]) -> list[tuple[float, str, int, tuple[int, ...]]]:
     """When this rank, a host of its own, put a step in place (with the files of which ranks), and removed one."""
-    from pretrain.engine.ephemeral import hosts, save
+    from pretrain.reliability.local import checkpointer, replicate
 
     logging.disable()
     rank = int(os.environ["RANK"])
-    hosts._this_host = lambda: (f"host-{rank}", "")
-    section = mapping["checkpoint"]["ephemeral"]
+    replicate._this_host = lambda: (f"host-{rank}", "")
+    section = mapping["checkpoint"]["local"]
     section["dir"] = f"{section['dir']}/{rank}"
     seen: list[tuple[float, str, int, tuple[int, ...]]] = []
-    real_put, real_remove = save.EphemeralSave._put_in_place, save.remove_checkpoint
+    real_put, real_remove = checkpointer.LocalSave._finish, checkpointer.remove_checkpoint
 
-    def put(pending: save.EphemeralSave, files: dict[str, Any]) -> None:
+    def put(pending: checkpointer.LocalSave, files: dict[str, Any]) -> None:
         time.sleep(0.3 * (rank == 1))  # a host that is slower than the others
         there = {int(path.name.split("-")[2]) for path in pending.temporary.glob("model-weights-*.safetensors")}
         real_put(pending, files)
@@ -62,7 +62,7 @@ def _record(mapping: dict[str, Any]) -> list[tuple[float, str, int, tuple[int, .
         seen.append((time.monotonic(), "removes", int(path.name[5:]), ()))
         real_remove(path)
 
-    save.EphemeralSave._put_in_place, save.remove_checkpoint = put, remove  # type: ignore[method-assign]
+    checkpointer.LocalSave._finish, checkpointer.remove_checkpoint = put, remove  # type: ignore[method-assign]
     assert run_job(job_from_mapping(mapping, "test")) == 0
     return seen
 
@@ -75,7 +75,7 @@ def test_hosts_copy_have_and_remove_in_the_order_of_the_model(tmp_path: Path) ->
         "schedule": {"max_steps": STEPS, "warmup_steps": 0},
         "optimizer": {"lr": 1e-2},
         "validate": {"every": 0},
-        "checkpoint": {"every": 0, "ephemeral": {"every": 1, "dir": str(tmp_path / "memory")}},
+        "checkpoint": {"every": 0, "local": {"every": 1, "dir": str(tmp_path / "memory")}},
     }
     seen = run_ranks(_record, WORLD, mapping)
     for rank, events in enumerate(seen):

@@ -319,7 +319,7 @@ def test_typo_in_a_cluster_file_is_refused(path: Path, tmp_path: Path) -> None:
         ("data.validation_files=text.txt", "training text too"),
         ("run.dir=text.txt/run", "run.dir text.txt/run: text.txt is a file"),
         ("data.cache=text.txt", "data.cache text.txt: text.txt is a file"),
-        ("checkpoint.ephemeral.dir=text.txt", "checkpoint.ephemeral.dir text.txt"),
+        ("checkpoint.local.dir=text.txt", "checkpoint.local.dir text.txt"),
         ("run.callbacks={wandb: {}}", "the package wandb is not installed"),
         ("batch.global=33", "batch.micro"),
     ],

@@ -45,19 +45,20 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.engine.checkpoint": (
         *(*BASE, "pretrain.config"),
         *_in("pretrain.engine", "durable", "engines", "optim", "provenance", "row_shard", "task"),
-        *_in("pretrain.engine", "spikes", "verification"),
+        "pretrain.engine.verification",
     ),
     "pretrain.engine.callbacks": (
         *(*BASE, "pretrain.config", "pretrain.registry"),
-        *_in("pretrain.engine", "checkpoint", "checksums", "durable", "ephemeral", "flags", "heartbeat"),
-        *_in("pretrain.engine", "interruption", "judgement", "ledger", "loop", "metrics_file", "row_shard"),
-        *_in("pretrain.engine", "engines", "own_time", "rollbacks", "run_folder", "spikes", "task"),
+        *_in("pretrain.engine", "checkpoint", "durable", "engines", "flags", "heartbeat", "interruption"),
+        *_in("pretrain.engine", "judgement", "loop", "metrics_file", "run_folder", "task"),
     ),
-    "pretrain.engine.ledger": (
+    "pretrain.engine": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
+    # ---- fault tolerance: callbacks that the engine finds in the registry, so that no arrow leads back
+    "pretrain.reliability.ledger": (
         *(*BASE, "pretrain.data.sampler"),
         *_in("pretrain.engine", "checkpoint", "durable", "task"),
     ),
-    "pretrain.engine": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
+    "pretrain.reliability": (*BASE, "pretrain.config", "pretrain.engine", "pretrain.reliability"),
     # ---- what tasks are built of
     "pretrain.contrast": BASE,
     "pretrain.contrastive": (*BASE, "pretrain.config", "pretrain.contrast", "pretrain.engine", "pretrain.data.sampler"),
@@ -132,7 +133,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *_in("launcher", "backends", "raycluster", "supervisor"),
     ),
     "launcher.commands": ("finetune", "pretrain", "tokenizer", "configs", "launcher"),
-    "launcher": (*_in("pretrain", "__main__", "base", "config", "engine", "registry"), "launcher"),
+    "launcher": (*_in("pretrain", "__main__", "base", "config", "engine", "registry", "reliability"), "launcher"),
 }
 
 

@@ -9,20 +9,15 @@ from pretrain.base.errors import ConfigError, shown
 from pretrain.config.schema import Job
 from pretrain.engine.callbacks.agreement import Agreement
 from pretrain.engine.callbacks.checkpointer import Checkpointer
-from pretrain.engine.callbacks.ephemeral import EphemeralCheckpointer
 from pretrain.engine.callbacks.garbage import GarbageCollector
-from pretrain.engine.callbacks.ledger import SampleLedger
 from pretrain.engine.callbacks.metrics import Metrics
 from pretrain.engine.callbacks.next_steps import NextSteps
 from pretrain.engine.callbacks.profiler import Profiler
 from pretrain.engine.callbacks.progress import ProgressDisplay
-from pretrain.engine.callbacks.replicas import Replicas
-from pretrain.engine.callbacks.spikes import Spikes
-from pretrain.engine.callbacks.stragglers import Stragglers
 from pretrain.engine.callbacks.throughput import Throughput
 from pretrain.engine.callbacks.validator import Validator
 from pretrain.engine.loop import Callback
-from pretrain.registry import callback_class, check_callbacks
+from pretrain.registry import callback_class, check_callbacks, reliability_callback
 
 
 def default_callbacks(job: Job, users: Sequence[Callback] = ()) -> list[Callback]:
@@ -30,16 +25,16 @@ def default_callbacks(job: Job, users: Sequence[Callback] = ()) -> list[Callback
 
     Throughput and Stragglers add to the report before Metrics writes it; the ranks agree before anything is validated
     or saved, and the ledger has a step before a checkpoint does; what a callback of the user may stop is saved by the
-    Checkpointer behind it.
+    Checkpointer behind it. Each callback declares in ``follows`` which ones must come before it.
     """
-    metrics, spikes = Metrics(users), Spikes()
+    metrics, spikes = Metrics(users), reliability_callback("spikes")
     callbacks: list[Callback] = [
         Throughput(),
-        Stragglers(),
+        reliability_callback("stragglers"),
         spikes,
         Agreement(spikes.look),
-        SampleLedger(),
-        Replicas(),
+        reliability_callback("ledger"),
+        reliability_callback("replicas"),
         metrics,
         Validator(metrics),
         ProgressDisplay(metrics),
@@ -47,7 +42,7 @@ def default_callbacks(job: Job, users: Sequence[Callback] = ()) -> list[Callback
     ]
     if job.run.profile_step:
         callbacks.append(Profiler())
-    return [*callbacks, Checkpointer(), EphemeralCheckpointer(), GarbageCollector(), NextSteps()]
+    return [*callbacks, Checkpointer(), reliability_callback("local"), GarbageCollector(), NextSteps()]
 
 
 def user_callbacks(job: Job) -> list[Callback]:

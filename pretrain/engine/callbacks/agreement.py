@@ -60,7 +60,7 @@ class Agreement(Callback):
         self._stop_after = stop if stop is not None and stop > run.progress.step else None
         self._looked = run.progress.step
         self._found_sound = -1
-        run.settle = lambda: self._settle(run)
+        run.before_save.append(lambda: self._settle(run))
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
         step, lag = run.progress.step, self._flags.lag

@@ -14,15 +14,18 @@ from pretrain.base.errors import CheckpointError, ConfigError, NoSpaceError, Run
 from pretrain.base.locks import is_replaced
 from pretrain.engine import heartbeat, interruption
 from pretrain.engine.callbacks.best import BestCheckpoint, best_checkpoint
+from pretrain.engine.callbacks.pace import Pace
 from pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of, read_exports
 from pretrain.engine.checkpoint.folders import point, remove_checkpoint, remove_leftovers, set_aside
 from pretrain.engine.checkpoint.fragments import fragments
-from pretrain.engine.loop import Callback, Run, next_multiple
+from pretrain.engine.loop import Callback, Run
 from pretrain.engine.run_folder import LOCK, check_is_own
 from pretrain.engine.task import GuidedTask, StepMetrics
 
 logger = logging.getLogger(__name__)
 
+LONGEST = 900.0
+"""Seconds that may lie between two checkpoints with ``checkpoint.every: auto``."""
 _PAUSE = 2.0
 """Seconds between two attempts to write the last checkpoint to a full disk."""
 _TELL = 600.0
@@ -48,6 +51,8 @@ class Checkpointer(Callback):
     write into what is there now.
     """
 
+    follows = ("Agreement", "SampleLedger", "Replicas", "Metrics", "Validator")
+
     def __init__(self) -> None:
         self._pending: PendingSave | None = None
         self._saved = -1
@@ -58,7 +63,8 @@ class Checkpointer(Callback):
 
     def on_start(self, run: Run) -> None:
         self._saved = run.progress.step
-        run.writing = lambda: self._pending is not None and not self._pending.done()
+        run.background.append(lambda: self._pending is not None and not self._pending.done())
+        self._pace = Pace(run.job.checkpoint.every, run.progress.step, longest=LONGEST)
         self._best = BestCheckpoint(run)
         with distributed.synchronize_errors():
             if distributed.rank() == 0:
@@ -76,13 +82,13 @@ class Checkpointer(Callback):
     def after_step(self, run: Run, report: StepMetrics) -> None:
         if self._pending is not None and run.all_wrote_at > self._began:
             self._try(run, self._commit)
-        every = run.job.checkpoint.every
-        if every and run.progress.step % every == 0:
+        if self._pace.is_due(run.progress.step):
             self._try(run, self._save)
+            self._pace.saved(run.progress.step)
         self._save_if_best(run)
 
     def next_due(self, run: Run) -> int:
-        return next_multiple(run.progress.step, run.job.checkpoint.every)
+        return max(self._pace.next_look, run.progress.step + 1)
 
     def before_end(self, run: Run) -> None:
         self._try(run, self._commit)
@@ -102,7 +108,8 @@ class Checkpointer(Callback):
     def _try(self, run: Run, action: Callable[[Run], None]) -> bool:
         """Return whether a save on the way succeeded; all ranks agree. The next one is tried in its time."""
         try:
-            action(run)
+            with self._pace.cost():
+                action(run)
         except CheckpointError as error:
             run.failed_saves += 1
             if distributed.rank() == 0:
@@ -139,7 +146,7 @@ class Checkpointer(Callback):
             spikes=run.spikes(),
             exports=run.exports,
         )
-        self._saved = self._began = run.progress.step
+        self._saved = self._began = run.saved_at = run.progress.step
         if not asynchronous:
             self._commit(run)
         heartbeat.enter(before)

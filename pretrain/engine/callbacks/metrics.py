@@ -46,15 +46,13 @@ class Metrics(Callback):
         """The last logged training values, averaged over the ranks."""
 
     def on_start(self, run: Run) -> None:
-        others = run.make_durable
 
         def make_durable() -> None:
-            others()
             with distributed.synchronize_errors():
                 if self._file is not None:
                     self._file.sync()
 
-        run.make_durable = make_durable
+        run.records.append(make_durable)
         if distributed.rank() != 0:
             return
         path = run.dir / METRICS

@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 class Validator(Callback):
     """Validates. The rows of a validation carry ``"split": "validation"`` in ``metrics.jsonl``."""
 
+    follows = ("Agreement", "Replicas", "Metrics")
+
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._off = False

@@ -11,7 +11,6 @@ from pydantic import AfterValidator, Field, FiniteFloat, model_validator
 from pretrain.base.errors import CheckpointError
 from pretrain.base.files import read_json
 from pretrain.base.records import Count, Record, parse_record, read_record
-from pretrain.engine.spikes import SpikeState
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -101,6 +100,20 @@ class EngineState(Record):
     optimizer_steps: Count
     has_moments: bool
     loss_scale: dict[ScaleName, Annotated[int, Field(ge=-(1 << 62), le=1 << 62)] | FiniteFloat]
+
+
+SpikeFigure = Literal["loss", "grad_norm"]
+SPIKE_FIGURES: tuple[SpikeFigure, ...] = ("loss", "grad_norm")
+
+
+class SpikeState(Record):
+    """What the guard keeps in ``state.json``: the values of the last steps, how many spikes there were, the last, and
+    how many updates were left out."""
+
+    past: dict[SpikeFigure, list[FiniteFloat]] = Field(default_factory=dict, max_length=len(SPIKE_FIGURES))
+    count: Count = 0
+    last: Count | None = None
+    skipped: Count = 0
 
 
 class State(Record):

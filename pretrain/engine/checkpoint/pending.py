@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,9 @@ class PendingSave:
 
     def _write(self) -> None:
         try:
+            if distributed.rank() == 0:
+                write_json(self.temporary / STATE, self.metadata)
+                self.ready.append(STATE)
             for name in self.ready:
                 self.seal(name)
             while self._files:
@@ -115,16 +119,18 @@ class PendingSave:
     def complete(self) -> None:
         """Make a checkpoint of what all ranks have written. Collective."""
         hashed = distributed.gather_objects(self.hashed)
+        self.replicate(hashed)
         with distributed.synchronize_errors():
-            if distributed.rank() == 0:
+            if self.leads:
                 self._finish({name: record for each in hashed for name, record in each.items()})
+
+    def replicate(self, by_rank: Sequence[dict[str, dict[str, Any]]]) -> None:
+        """Copy the files of all ranks, with size and digest, to where else they belong. Collective."""
 
     def _finish(self, files: dict[str, dict[str, Any]]) -> None:
         folder = self.temporary
         try:
-            write_json(folder / STATE, self.metadata)
-            self.seal(STATE)
-            write_json(folder / MANIFEST, {**self.manifest, "files": files | {STATE: self.hashed[STATE]}})
+            write_json(folder / MANIFEST, {**self.manifest, "files": files})
             sync_tree(folder)
             put_in_place(folder, self.target)  # there may be an earlier save of this step, or a folder without manifest
         except OSError as error:

@@ -27,12 +27,11 @@ from pretrain.engine.checkpoint.fragments import (
     trainable,
 )
 from pretrain.engine.checkpoint.layout import step_folder
-from pretrain.engine.checkpoint.manifest import CONFIG, FORMAT_VERSION
+from pretrain.engine.checkpoint.manifest import CONFIG, FORMAT_VERSION, SpikeState
 from pretrain.engine.checkpoint.pending import PendingSave, TensorFiles
 from pretrain.engine.durable import write_error
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.provenance import hardware, provenance
-from pretrain.engine.spikes import SpikeState
 from pretrain.engine.task import Progress, Task
 
 

@@ -104,7 +104,7 @@ def test_bases_that_multiply_are_bounded(tmp_path: Path) -> None:
         (["batch.global=1e12"], "batch.global: 1000000000000.0: input should be less than or equal to 2147483647"),
         (["batch.global=100000007", "batch.micro=2"], "batch.micro may be one of [1, 100000007]"),
         (["model.hidden=1000000000001"], "model.hidden: 1000000000001: input should be less than or equal to 65536"),
-        (["checkpoint.ephemeral.every=-1"], "checkpoint.ephemeral.every: -1: input should be greater than"),
+        (["checkpoint.local.every=-1"], "checkpoint.local.every: -1: input should be greater than"),
         (["loader.workers=100000"], "less than or equal to 1024"),
         (["engine.timeout_minutes=1e300"], "less than or equal to 525600"),
         (["engine.deepspeed_extra.zero_optimization=null"], "zero_optimization: None: it is a section"),

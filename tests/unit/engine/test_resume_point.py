@@ -34,7 +34,6 @@ def _other_rank(monkeypatch: pytest.MonkeyPatch, *views: Path) -> None:
 
     monkeypatch.setattr(distributed, "gather_objects", gather)
     monkeypatch.setattr(resume_point, "verify_together", lambda source: None)
-    monkeypatch.setattr(resume_point, "newest_ephemeral", lambda job, after: None)
     monkeypatch.setattr(resume_point, "_PAUSE", 0.01)
 
 

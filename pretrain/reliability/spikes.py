@@ -11,10 +11,11 @@ from torch import Tensor
 
 from pretrain.base import distributed
 from pretrain.base.errors import ConfigError, RunFailedError, quoted
+from pretrain.engine.checkpoint.manifest import SPIKE_FIGURES, SpikeFigure
 from pretrain.engine.loop import NEVER, Callback, Run
-from pretrain.engine.rollbacks import Rollback, note_rollback, read_rollbacks
-from pretrain.engine.spikes import NAMES, WINDOW, Name, Spike, SpikeWatch
 from pretrain.engine.task import ChangingLoss, ChunkedTask, RecordedTask
+from pretrain.reliability.rollbacks import FILE, Rollback, note_rollback, read_rollbacks, resume_behind
+from pretrain.reliability.spike_watch import WINDOW, Spike, SpikeWatch
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +31,23 @@ class RolledBackError(SpikeError):
 
 
 class Spikes(Callback):
-    """Judges the loss and the gradient norm of each step by those of the steps before (`pretrain.engine.spikes`).
+    """Judges the loss and the gradient norm of each step by those before it (`pretrain.reliability.spike_watch`).
 
     With ``skip`` this is asked by the engine before the update, so that the host waits for the loss in each step. The
     other remedies hear of a step when the ranks agree on it (`look`, called by `Agreement`): some steps late and
     without waiting, but before anything is saved.
     """
+
+    def on_resume(self, run: Run, *, newest: bool) -> None:
+        with distributed.synchronize_errors():
+            if distributed.rank() == 0:
+                run.left_out = resume_behind(run.dir, run.progress.samples, newest=newest)
+        run.left_out = distributed.broadcast_object(run.left_out)
+        if run.left_out:
+            begin, end = run.progress.samples, run.progress.samples + run.left_out
+            run.progress.samples = end
+            if distributed.rank() == 0:
+                logger.warning("samples %d to %d are left out: the loss had a spike there (%s)", begin, end - 1, FILE)
 
     def on_start(self, run: Run) -> None:
         guard = run.job.guard
@@ -70,7 +82,7 @@ class Spikes(Callback):
         """
         if self._remedy in ("off", "skip"):
             return
-        spike = self._see(step, {name: figures[name] for name in NAMES if name in figures})
+        spike = self._see(step, {name: figures[name] for name in SPIKE_FIGURES if name in figures})
         if spike is None:
             return
         if self._remedy == "warn":
@@ -100,7 +112,7 @@ class Spikes(Callback):
         if not all(map(math.isfinite, means)):
             return False  # an overflow of fp16, which the scaler answers, or the end of the run
         run, step = self._run, self._run.progress.step + 1
-        spike = self._see(step, dict(zip(NAMES, means, strict=False)))
+        spike = self._see(step, dict(zip(SPIKE_FIGURES, means, strict=False)))
         if spike is None:
             return False
         if self._watch.skipped >= run.job.guard.spikes:  # not counted are those of which guard.spike=warn only told
@@ -110,7 +122,7 @@ class Spikes(Callback):
         self._warn(spike, f"its update is left out ({self._watch.skipped} of {run.job.guard.spikes}, guard.spikes)")
         return True
 
-    def _see(self, step: int, figures: Mapping[Name, float]) -> Spike | None:
+    def _see(self, step: int, figures: Mapping[SpikeFigure, float]) -> Spike | None:
         task = self._run.task
         if isinstance(task, ChangingLoss) and task.loss_changes(step):
             self._watch.forget()

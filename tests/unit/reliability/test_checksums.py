@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pretrain.engine import checksums as module
-from pretrain.engine.checksums import checksums
+from pretrain.reliability import checksums as module
+from pretrain.reliability.checksums import checksums
 
 
 def _literal(data: bytes) -> int:

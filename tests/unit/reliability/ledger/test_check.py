@@ -16,10 +16,10 @@ import pytest
 
 from launcher.cli import main
 from pretrain.base.errors import UserError
-from pretrain.engine.ledger import files
-from pretrain.engine.ledger.check import check
-from pretrain.engine.ledger.files import ROW, Header, LedgerWriter, read_launch
-from tests.unit.ledger.histories import BATCH, ORDER, checkpoint, edit, file_of, launch
+from pretrain.reliability.ledger import files
+from pretrain.reliability.ledger.check import check
+from pretrain.reliability.ledger.files import ROW, Header, LedgerWriter, read_launch
+from tests.unit.reliability.ledger.histories import BATCH, ORDER, checkpoint, edit, file_of, launch
 
 _WORLDS = (1, 2, 3, 4, 6)
 

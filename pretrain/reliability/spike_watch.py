@@ -17,11 +17,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from pydantic import Field, FiniteFloat
-
-from pretrain.base.records import Count, Record
+from pretrain.engine.checkpoint.manifest import SPIKE_FIGURES, SpikeFigure, SpikeState
 
 WINDOW = 128
 """Steps of the past that a value is compared with."""
@@ -29,25 +27,13 @@ ENOUGH = 32
 """With fewer steps of the past nothing is judged."""
 _RECENT = 8
 _FLOOR = {"loss": 0.01, "grad_norm": 0.1}
-Name = Literal["loss", "grad_norm"]
-NAMES: tuple[Name, ...] = ("loss", "grad_norm")
-
-
-class SpikeState(Record):
-    """What the guard keeps in ``state.json``: the values of the last steps, how many spikes there were, the last, and
-    how many updates were left out."""
-
-    past: dict[Name, list[FiniteFloat]] = Field(default_factory=dict, max_length=len(NAMES))
-    count: Count = 0
-    last: Count | None = None
-    skipped: Count = 0
 
 
 class Spike(NamedTuple):
     """A value above its limit, at a step counted from 1."""
 
     step: int
-    name: Name
+    name: SpikeFigure
     value: float
     limit: float
     median: float
@@ -69,7 +55,7 @@ class SpikeWatch:
     def __init__(self, threshold: float, state: SpikeState | None = None) -> None:
         state = state or SpikeState()
         self._threshold = threshold
-        self._past = {name: deque(state.past.get(name, ()), maxlen=WINDOW) for name in NAMES}
+        self._past = {name: deque(state.past.get(name, ()), maxlen=WINDOW) for name in SPIKE_FIGURES}
         self.count = state.count
         self.last = state.last
         self.skipped = state.skipped
@@ -85,10 +71,10 @@ class SpikeWatch:
         for past in self._past.values():
             past.clear()
 
-    def look(self, step: int, figures: Mapping[Name, float]) -> Spike | None:
+    def look(self, step: int, figures: Mapping[SpikeFigure, float]) -> Spike | None:
         """Judge the figures of a step, which then belong to the past. What is not finite is nothing that tells."""
         found = None
-        for name in NAMES:
+        for name in SPIKE_FIGURES:
             value = figures.get(name, math.nan)
             if name == "grad_norm":
                 value = math.log(value) if value > 0 else math.nan

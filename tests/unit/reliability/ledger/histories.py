@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from pretrain.data.sampler import Sampler
-from pretrain.engine.ledger.digest import digest_contents, digest_ids
-from pretrain.engine.ledger.files import ROW, Header, LedgerWriter, Order, launch_folder, new_launch
+from pretrain.reliability.ledger.digest import digest_contents, digest_ids
+from pretrain.reliability.ledger.files import ROW, Header, LedgerWriter, Order, launch_folder, new_launch
 
 ORDER = Order(samples=53, seed=3, data="text", noise="", shuffle=True)
 BATCH = 12

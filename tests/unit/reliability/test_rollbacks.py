@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.base.errors import ConfigError
-from pretrain.engine.rollbacks import FILE, Rollback, note_rollback, read_rollbacks, resume_behind
+from pretrain.reliability.rollbacks import FILE, Rollback, note_rollback, read_rollbacks, resume_behind
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ import numpy as np
 from pretrain.base.errors import quoted
 from pretrain.data.sampler import Sampler
 from pretrain.engine.checkpoint import checkpoints_of
-from pretrain.engine.ledger.digest import find_exchange, hash_ids
-from pretrain.engine.ledger.files import Header, LedgerFile, read_launch
-from pretrain.engine.ledger.history import Fault, Launch, remedy_for_files
+from pretrain.reliability.ledger.digest import find_exchange, hash_ids
+from pretrain.reliability.ledger.files import Header, LedgerFile, read_launch
+from pretrain.reliability.ledger.history import Fault, Launch, remedy_for_files
 
 _AT_ONCE = 1 << 16
 """Samples whose place in the order is computed in one pass."""

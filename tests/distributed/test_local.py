@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import re
 import resource
 import shutil
 from pathlib import Path
@@ -18,11 +19,11 @@ from pretrain.base.errors import CheckpointError, ConfigError, UserError
 from pretrain.base.locks import file_lock
 from pretrain.base.quiet import quiet_libraries
 from pretrain.config.load import job_from_mapping
-from pretrain.engine.callbacks import ephemeral
+from pretrain.engine.callbacks import pace
 from pretrain.engine.checkpoint import checkpoints_of
-from pretrain.engine.ephemeral import find, hosts, places, transfer
 from pretrain.engine.run import run_job
 from pretrain.registry import TASKS
+from pretrain.reliability.local import checkpointer, replicate, storage
 from tests.support import run_ranks
 from tests.toy.task import ToyTask
 
@@ -38,7 +39,7 @@ def _mapping(run_dir: Path, memory: Path, **section: Any) -> dict[str, Any]:
         "schedule": {"max_steps": LAST, "warmup_steps": 2},
         "optimizer": {"lr": 1e-2},
         "validate": {"every": 0},
-        "checkpoint": {"every": 4, "ephemeral": {"every": 3, "dir": str(memory), **section}},
+        "checkpoint": {"every": 4, "local": {"every": 3, "dir": str(memory), **section}},
     }
 
 
@@ -51,8 +52,8 @@ def _run(
     rank = int(os.environ["RANK"])
     if hosts_of:
         host = f"host-{rank // hosts_of}"
-        hosts._this_host = lambda: (host, "")
-        section = mapping["checkpoint"]["ephemeral"]
+        replicate._this_host = lambda: (host, "")
+        section = mapping["checkpoint"]["local"]
         section["dir"] = str(Path(section["dir"]) / host)
     if crash:
         real_step = ToyTask.step
@@ -64,7 +65,7 @@ def _run(
 
         ToyTask.step = step  # type: ignore[method-assign]
     if fault:
-        _break(fault, Path(mapping["checkpoint"]["ephemeral"]["dir"]))
+        _break(fault, Path(mapping["checkpoint"]["local"]["dir"]))
     job = job_from_mapping(mapping, "test")
     try:
         return run_job(job, resume=resume, checkpoint=name or None)
@@ -78,14 +79,16 @@ def _break(fault: str, first: Path) -> None:
     """No room in the first or in any place; or the file system says so only when a file is written."""
     from pretrain.engine import durable
 
-    ephemeral.places = find.places = lambda given: [first, first.with_name("second")]  # type: ignore[assignment]
+    storage.locations = lambda given: [first, first.with_name("second")]  # type: ignore[assignment]
     if fault == "room":
-        ephemeral.room = lambda place: 0 if place == first else 1 << 40
+        checkpointer.free_bytes = lambda location: 0 if location == first else 1 << 40
     if fault == "nowhere":
-        ephemeral.room = lambda place: 1000
+        checkpointer.free_bytes = lambda location: 1000
     if fault == "growing":
-        ephemeral.room = lambda place: 1 << 40
+        checkpointer.free_bytes = lambda location: 1 << 40
         ToyTask.state_bytes = lambda self: 1 << 41  # type: ignore[attr-defined]
+    if fault == "soon":
+        pace._FIRST = 3
     if fault == "write":
         real = durable.save_file
 
@@ -108,12 +111,12 @@ def _log(run_dir: Path) -> str:
 
 def _resumed_at(run_dir: Path) -> int:
     """The step from which the last job of the run continued."""
-    return int(_log(run_dir).rpartition(" at step ")[2].split()[0])
+    return int(re.findall(r"resuming from .* at step (\d+)", _log(run_dir))[-1])
 
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """Of three ranks, without a fault and without ephemeral checkpoints."""
+    """Of three ranks, without a fault and without local checkpoints."""
     folder = tmp_path_factory.mktemp("undisturbed")
     assert run_ranks(_run, 3, _mapping(folder / "run", folder / "memory", every=0)) == [0, 0, 0]
     assert not (folder / "memory").exists()
@@ -142,7 +145,7 @@ def test_a_job_continues_from_memory_as_if_nothing_had_happened(tmp_path: Path, 
     assert _resumed_at(run) == 6
     assert _losses(run) == losses
     assert list(memory.iterdir()) == []
-    assert not (run / "ephemeral.json").exists()
+    assert not (run / "incarnation.json").exists()
     assert [path.name for path in checkpoints_of(run)][-1] == "step-00000009"
 
 
@@ -204,10 +207,10 @@ def test_a_damaged_file_is_found_and_comes_from_a_neighbour_if_there_is_one(
 
 def test_a_damaged_record_of_the_life_is_said(tmp_path: Path) -> None:
     run, memory = _crashed(tmp_path, world=1)
-    (run / "ephemeral.json").write_text('{"life": 3}')
+    (run / "incarnation.json").write_text('{"incarnation": 3}')
     assert run_ranks(_run, 1, _mapping(run, memory), True) == [0]
     assert _resumed_at(run) == 4
-    assert f"{run / 'ephemeral.json'} cannot be read: what hosts have of the run in memory is not used" in _log(run)
+    assert f"{run / 'incarnation.json'} cannot be read: the run's local checkpoints are not used" in _log(run)
 
 
 def test_a_run_that_was_moved_takes_its_state_along_and_a_copy_does_not(
@@ -232,7 +235,7 @@ def test_what_is_of_another_run_or_another_future_is_not_taken(tmp_path: Path, l
     mapping = _mapping(run, tmp_path / "elsewhere")
     assert run_ranks(_run, 3, mapping, True, 6, 0, "", "step-00000004") == ["crash"] * 3
     assert run_ranks(_run, 3, _mapping(run, memory), True) == [0, 0, 0]
-    assert "an earlier life" in _log(run)
+    assert "an earlier incarnation" in _log(run)
     assert _resumed_at(run) == 4
     assert _losses(run) == losses
     shutil.rmtree(run)  # a new run under the old name
@@ -261,9 +264,9 @@ def test_switched_off_for_the_resumed_job_it_is_used_still(tmp_path: Path) -> No
     ("fault", "said", "used"),
     [
         ("room", "has room for 0 bytes", 1),
-        ("nowhere", "training continues without ephemeral checkpoints", 0),
-        ("growing", "training continues without ephemeral checkpoints", 0),
-        ("write", "training goes on with another place for them", 1),
+        ("nowhere", "training continues without local checkpoints", 0),
+        ("growing", "training continues without local checkpoints", 0),
+        ("write", "training continues with another location for them", 1),
     ],
 )
 def test_full_memory_costs_no_training(
@@ -286,13 +289,13 @@ def test_stale_folders_of_other_runs_are_removed_and_others_stay(tmp_path: Path)
     (folder,) = memory.iterdir()
     stranger = memory / "somebody-elses"
     stranger.mkdir()
-    assert list(places.remove_stale([memory])) == []  # it is of use: 6 is newer than 4
-    old = places.newest_change(folder) - places.KEPT - 1
+    assert list(storage.remove_stale([memory])) == []  # it is of use: 6 is newer than 4
+    old = storage.newest_change(folder) - storage.KEPT - 1
     (manifest,) = folder.rglob("manifest.json")
     os.utime(manifest, (old, old))
     with file_lock(run / ".training"):
-        assert list(places.remove_stale([memory])) == []  # a process trains there
-    ((removed, reason),) = places.remove_stale([memory])
+        assert list(storage.remove_stale([memory])) == []  # a process trains there
+    ((removed, reason),) = storage.remove_stale([memory])
     assert (removed, "a day" in reason) == (folder, True)
     assert list(memory.iterdir()) == [stranger]
 
@@ -325,9 +328,9 @@ def test_what_was_left_out_while_the_job_went_on_is_of_no_use(tmp_path: Path, lo
 def test_until_all_hosts_are_of_the_new_life_the_one_before_counts(tmp_path: Path, losses: dict[int, float]) -> None:
     """The job may die while it starts, when some hosts are of the new life already, and others are not."""
     run, memory = _crashed(tmp_path, hosts_of=1)
-    (before,) = places.lives_of(run)
-    new = places.begin_life(run, [before])
-    places.claim(places.folder_of(memory / "host-1", run), run, new, [before])
+    (before,) = storage.incarnations_of(run)
+    new = storage.begin_incarnation(run, [before])
+    storage.prepare(storage.storage_of(memory / "host-1", run), run, new, [before])
     assert run_ranks(_run, 3, _mapping(run, memory), True, 0, 1) == [0, 0, 0]
     assert _resumed_at(run) == 6
     assert _losses(run) == losses
@@ -336,69 +339,80 @@ def test_until_all_hosts_are_of_the_new_life_the_one_before_counts(tmp_path: Pat
 def test_a_folder_of_another_life_is_emptied_before_it_is_used(tmp_path: Path) -> None:
     run, folder = tmp_path / "run", tmp_path / "memory"
     old, middle, new = ("0" * 32, "1" * 32, "2" * 32)
-    places.claim(folder, run, old)
+    storage.prepare(folder, run, old)
     (folder / "checkpoints").mkdir()
-    places.claim(folder, run, middle, [old])
+    storage.prepare(folder, run, middle, [old])
     assert (folder / "checkpoints").exists()
-    places.claim(folder, run, new)
+    storage.prepare(folder, run, new)
     assert not (folder / "checkpoints").exists()
-    owner = places.owner_of(folder)
+    owner = storage.owner_of(folder)
     assert owner is not None
-    assert owner.life == new
+    assert owner.incarnation == new
 
 
 def test_a_folder_that_others_can_reach_is_neither_used_nor_removed(tmp_path: Path) -> None:
-    folder = places.folder_of(tmp_path, tmp_path / "run")
+    folder = storage.storage_of(tmp_path, tmp_path / "run")
     target = tmp_path / "target"
     target.mkdir(mode=0o700)
     folder.symlink_to(target)
     with pytest.raises(CheckpointError, match="not a private folder"):
-        places.claim(folder, tmp_path / "run", "0" * 32)
+        storage.prepare(folder, tmp_path / "run", "0" * 32)
     folder.unlink()
     folder.mkdir(mode=0o755)
     with pytest.raises(CheckpointError, match="not a private folder"):
-        places.claim(folder, tmp_path / "run", "0" * 32)
-    assert list(places.remove_stale([tmp_path])) == []
+        storage.prepare(folder, tmp_path / "run", "0" * 32)
+    assert list(storage.remove_stale([tmp_path])) == []
     assert folder.is_dir()
 
 
 def test_a_run_below_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
-    """JSON cannot hold the path: the job ended at its first ephemeral checkpoint, and at each restart."""
+    """JSON cannot hold the path: the job ended at its first local checkpoint, and at each restart."""
     run, memory = tmp_path / os.fsdecode(b"na\xefve") / "run", tmp_path / "memory"
     run.mkdir(parents=True)
-    life = places.begin_life(run)
-    folder = places.folder_of(memory, run)
-    places.claim(folder, run, life)
-    owner = places.owner_of(folder)
+    life = storage.begin_incarnation(run)
+    folder = storage.storage_of(memory, run)
+    storage.prepare(folder, run, life)
+    owner = storage.owner_of(folder)
     assert owner is not None
-    assert (owner.folder, owner.life) == (run, life)
+    assert (owner.folder, owner.incarnation) == (run, life)
     (folder / "checkpoints" / "step-00000003").mkdir(parents=True)
     (folder / "checkpoints" / "step-00000003" / "manifest.json").touch()
     (run / "checkpoints" / "step-\u00b2").mkdir(parents=True)  # a digit that is no number
     (run / "checkpoints" / "step-\u00b2" / "manifest.json").touch()
-    assert list(places.remove_stale([memory])) == []  # it is of use
+    assert list(storage.remove_stale([memory])) == []  # it is of use
     moved = run.rename(tmp_path / "moved")
-    places.adopt([memory], moved, [life])
-    adopted = places.owner_of(places.folder_of(memory, moved))
+    storage.follow_move([memory], moved, [life])
+    adopted = storage.owner_of(storage.storage_of(memory, moved))
     assert adopted is not None
     assert adopted.folder == moved
     for forged in ("relative", "/nul\0", ""):
-        (places.folder_of(memory, moved) / places.OWNER).write_text(json.dumps({"run": forged, "life": life}))
-        assert places.owner_of(places.folder_of(memory, moved)) is None
+        (storage.storage_of(memory, moved) / storage.OWNER).write_text(json.dumps({"run": forged, "incarnation": life}))
+        assert storage.owner_of(storage.storage_of(memory, moved)) is None
 
 
 def test_a_folder_that_stands_in_the_way_is_told_of_once(tmp_path: Path) -> None:
     run, memory = tmp_path / "run", tmp_path / "memory"
     memory.mkdir()
-    places.folder_of(memory, run).symlink_to(tmp_path)
+    storage.storage_of(memory, run).symlink_to(tmp_path)
     assert run_ranks(_run, 1, _mapping(run, memory, every=1)) == [0]
     assert _log(run).count("could not be removed") == 1
 
 
+def test_automatic_checkpoints_in_the_run_folder(tmp_path: Path, losses: dict[int, float]) -> None:
+    mapping = _mapping(tmp_path / "run", tmp_path / "memory", every=0)
+    mapping["checkpoint"]["every"] = "auto"
+    assert run_ranks(_run, 3, mapping, False, CRASH, 0, "soon") == ["crash"] * 3
+    (path,) = checkpoints_of(tmp_path / "run")  # the next one is further away: a step is short, a save is long
+    assert path.name == "step-00000003"
+    assert run_ranks(_run, 3, mapping, True) == [0, 0, 0]
+    assert _resumed_at(tmp_path / "run") == 3
+    assert _losses(tmp_path / "run") == losses
+
+
 def test_automatic_distance_keeps_the_share() -> None:
-    assert ephemeral.distance(cost=0.1, step=0.1, before=1000) == 100  # one step's time in a hundred steps
-    assert ephemeral.distance(cost=0.001, step=10.0, before=10) == 1
-    assert ephemeral.distance(cost=60.0, step=0.1, before=10) == 40  # a single slow save is no measure
+    assert pace.distance(cost=0.1, step=0.1, before=1000) == 100  # one step's time in a hundred steps
+    assert pace.distance(cost=0.001, step=10.0, before=10) == 1
+    assert pace.distance(cost=60.0, step=0.1, before=10) == 40  # a single slow save is no measure
 
 
 def _send_many(folder: Path, count: int) -> list[int]:
@@ -409,16 +423,16 @@ def _send_many(folder: Path, count: int) -> list[int]:
     names = {r: [(f"{r}-{i}", 3 + i % 2) for i in range(count)] for r in (0, 1)}
     for name, size in names[rank]:
         (mine / name).write_bytes(bytes([rank + 1]) * size)
-    moves = [transfer.Move(r, 1 - r, tuple(names[r])) for r in (0, 1)]
-    transfer.move_files(mine, moves[:1])  # connects
+    moves = [replicate.Transfer(r, 1 - r, tuple(names[r])) for r in (0, 1)]
+    replicate.copy_files(mine, moves[:1])  # connects
     before = len(os.listdir("/proc/self/fd"))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, hard))
-    transfer.BUFFERS = 4  # two streams of 2 bytes
-    transfer.move_files(mine, moves)
+    replicate.BUFFERS = 4  # two streams of 2 bytes
+    replicate.copy_files(mine, moves)
     for name, size in names[1 - rank]:
         assert (mine / name).read_bytes() == bytes([2 - rank]) * size
-    return [before - len(os.listdir("/proc/self/fd")), transfer.chunk_size(moves)]
+    return [before - len(os.listdir("/proc/self/fd")), replicate.chunk_size(moves)]
 
 
 def test_hundreds_of_files_are_sent_with_few_descriptors(tmp_path: Path) -> None:
@@ -427,6 +441,6 @@ def test_hundreds_of_files_are_sent_with_few_descriptors(tmp_path: Path) -> None
 
 def test_buffers_of_a_rank_are_bounded_however_many_it_talks_with() -> None:
     """As when each of 128 hosts of 8 ranks is given the files of all others."""
-    moves = [transfer.Move(8 * source, 8 * target, ()) for source in range(128) for target in range(128)]
-    assert 256 * transfer.chunk_size(moves) <= transfer.BUFFERS
-    assert transfer.chunk_size(moves[1:2]) == transfer.CHUNK
+    moves = [replicate.Transfer(8 * source, 8 * target, ()) for source in range(128) for target in range(128)]
+    assert 256 * replicate.chunk_size(moves) <= replicate.BUFFERS
+    assert replicate.chunk_size(moves[1:2]) == replicate.CHUNK

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pretrain.base.errors import counted
-from pretrain.engine.ledger.check import Epochs, Report
-from pretrain.engine.ledger.history import Fault, Launch
+from pretrain.reliability.ledger.check import Epochs, Report
+from pretrain.reliability.ledger.history import Fault, Launch
 
 
 def as_text(report: Report) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 
 from pretrain.base.errors import UserError, quoted
 from pretrain.engine.checkpoint import checkpoints_of, read_manifest
-from pretrain.engine.ledger.files import Header, LedgerHead, launch_folder, launches_of, read_heads
+from pretrain.reliability.ledger.files import Header, LedgerHead, launch_folder, launches_of, read_heads
 
 Kind = Literal["hole", "damaged", "steps", "position", "ids", "order", "contents"]
 """What is wrong: steps that the run continued from are not recorded; a file is no ledger, or contradicts others; step

@@ -2,8 +2,8 @@
 
 Each epoch's order is a permutation of its ids (`pretrain.data.sampler`). So if the kept steps follow one another
 without a gap, each begins at the sample behind the last one, and each used just the ids whose turn it was
-(`pretrain.engine.ledger.order`), then every id was used exactly once an epoch. The file of one rank after the other is
-read, once, so that it takes the memory of one file and a few bytes a step.
+(`pretrain.reliability.ledger.order`), then every id was used exactly once an epoch. The file of one rank after the
+other is read, once, so that it takes the memory of one file and a few bytes a step.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.base.errors import ConfigError, counted, quoted
-from pretrain.engine.ledger.files import Header, launches_of, read_launch
-from pretrain.engine.ledger.history import Fault, Launch, Newest, newest_checkpoint, read_history, remedy_for_files
-from pretrain.engine.ledger.order import check_launch, go_back, rank_of
+from pretrain.reliability.ledger.files import Header, launches_of, read_launch
+from pretrain.reliability.ledger.history import Fault, Launch, Newest, newest_checkpoint, read_history, remedy_for_files
+from pretrain.reliability.ledger.order import check_launch, go_back, rank_of
 
 
 @dataclass(frozen=True)

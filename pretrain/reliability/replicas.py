@@ -15,11 +15,11 @@ import torch
 from pretrain.base import distributed
 from pretrain.base.errors import RunFailedError, counted, quoted
 from pretrain.engine.checkpoint.fragments import differing_masters, optimizer_step_count
-from pretrain.engine.checksums import checksums
 from pretrain.engine.engines.base import Engine
 from pretrain.engine.loop import NEVER, Callback, Run
 from pretrain.engine.row_shard import is_row_sharded
 from pretrain.engine.task import SharedNumbers
+from pretrain.reliability.checksums import checksums
 
 _SHOWN = 4
 
@@ -53,6 +53,9 @@ class Replicas(Callback):
     copies equal again, when the gradient of a wrong one has gone into all weights.
     """
 
+    follows = ("Agreement",)
+    """A divergence, which all ranks share, is told before any difference between them."""
+
     def on_start(self, run: Run) -> None:
         self._settled = -1
         self._seen: dict[str, int] = {}
@@ -61,13 +64,7 @@ class Replicas(Callback):
             return
         for engine in run.engines.values():
             engine.before_update(partial(self._before_update, run, engine))
-        settle = run.settle
-
-        def settle_and_compare() -> None:
-            settle()
-            self._compare_all(run)
-
-        run.settle = settle_and_compare
+        run.before_save.append(lambda: self._compare_all(run))
         self._compare_all(run)
 
     def next_due(self, run: Run) -> int:

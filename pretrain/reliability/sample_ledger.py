@@ -6,10 +6,10 @@ import logging
 from dataclasses import asdict
 
 from pretrain.base import distributed
-from pretrain.engine.ledger.digest import digest_contents, digest_ids
-from pretrain.engine.ledger.files import Header, LedgerWriter, Order, launch_folder, new_launch
 from pretrain.engine.loop import NEVER, Callback, Run
 from pretrain.engine.task import ChunkedTask, RecordedTask, StepMetrics
+from pretrain.reliability.ledger.digest import digest_contents, digest_ids
+from pretrain.reliability.ledger.files import Header, LedgerWriter, Order, launch_folder, new_launch
 
 logger = logging.getLogger(__name__)
 
@@ -49,15 +49,13 @@ class SampleLedger(Callback):
         )
         with distributed.synchronize_errors():
             self._writer = LedgerWriter(launch_folder(run.dir, number), header)
-        others = run.make_durable
 
         def make_durable() -> None:
-            others()
             assert self._writer is not None
             with distributed.synchronize_errors():
                 self._writer.sync()
 
-        run.make_durable = make_durable
+        run.records.append(make_durable)
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
         if self._writer is None or self._task is None:

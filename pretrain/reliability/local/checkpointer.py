@@ -1,0 +1,246 @@
+"""Save local checkpoints: when, in which storage, and until when they are kept."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pretrain.base import distributed
+from pretrain.base.errors import CheckpointError, counted
+from pretrain.config.schema import Job
+from pretrain.engine import heartbeat
+from pretrain.engine.callbacks.pace import Pace
+from pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of
+from pretrain.engine.checkpoint.folders import remove_checkpoint, remove_leftovers
+from pretrain.engine.checkpoint.fragments import fragments
+from pretrain.engine.loop import NEVER, Callback, Run
+from pretrain.engine.task import SizedTask, StepMetrics
+from pretrain.reliability.local import storage
+from pretrain.reliability.local.replicate import Hosts, Transfer, copy_files, find_hosts, newest_local
+from pretrain.reliability.local.storage import INCARNATION, free_bytes, is_private, storage_of
+
+logger = logging.getLogger(__name__)
+
+
+class LocalSave(PendingSave):
+    """A checkpoint in the storage of each host, with replicas of the files of the previous host.
+
+    All hosts have the new checkpoint before any removes the previous one, so that one is complete at every moment.
+    """
+
+    def __init__(self, *args: Any, hosts: Hosts) -> None:
+        super().__init__(*args)
+        self._hosts = hosts
+        self.leads = hosts.leads
+        self.held = 0
+        """Bytes of the complete checkpoint on this host."""
+
+    def replicate(self, by_rank: Sequence[dict[str, dict[str, Any]]]) -> None:
+        """Send the files of each rank to its peer. Collective."""
+        files = [tuple((name, int(each["size"])) for name, each in sorted(own.items())) for own in by_rank]
+        peers = [self._hosts.peer(rank) for rank in range(len(files))]
+        copy_files(self.temporary, [Transfer(r, p, files[r]) for r, p in enumerate(peers) if p is not None])
+        both = ((rank, peers[rank]) for rank in range(len(files)))
+        self.held = sum(size for r, p in both for each in (r, p) if each in self._hosts.local for _, size in files[r])
+
+    def complete(self) -> None:
+        """Place the checkpoint on all hosts, then remove the previous one. Collective."""
+        super().complete()
+        if self.leads:
+            for old in checkpoints_of(self.target.parents[1]):
+                if old != self.target:
+                    remove_checkpoint(old)
+
+
+class LocalCheckpointer(Callback):
+    """Saves every ``checkpoint.local.every`` steps into the storage of each host; the newest one stays.
+
+    Nothing is saved after a step whose checkpoint goes to the run folder. On GPUs files are written in the background,
+    as with ``checkpoint.async``. What cannot be written is said once, and training continues without. A run that ends,
+    done or stopped, has a checkpoint of its last step and leaves no storage; after a fault the storage waits for
+    ``capt resume``. Storage of other runs that is of no more use is removed before the first step.
+    """
+
+    follows = ("Agreement", "SampleLedger", "Replicas", "Metrics", "Checkpointer")
+
+    def __init__(self) -> None:
+        self._pending: LocalSave | None = None
+        self._used = False
+        self._off = True
+        self._began = -1
+        self._said = False
+        self._need = self._estimate = 0
+        self.held = 0
+        """Bytes of the newest one on this host."""
+        self._location: Path | None = None
+        self._kept: set[Path] = set()
+        """Storage that cannot be removed, which is said once."""
+
+    def find_checkpoint(self, job: Job, after: int) -> Path | None:
+        return newest_local(job, after)
+
+    def give_up(self, run_dir: Path, source: Path) -> bool:
+        (run_dir / INCARNATION).unlink(missing_ok=True)
+        return True
+
+    def on_start(self, run: Run) -> None:
+        section = run.job.checkpoint.local
+        self._locations = storage.locations(section.dir)
+        valid = distributed.broadcast_object(storage.incarnations_of(run.dir))
+        if not section.every and not valid:
+            return
+        self._used, self._off = True, not section.every
+        self._hosts = find_hosts()
+        source = run.resumed_from
+        own = source is not None and source.parents[1] in [storage_of(each, run.dir) for each in self._locations]
+        self._incarnation = self._begin_incarnation(run, valid if own else (), source if own else None)
+        run.background.append(lambda: self._pending is not None and not self._pending.done())
+        self._pace = Pace(section.every, run.progress.step)
+
+    def _begin_incarnation(self, run: Run, before: Sequence[str], source: Path | None) -> str:
+        """Keep only ``source`` of the run on all hosts, and label it with a new incarnation. Collective."""
+        new = ""
+        with distributed.synchronize_errors():
+            if distributed.rank() == 0:
+                new = storage.begin_incarnation(run.dir, before)
+        new = distributed.broadcast_object(new)
+        with distributed.synchronize_errors():
+            if self._hosts.leads:
+                self._clean(run, keep=source)
+                for folder, reason in storage.remove_stale(self._locations):
+                    logger.info("removed %s: %s", folder, reason)
+                if source is not None:
+                    try:
+                        storage.prepare(source.parents[1], run.dir, new, before)
+                    except OSError as error:  # memory is full: another host may have the files
+                        logger.warning("%s is not used again: %s", source.parents[1], error)
+        with distributed.synchronize_errors():
+            if distributed.rank() == 0:
+                storage.drop_previous(run.dir, new)
+        return new
+
+    def after_step(self, run: Run, report: StepMetrics) -> None:
+        step = run.progress.step
+        if self._pending is not None and run.all_wrote_at > self._began:
+            self._try(run, self._commit)
+        if self._off or not self._pace.is_due(step):
+            return
+        if run.finished or run.stopping or run.saved_at == step:
+            self._pace.skip(step)
+        else:
+            self._try(run, self._save)
+            self._pace.saved(step)
+
+    def next_due(self, run: Run) -> int:
+        return NEVER if self._off else max(self._pace.next_look, run.progress.step + 1)
+
+    def on_end(self, run: Run) -> None:
+        if self._pending is not None:
+            self._try(run, self._commit)
+        if self._used:  # the run folder has a checkpoint of this step
+            if distributed.rank() == 0:
+                (run.dir / INCARNATION).unlink(missing_ok=True)
+            if self._hosts.leads:
+                self._clean(run, keep=None)
+
+    def _try(self, run: Run, action: Callable[[Run], None]) -> None:
+        """Run ``action`` as a section of its own, and count its time. A location that fails is not used again."""
+        before = heartbeat.enter("local")
+        with self._pace.cost():
+            try:
+                action(run)
+            except CheckpointError as error:
+                self._pending = None
+                self._locations = [each for each in self._locations if each != self._location]
+                if distributed.rank() == 0:
+                    after = "without local checkpoints" if self._off else "with another location for them, if any"
+                    logger.error("%s; training continues %s", error, after)
+        heartbeat.enter(before)
+
+    def _save(self, run: Run) -> None:
+        run.settle()  # a state that has diverged must not be kept
+        run.make_durable()
+        self._commit(run)
+        root = self._choose_storage(run)
+        asynchronous = distributed.device().type == "cuda"
+        pending = begin_save(
+            root, run.job, run.engines, run.task, run.progress, asynchronous=asynchronous, spikes=run.spikes(),
+            exports=run.exports, make=partial(LocalSave, hosts=self._hosts),
+        )  # fmt: skip
+        assert isinstance(pending, LocalSave)
+        self._pending, self._began = pending, run.progress.step
+        if not asynchronous:
+            self._commit(run)
+
+    def _commit(self, run: Run) -> None:
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        path = pending.commit()
+        self.held = pending.held
+        self._need = max(self._estimate, self.held)
+        if self._hosts.leads:
+            if not self._said:
+                logger.info("local checkpoints in %s, %s each", path.parents[1], counted(pending.held, "byte"))
+            self._said = True
+            self._clean(run, keep=path)
+
+    def _choose_storage(self, run: Run) -> Path:
+        """Return the run's storage on this host, in a location with room. Collective. Raises ``CheckpointError``."""
+        if not self._need:  # nothing was written yet that would tell; and the state of a task may grow
+            own = sum(4 * f.view.numel() for engine in run.engines.values() for f in fragments(engine))
+            own += run.task.state_bytes() if isinstance(run.task, SizedTask) else 0
+            sizes = enumerate(distributed.gather_objects(own))
+            local, peer = self._hosts.local, self._hosts.peer
+            self._estimate = sum(size for rank, size in sizes for each in (rank, peer(rank)) if each in local)
+            self._need = self._estimate
+        chosen: Path | None = None
+        try:
+            with distributed.synchronize_errors():
+                if self._hosts.leads:
+                    chosen = self._prepare_storage(run)
+        except CheckpointError:
+            self._off = True
+            raise
+        self._location = distributed.gather_objects(chosen)[self._hosts.local[0]]
+        assert self._location is not None
+        return storage_of(self._location, run.dir)
+
+    def _prepare_storage(self, run: Run) -> Path:
+        reasons: list[str] = []
+        for location in self._locations:
+            try:
+                if (free := free_bytes(location)) < self._need:
+                    raise CheckpointError(f"{location} has room for {max(free, 0):,} bytes")
+                storage.prepare(storage_of(location, run.dir), run.dir, self._incarnation)
+                if reasons and location != self._location:
+                    logger.warning("%s: local checkpoints go to %s", "; ".join(reasons), location)
+                return location
+            except (CheckpointError, OSError) as error:
+                reasons.append(str(error))
+        raise CheckpointError(
+            f"no room for local checkpoints of {self._need:,} bytes a host: {'; '.join(reasons)}; "
+            "set checkpoint.local.dir"
+        )
+
+    def _clean(self, run: Run, keep: Path | None) -> None:
+        """Remove what this host has of the run but ``keep``."""
+        for location in storage.locations(run.job.checkpoint.local.dir):
+            own = storage_of(location, run.dir)
+            try:
+                if not is_private(own):
+                    continue
+                if keep is None or keep.parents[1] != own:
+                    storage.remove(own)
+                    continue
+                remove_leftovers(own)
+                for path in checkpoints_of(own):
+                    if path != keep:
+                        remove_checkpoint(path)
+            except (CheckpointError, OSError) as error:
+                if own not in self._kept:
+                    logger.warning("%s could not be removed: %s", own, error)
+                self._kept.add(own)

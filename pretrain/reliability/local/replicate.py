@@ -1,0 +1,317 @@
+"""Replicas of local checkpoints: which host keeps whose, how files get there, and which checkpoint is the newest."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import socket
+from bisect import bisect
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pretrain.base import distributed
+from pretrain.base.errors import CheckpointError, counted
+from pretrain.base.files import open_regular, read_bytes
+from pretrain.base.hashing import sha256
+from pretrain.config.schema import Job
+from pretrain.engine.checkpoint import checkpoints_of, read_manifest
+from pretrain.engine.checkpoint.layout import step_folder
+from pretrain.engine.checkpoint.manifest import MANIFEST
+from pretrain.engine.durable import write_error
+from pretrain.reliability.local import storage
+from pretrain.reliability.local.storage import INCARNATION, is_private, storage_of
+
+logger = logging.getLogger(__name__)
+
+CHUNK = 8 << 20
+"""Largest number of bytes of a file that two ranks exchange in one turn."""
+BUFFERS = 64 << 20
+"""Largest number of bytes that a rank exchanges with all others in one turn: some of a thousand ranks have hundreds."""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The hosts of a job, as a ring in the order of their first ranks: the ranks of each, and this process's rank."""
+
+    ranks: tuple[tuple[int, ...], ...]
+    rank: int
+
+    @cached_property
+    def of(self) -> dict[int, int]:
+        """The number of each rank's host."""
+        return {rank: number for number, ranks in enumerate(self.ranks) for rank in ranks}
+
+    @property
+    def local(self) -> tuple[int, ...]:
+        """The ranks of this host. The first one makes and removes folders."""
+        return self.ranks[self.of[self.rank]]
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the first rank of its host."""
+        return self.rank == self.local[0]
+
+    def peer(self, rank: int) -> int | None:
+        """Return the rank on the next host that keeps the replica of ``rank``; None where there is one host only."""
+        if len(self.ranks) == 1:
+            return None
+        own = self.of[rank]
+        there = self.ranks[(own + 1) % len(self.ranks)]
+        return there[self.ranks[own].index(rank) % len(there)]
+
+
+def find_hosts() -> Hosts:
+    """Ask all ranks on which host they are. Collective."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for rank, (name, boot) in enumerate(distributed.gather_objects(_this_host())):
+        ranks.setdefault((name, boot), []).append(rank)
+    return Hosts(tuple(map(tuple, ranks.values())), distributed.rank())
+
+
+def _this_host() -> tuple[str, str]:
+    """Return the host's name and the id of its boot: containers may all have the same name."""
+    boot = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return socket.gethostname(), boot
+
+
+class Transfer(NamedTuple):
+    """Files (name, bytes) that ``source`` sends to ``target``; one transfer for each pair of ranks."""
+
+    source: int
+    target: int
+    files: tuple[tuple[str, int], ...]
+
+
+class _Chunk(NamedTuple):
+    name: str
+    start: int
+    size: int
+    last: bool
+
+
+def chunk_size(transfers: Sequence[Transfer]) -> int:
+    """Return the bytes of a file that two ranks exchange in one turn; the same for all ``transfers``."""
+    partners = Counter(rank for each in transfers for rank in (each.source, each.target))
+    return min(CHUNK, max(1, BUFFERS // max(partners.values(), default=1)))
+
+
+def copy_files(folder: Path, transfers: Sequence[Transfer]) -> None:
+    """Carry out all transfers side by side, from a rank's ``folder`` to another rank's. Collective.
+
+    All ranks know the chunks of every transfer, so they exchange one chunk of each per turn without asking. A file
+    appears under its name when it is complete. After an error a rank sends zeros, so that no other rank waits for it.
+
+    Raises:
+        CheckpointError: a rank could not read or write, on all ranks.
+    """
+    rank, size = distributed.rank(), chunk_size(transfers)
+    own = [each for each in transfers if rank in (each.source, each.target)]
+    errors: list[OSError] = []
+    for turn in zip_longest(*(_chunks(each, size) for each in own)):
+        chunks = [(each, chunk) for each, chunk in zip(own, turn, strict=True) if chunk is not None]
+        outgoing = [(each.target, _read(folder, chunk, errors)) for each, chunk in chunks if each.source == rank]
+        expected = [(each.source, chunk) for each, chunk in chunks if each.target == rank]
+        incoming = [(source, torch.zeros(max(1, chunk.size), dtype=torch.uint8)) for source, chunk in expected]
+        distributed.exchange(outgoing, incoming)
+        for (_, chunk), (_, content) in zip(expected, incoming, strict=True):
+            _write(folder, chunk, content, errors)
+    with distributed.synchronize_errors():
+        if errors:
+            raise write_error(folder, errors[0]) from errors[0]
+
+
+def _chunks(transfer: Transfer, size: int) -> Iterator[_Chunk]:
+    for name, total in transfer.files:
+        for start in range(0, max(total, 1), size):  # an empty file is a chunk, too
+            yield _Chunk(name, start, min(size, total - start), last=start + size >= total)
+
+
+def _read(folder: Path, chunk: _Chunk, errors: list[OSError]) -> Tensor:
+    content = torch.zeros(max(1, chunk.size), dtype=torch.uint8)
+    try:
+        with open_regular(folder / chunk.name, error=CheckpointError) as file:
+            file.seek(chunk.start)
+            if not errors and file.readinto(content.numpy()[: chunk.size].data) != chunk.size:
+                raise OSError(f"{folder / chunk.name} is shorter than it was")
+    except OSError as error:
+        errors.append(error)
+    return content
+
+
+def _write(folder: Path, chunk: _Chunk, content: Tensor, errors: list[OSError]) -> None:
+    path = folder / chunk.name
+    partial = path.with_name(f".{path.name}.partial")
+    if errors:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("ab" if chunk.start else "wb") as file:
+            file.write(content.numpy()[: chunk.size].data)
+        if chunk.last:
+            os.replace(partial, path)
+    except OSError as error:
+        errors.append(error)
+
+
+_Files = Mapping[str, tuple[int, str]]
+"""Size and SHA-256 of each file of a checkpoint, its manifest included."""
+
+
+class _Found(NamedTuple):
+    """A checkpoint of which this host has files: its folder, and all files that its manifest lists."""
+
+    folder: Path
+    files: _Files
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """The step and the digest of the manifest, which are the same on all hosts."""
+        return int(self.folder.name[5:]), self.files[MANIFEST][1]
+
+
+def newest_local(job: Job, after: int) -> Path | None:
+    """Return this host's folder of the newest local checkpoint beyond step ``after``, verified. Collective.
+
+    A file that this host lacks comes from a host that has it. None where no checkpoint is newer and complete; a line
+    says what is not used (another incarnation, a file lost or damaged on every host, no room).
+    """
+    valid = distributed.broadcast_object(storage.incarnations_of(job.run.dir))
+    if not valid:
+        if (job.run.dir / INCARNATION).exists():
+            _warn([f"{job.run.dir / INCARNATION} cannot be read: the run's local checkpoints are not used"])
+        return None
+    hosts = find_hosts()
+    with distributed.synchronize_errors():
+        if hosts.leads:
+            storage.follow_move(storage.locations(job.checkpoint.local.dir), job.run.dir, valid)
+    found, notes = _find(job, valid, after)
+    answers = distributed.gather_objects(([each.key for each in found], notes) if hosts.leads else ([], []))
+    holders: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for rank, (keys, said) in enumerate(answers):
+        _warn(f"host of rank {rank}: {note}" if len(hosts.ranks) > 1 else note for note in said)
+        for step, digest in keys:
+            holders[step, digest].append(rank)
+    for key in sorted(holders, reverse=True):
+        mine = next((each for each in found if each.key == key), None)
+        files = distributed.broadcast_object(mine.files if mine else {}, src=holders[key][0])
+        try:
+            return _complete(job, valid, hosts, key[0], files, mine)
+        except CheckpointError as error:
+            _warn([f"the local checkpoint of step {key[0]} is not used: {error}"])
+    return None
+
+
+def _warn(notes: Iterable[str]) -> None:
+    if distributed.rank() == 0:
+        for note in notes:
+            logger.warning("%s", note)
+
+
+def _find(job: Job, valid: Sequence[str], after: int) -> tuple[list[_Found], list[str]]:
+    """Return the checkpoints of the run on this host, and notes about what cannot be used."""
+    found: list[_Found] = []
+    notes: list[str] = []
+    paths: list[Path] = []
+    for location in storage.locations(job.checkpoint.local.dir):
+        own = storage_of(location, job.run.dir)
+        try:
+            if is_private(own):
+                owner = storage.owner_of(own)
+                if owner is None or owner.incarnation not in valid:
+                    raise CheckpointError("it is of another run, or of an earlier incarnation of this one")
+                paths += checkpoints_of(own)
+        except (CheckpointError, OSError) as error:
+            notes.append(f"{own} is not used: {error}")
+    for path in paths:
+        try:
+            if int(path.name[5:]) <= after:
+                raise CheckpointError(f"the run has a checkpoint of step {after}")
+            files = {name: (file.size, file.sha256) for name, file in read_manifest(path).files.items()}
+            content = read_bytes(path / MANIFEST, error=CheckpointError)
+            files[MANIFEST] = (len(content), hashlib.sha256(content).hexdigest())
+            found.append(_Found(path, files))
+        except (CheckpointError, OSError) as error:
+            notes.append(f"{path} is not used: {error}")
+    return found, notes
+
+
+def _complete(
+    job: Job, valid: Sequence[str], hosts: Hosts, step: int, files: _Files, mine: _Found | None
+) -> Path:  # fmt: skip
+    """Give this host every file of a checkpoint. Collective. Raises ``CheckpointError`` on all ranks."""
+    good = _verify(hosts, files, mine)
+    if lost := sorted(files.keys() - set().union(*good)):
+        raise CheckpointError(f"{counted(len(lost), 'file')} lost or damaged on every host, such as {lost[0]}")
+    missing = [sorted(files.keys() - each) for each in good]
+    with distributed.synchronize_errors():
+        need = sum(files[name][0] for name in missing[hosts.of[hosts.rank]])
+        own = _make_room(job, valid, step, need, mine) if hosts.leads else None
+    folder = distributed.gather_objects(own)[hosts.local[0]]
+    assert folder is not None
+    transfers = _plan(hosts, files, good, missing)
+    if transfers:
+        _warn([f"{counted(sum(len(each.files) for each in transfers), 'file')} of step {step} from other hosts"])
+    copy_files(folder, transfers)
+    with distributed.synchronize_errors(patient=True):
+        for name in (name for each in transfers if each.target == hosts.rank for name, _ in each.files):
+            if sha256(folder / name) != files[name][1]:
+                raise CheckpointError(f"{folder / name} was damaged on its way")
+    return folder
+
+
+def _verify(hosts: Hosts, files: _Files, mine: _Found | None) -> list[set[str]]:
+    """Return the undamaged files that each host has; the ranks of a host share the reading."""
+    largest_first = sorted(files, key=lambda name: (-files[name][0], name))
+    share = largest_first[hosts.local.index(hosts.rank) :: len(hosts.local)]
+    sound = []
+    with distributed.synchronize_errors(patient=True):
+        for name, path in [(name, mine.folder / name) for name in share] if mine else []:
+            with suppress(OSError):
+                if not path.is_symlink() and path.stat().st_size == files[name][0] and sha256(path) == files[name][1]:
+                    sound.append(name)
+    by_rank = distributed.gather_objects(sound)
+    return [set().union(*(by_rank[rank] for rank in ranks)) for ranks in hosts.ranks]
+
+
+def _make_room(job: Job, valid: Sequence[str], step: int, need: int, mine: _Found | None) -> Path:
+    """Return the folder of the checkpoint on this host, which has room for the ``need`` bytes that it lacks."""
+    where = [mine.folder.parents[2]] if mine else storage.locations(job.checkpoint.local.dir)
+    location = next((each for each in where if not need or storage.free_bytes(each) >= need), None)
+    if location is None:
+        raise CheckpointError(f"no room for {need:,} bytes on this host")
+    own = storage_of(location, job.run.dir)
+    folder = mine.folder if mine else step_folder(own, step)
+    try:
+        if need:
+            storage.prepare(own, job.run.dir, valid[0], valid[1:])
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: {error.strerror}") from error
+    return folder
+
+
+def _plan(hosts: Hosts, files: _Files, good: Sequence[set[str]], missing: Sequence[Sequence[str]]) -> list[Transfer]:
+    """Return who sends which files to whom: from the nearest previous host in the ring, by ranks in turn."""
+    routes: dict[tuple[int, int], list[str]] = defaultdict(list)
+    holders = {name: [host for host, names in enumerate(good) if name in names] for name in files}
+    for target, lacked in enumerate(missing):
+        for turn, name in enumerate(lacked):
+            source = holders[name][bisect(holders[name], target) - 1]  # before the first host comes the last one
+            senders, receivers = hosts.ranks[source], hosts.ranks[target]
+            routes[senders[turn % len(senders)], receivers[turn % len(receivers)]].append(name)
+    return [
+        Transfer(source, target, tuple((name, files[name][0]) for name in names))
+        for (source, target), names in sorted(routes.items())
+    ]

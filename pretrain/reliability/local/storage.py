@@ -1,0 +1,253 @@
+"""The storage of local checkpoints on a host: where it is, which run owns it, when it is removed. Imports no torch.
+
+``/dev/shm/capt-local-<user>-<hash of the run folder>/`` (0700)::
+
+    owner.json                    the run folder, and the incarnation of the run
+    checkpoints/step-00000012/    a checkpoint in the usual format, of which this host has some files
+
+Every start of a job begins an *incarnation* of the run, which ``RUN/incarnation.json`` names. The storage of another
+incarnation is not used: it may hold steps that the run has done again since. Before the first step, each host that has
+the checkpoint from which the job continues relabels it with the new incarnation; until all have, the previous
+incarnation is valid as well. So a host that was left out and comes back is recognised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from pretrain.base.errors import CheckpointError, UserError
+from pretrain.base.files import is_utf8, write_json
+from pretrain.base.records import Record, read_record
+from pretrain.engine.run_folder import is_active
+
+INCARNATION, OWNER = "incarnation.json", "owner.json"
+_PREFIX = "capt-local"
+MEMORY = Path("/dev/shm")
+KEPT = 24 * 3600.0
+"""Seconds after which the storage of a run that nobody has continued may be removed."""
+_STARTS = 100
+"""Starts in a row that may end before their first step; after more, the oldest incarnation is no longer valid."""
+
+_Id = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+
+
+class Incarnation(Record):
+    """``RUN/incarnation.json``: the incarnation, and earlier ones that are valid while a job starts."""
+
+    incarnation: _Id
+    before: list[_Id] = Field([], max_length=_STARTS)
+
+
+class Owner(Record):
+    """``owner.json``: the run folder, and its incarnation. A path that is not UTF-8 is written in hexadecimal."""
+
+    run: str = Field(max_length=10_000, pattern=r"\A(/[^\x00]*|(0[1-9a-f]|[1-9a-f][0-9a-f])+)\z")
+    incarnation: _Id
+
+    @classmethod
+    def of(cls, run: Path, incarnation: str) -> Owner:
+        """Return the owner for a run and its incarnation."""
+        path = os.path.realpath(run)
+        return cls(run=path if is_utf8(path) else os.fsencode(path).hex(), incarnation=incarnation)
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path(self.run if self.run.startswith("/") else os.fsdecode(bytes.fromhex(self.run)))
+
+
+def locations(given: Path | None) -> list[Path]:
+    """Return the folders that may hold the storage on this host, the best first."""
+    if given is not None:
+        return [given]
+    return [*([MEMORY] if MEMORY.is_dir() else []), Path(tempfile.gettempdir())]
+
+
+def storage_of(location: Path, run: Path) -> Path:
+    """Return the storage of a run in a location."""
+    name = hashlib.sha256(os.fsencode(os.path.realpath(run))).hexdigest()[:16]
+    return location / f"{_PREFIX}-{os.geteuid()}-{name}"
+
+
+def _all_storages(where: Sequence[Path]) -> Iterator[Path]:
+    for location in where:
+        yield from sorted(location.glob(f"{_PREFIX}-{os.geteuid()}-*"))
+
+
+def is_private(storage: Path) -> bool:
+    """Return whether the storage exists as a folder of this user alone. Raises ``CheckpointError``: it is another's."""
+    try:
+        found = storage.lstat()
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise CheckpointError(f"{storage} is not a private folder of this user: remove it")
+    return True
+
+
+def prepare(storage: Path, run: Path, incarnation: str, before: Sequence[str] = ()) -> None:
+    """Make the storage of an incarnation, or relabel it. Contents that are neither of it nor of ``before`` are removed.
+
+    Raises:
+        CheckpointError: something else is there.
+        OSError: it cannot be written.
+    """
+    own = Owner.of(run, incarnation)
+    known = owner_of(storage) if (there := is_private(storage)) else None
+    if there and (known is None or known.run != own.run or known.incarnation not in (incarnation, *before)):
+        remove(storage)
+        there = False
+    if not there:
+        storage.parent.mkdir(parents=True, exist_ok=True)
+        storage.mkdir(mode=0o700)
+    if known != own:
+        write_json(storage / OWNER, own.model_dump(), private=True)
+
+
+def follow_move(where: Sequence[Path], run: Path, valid: Sequence[str]) -> None:
+    """Rename the storage of a run that was moved, found by its ``valid`` incarnations, for the new path.
+
+    Storage stays where a run at the old path still has the incarnation: the run was copied.
+    """
+    own = Path(os.path.realpath(run))
+    for other in _all_storages(where):
+        storage = storage_of(other.parent, run)
+        with suppress(UserError, OSError):
+            owner = owner_of(other) if other != storage and is_private(other) else None
+            if owner is None or owner.incarnation not in valid or is_private(storage):
+                continue
+            if owner.folder == own or owner.incarnation not in incarnations_of(owner.folder):
+                write_json(other / OWNER, Owner.of(run, owner.incarnation).model_dump(), private=True)
+                other.rename(storage)
+
+
+def owner_of(storage: Path) -> Owner | None:
+    """Return the owner of a private storage; None where the record cannot be read."""
+    with suppress(UserError, OSError):
+        return read_record(Owner, storage / OWNER, error=CheckpointError)
+    return None
+
+
+def incarnations_of(run: Path) -> tuple[str, ...]:
+    """Return the valid incarnations of a run, the newest first; none where the record is missing or damaged."""
+    with suppress(UserError, OSError):
+        known = read_record(Incarnation, run / INCARNATION, error=CheckpointError)
+        return known.incarnation, *known.before
+    return ()
+
+
+def begin_incarnation(run: Path, before: Sequence[str] = ()) -> str:
+    """Begin an incarnation and return it; those ``before`` stay valid until :func:`drop_previous`."""
+    incarnation = uuid.uuid4().hex
+    write_json(run / INCARNATION, Incarnation(incarnation=incarnation, before=list(before)[:_STARTS]).model_dump())
+    return incarnation
+
+
+def drop_previous(run: Path, incarnation: str) -> None:
+    """Make ``incarnation`` the only valid one."""
+    write_json(run / INCARNATION, Incarnation(incarnation=incarnation).model_dump())
+
+
+def free_bytes(location: Path) -> int:
+    """Return the bytes that may be written to a location; a tenth of it, and of the memory, is left to others."""
+    location = next(folder for folder in (location, *location.absolute().parents) if folder.exists())
+    usage = shutil.disk_usage(location)
+    free = usage.free - usage.total // 10
+    return min(free, available_memory()) if _is_memory(location) else free
+
+
+def _is_memory(location: Path) -> bool:
+    """Return whether a folder is in main memory."""
+    best, kind = "", ""
+    with suppress(OSError):
+        path = os.path.realpath(location)
+        for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines():
+            _, where, what, *_ = line.split(" ")
+            inside = path == where or path.startswith(where.rstrip("/") + "/")
+            if inside and len(where) >= len(best):
+                best, kind = where, what
+    return kind in ("tmpfs", "ramfs")
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that the host and the container have free; a tenth of all is held back."""
+    left = [1 << 62]
+    with suppress(OSError, KeyError, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        info = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines)}
+        left.append(info["MemAvailable"] - info["MemTotal"] // 10)
+    for limit, used, given_back in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        with suppress(OSError, KeyError, ValueError):  # no such limit, which is then the word "max"
+            group = Path("/sys/fs/cgroup")
+            most = int((group / limit).read_text())
+            figures = dict(
+                line.split(" ") for line in (group / limit).with_name("memory.stat").read_text().splitlines()
+            )
+            left.append(most - most // 10 - int((group / used).read_text()) + int(figures[given_back]))
+    return min(left)
+
+
+def remove(storage: Path) -> None:
+    """Remove the storage of a run: the owner first, without which nothing in it is used."""
+    (storage / OWNER).unlink(missing_ok=True)
+    shutil.rmtree(storage)
+
+
+def remove_stale(where: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    """Remove every storage of this user that is of no more use; yield each with the reason.
+
+    The storage of a run in which a process trains stays.
+    """
+    for storage in _all_storages(where):
+        with suppress(UserError, OSError):
+            if is_private(storage) and (reason := _stale(storage)):
+                remove(storage)
+                yield storage, reason
+
+
+def _stale(storage: Path) -> str:
+    owner = owner_of(storage)
+    if owner is None:
+        young = time.time() - storage.stat().st_mtime < 60  # another process may be making it
+        return "" if young else "it has no owner"
+    run = owner.folder
+    if not run.is_dir():
+        return f"{run} is gone"
+    if is_active(run):
+        return ""
+    if owner.incarnation not in incarnations_of(run):
+        return f"{run} went on without it"
+    if max(_steps(run), default=-1) >= max(_steps(storage), default=-1):
+        return f"{run} has a checkpoint that is as new"
+    if time.time() - newest_change(storage) > KEPT:
+        return f"{run} was not continued for a day"
+    return ""
+
+
+def _manifests(folder: Path) -> list[Path]:
+    return list((folder / "checkpoints").glob("step-*/manifest.json"))
+
+
+def _steps(folder: Path) -> list[int]:
+    names = [path.parent.name for path in _manifests(folder)]
+    return [int(name[5:]) for name in names if name[5:].isdecimal()]
+
+
+def newest_change(storage: Path) -> float:
+    """Return when the newest checkpoint of a storage was completed (seconds since the epoch)."""
+    return max((path.stat().st_mtime for path in _manifests(storage)), default=storage.stat().st_mtime)
