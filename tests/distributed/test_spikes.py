@@ -295,8 +295,8 @@ def test_a_rollback_ends_as_if_the_samples_had_never_been(tmp_path: Path, world:
     assert status is not None
     assert not status.final
     assert again(run, 1, 3, "job"), "it is started again"
-    diverges = {**mapping, "fault": {"kind": "nan", "step": 38}}
-    assert "at step 38; resume from the last checkpoint" in run_ranks(_run, world, diverges, True)[0]
+    diverges = {**mapping, "fault": {"kind": "nan", "step": 39}}
+    assert "at step 39; resume from the last checkpoint" in run_ranks(_run, world, diverges, True)[0]
     assert run_ranks(_run, world, mapping, True) == [0] * world
     (rollback,) = read_rollbacks(run)
     assert (rollback.step, rollback.start, rollback.end) == (BAD, begin, end)
