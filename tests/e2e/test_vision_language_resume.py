@@ -42,10 +42,10 @@ def _run(mapping: dict[str, Any], resume: bool = False) -> tuple[int | str, list
         return f"{type(error).__name__}: {error}", seen
 
 
-def _losses(run_dir: str) -> list[dict[str, float]]:
+def _losses(run_dir: str) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
     keys = ("step", "loss", "grad_norm", *(f"loss/{name}" for name in (*OBJECTIVES, "capt")), "temperature")
-    return [{key: row[key] for key in keys} for row in rows if "split" not in row]
+    return [{key: row.get(key) for key in keys} for row in rows if "split" not in row]
 
 
 def _stopped_at(mapping: dict[str, Any], step: int | None) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def test_forms_that_are_silently_wrong_are_caught(folder: Path, tmp_path: Path, 
     )
     (tmp_path / "t" / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "t" / "config.json").write_text('{"model_type": "roberta"}')
-    with pytest.raises(DataError, match="differently"):
+    with pytest.raises(DataError, match=r"differently|another pipeline"):
         check_with_transformers(tmp_path / "t", lines()[:1000])
 
 
@@ -80,7 +80,7 @@ def test_a_wrong_special_token_is_caught(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "t" / "tokenizer_config.json").write_text(
         json.dumps({**config, "sep_token": "<s>", "eos_token": "</s>"})
     )
-    with pytest.raises(DataError, match="transformers takes eos_token_id for 2, it is 0"):
+    with pytest.raises(DataError, match="encoders here read <s> "):
         check_with_transformers(tmp_path / "t", lines()[:10])
 
 

@@ -12,6 +12,7 @@ from pretrain.base.verification import Verifier
 from pretrain.config import load_job
 from pretrain.data.files import FileCorpus
 from pretrain.data.shard_writer import Options, write_shards
+from tests.finetune import write_encoder
 from tests.language import write_corpus
 from tokenizer.encode import load_tokenizer
 from tokenizer.train import train
@@ -33,8 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "glue" / "RTE").mkdir(parents=True)
     for split in ("train", "dev"):
         (root / "glue" / "RTE" / f"{split}.tsv").write_text("index\tsentence1\tsentence2\tlabel\n")
-    (root / "encoder").mkdir()
-    (root / "encoder" / "config.json").write_text("{}")
+    write_encoder(root / "encoder", max_position_embeddings=514)
     return root
 
 
