@@ -201,7 +201,7 @@ def test_rows_without_text_are_left_out_counted_and_said(tmp_path: Path, caplog:
         assert list(documents(corpus)) == ["a row", "another", "third"], path
         assert list(documents(corpus)) == ["a row", "another", "third"]
         assert corpus.contents()[0]["rows_without_text"] == 2
-        (said,) = caplog.messages
+        (said,) = (text for text in caplog.messages if "left out" in text)
         assert f"{path}: 2 of 7 rows have no 'text' and are left out, the first is {path}" in said
         with pytest.raises(DataError, match=r"(line|row) [12]: .*no '?text'?"):
             read(path, missing="refuse")
@@ -211,7 +211,7 @@ def test_a_whole_table_counts_nothing(tmp_path: Path, caplog: pytest.LogCaptureF
     corpus = FileCorpus([_jsonl(tmp_path / "a.jsonl", [{"text": "a"}, {"text": ""}])], "text", None)
     assert list(documents(corpus)) == ["a"]
     assert "rows_without_text" not in corpus.contents()[0]
-    assert not caplog.messages
+    assert not any("left out" in text for text in caplog.messages)
 
 
 @pytest.mark.parametrize("value", [3, 0.5, True, ["a"], {"a": "b"}])

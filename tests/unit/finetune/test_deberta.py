@@ -88,7 +88,7 @@ def test_weights_in_a_pickle_are_refused_with_a_command_that_works(hub: Path) ->
     [
         ("tokenizer_config.json", '{"do_lower_case": true}', "sets do_lower_case"),
         ("tokenizer_config.json", '{"split_by_punct": true}', "sets split_by_punct"),
-        ("added_tokens.json", '{"[MASK]": 7}', "an id that does not follow"),
+        ("added_tokens.json", '{"[MASK]": 7}', "added tokens follow the vocabulary"),
         ("added_tokens.json", '{"x": []}', "expected an object of tokens and their ids"),
         ("spm.model", "not a model", "not a SentencePiece model"),
         ("spm.model", "", "not a SentencePiece model"),

@@ -140,7 +140,7 @@ def test_every_number_stands_under_its_protocol_line(result: dict) -> None:
     masked, _, sts = (section["protocol"] for section in result["sections"])
     for part in ("windows of 24 tokens", "seed 1", "mask_tokens 15%", "temperature 0.05", "across documents"):
         assert part in masked
-    for part in ("Spearman of cosine over all 40 pairs at once", "max length 40 tokens", "no prompt"):
+    for part in ("Spearman of cosine over all 40 pairs together", "max length 40 tokens", "no prompt"):
         assert part in sts
     spearman = result["sections"][2]["poolers"]["head"]["spearman"]
     assert f"{spearman:>12.4g}" in next(line for line in text.splitlines() if line.strip().startswith("spearman"))
