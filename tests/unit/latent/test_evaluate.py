@@ -98,7 +98,7 @@ def test_the_report_shows_the_papers_column_and_the_bounds(finished: Path, tmp_p
     assert json.loads((finished / "evaluation-test.json").read_text()) == result
     page = report([finished], tmp_path)
     text = (tmp_path / "report.md").read_text()
-    first, second, *_ = (line for line in text.splitlines() if line.startswith("| clVAE+_MI"))
+    first, second, *_ = (line for line in text.splitlines() if line.startswith(r"| clVAE+\_MI"))
     assert "test, 4 draws, step " in first
     assert f"{result['ppl_dual']:,.1f}" in first
     by = {"q": "q", "prior": "prior", "mixture": "q and prior", "refitted": "refitted"}[result["ppl_best"]["proposal"]]
