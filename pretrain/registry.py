@@ -45,6 +45,7 @@ FOREIGN_TASK = "capt_language"
 
 CALLBACKS = {
     "mlflow": "pretrain.engine.callbacks.mlflow:MLflow",
+    "prometheus": "pretrain.engine.callbacks.prometheus:Prometheus",
     "wandb": "pretrain.engine.callbacks.wandb:WeightsAndBiases",
 }
 

@@ -43,7 +43,7 @@ class RunSection(Section):
     profile_step: PositiveInt | None = Field(None, description="record this step with torch.profiler into the run")
     callbacks: dict[str, dict[str, Any]] = Field(
         {},
-        description="callbacks to add, each with its settings: wandb, mlflow, or an entry point of capt.callbacks",
+        description="callbacks to add, with settings: wandb, mlflow, prometheus, entry points of capt.callbacks",
     )
 
 
