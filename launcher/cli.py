@@ -30,10 +30,10 @@ from launcher.commands import (
     sweep,
     tools,
 )
+from pretrain.base.command_line import with_value_of_resume
 from pretrain.base.errors import user_text
 from pretrain.base.safe_path import protect_children
 from pretrain.base.streams import coloured, error_line, open_closed_streams, takes_colours
-from pretrain.config.base import with_value_of_resume
 
 app = typer.Typer(
     help="Contrastive pretraining, from raw text to a Hugging Face encoder, on one laptop or a cluster.",

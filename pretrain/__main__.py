@@ -27,11 +27,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from pretrain.base.command_line import with_value_of_resume
 from pretrain.base.errors import ConfigError, RunFailedError, UserError, is_passing, user_text
 from pretrain.base.hashing import sha256
 from pretrain.base.streams import error_line
 from pretrain.config import flatten, load_job
-from pretrain.config.base import with_value_of_resume
 from pretrain.config.schema import Job
 from pretrain.engine import heartbeat, interruption
 from pretrain.engine.run_folder import BAD_INPUT, FAILED, LOGGED, STOPPED

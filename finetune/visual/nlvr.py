@@ -130,5 +130,5 @@ def write(
 
 
 def scores(predictions: Mapping[str, bool], examples: Iterable[Example], task: str) -> dict[str, float]:
-    """As `nlvr_scores`."""
+    """Return the scores of a result file (`nlvr_scores`)."""
     return nlvr_scores(predictions, examples, cast(Version, task))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,14 +51,3 @@ PathField = Annotated[Path, BeforeValidator(_checked)]
 """A path on this host's file systems."""
 PathText = Annotated[str, BeforeValidator(_checked)]
 """The same as text, for patterns and names that may be paths."""
-
-
-def with_value_of_resume(words: Sequence[str]) -> list[str]:
-    """A command line in which ``--resume`` has a value: ``auto`` where that follows it, else ``always``."""
-    result: list[str] = []
-    for word in words:
-        if word == "auto" and result[-1:] == ["--resume=always"]:
-            result[-1] = "--resume=auto"
-        else:
-            result.append("--resume=always" if word == "--resume" else word)
-    return result

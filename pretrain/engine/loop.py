@@ -150,7 +150,7 @@ NEVER = 1 << 62
 
 
 def check_order(callbacks: Sequence[Callback]) -> None:
-    """Raise ``ConfigError`` where a callback stands before one that it must follow (`Callback.follows`)."""
+    """Raise ``ConfigError`` where a callback comes before one that it must follow (`Callback.follows`)."""
     later = [type(callback).__name__ for callback in callbacks]
     for callback in callbacks:
         own = later.pop(0)

@@ -19,8 +19,8 @@ from launcher.bench import find_benchmarks
 from launcher.cli import app
 from launcher.sweep.config import Sweep
 from pretrain.__main__ import parse
+from pretrain.base.command_line import with_value_of_resume
 from pretrain.base.errors import UserError
-from pretrain.config.base import with_value_of_resume
 from pretrain.config.load import load_mapping, resolve_path
 from pretrain.registry import TASKS, job_class
 from tests.documented import BLOCK, OURS, PAGES, ROOT, SHELL, blocks, capt_commands, commands

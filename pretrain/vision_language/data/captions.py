@@ -96,7 +96,7 @@ def read_table(document: Document) -> list[Example]:
 
     Raises:
         DataError: a row has another number of columns than the first line, or no image or caption; a quote that is
-            open, or goes on behind its end; a column of which the first line has two.
+            open, or continues behind its end; a column of which the first line has two.
     """
     separator = _separator(document.rows[0])
     reader = csv.reader((f"{line}\n" for line in document.rows), delimiter=separator, strict=True)
