@@ -157,7 +157,8 @@ def _run(options: argparse.Namespace) -> int:
         if refusal is not None:
             raise refusal
     assert job is not None
-    distributed.require_alike(_facts(job, options))
+    if distributed.world_size() > 1:  # a rank alone need not read all files of the program
+        distributed.require_alike(_facts(job, options))
     code = run_job(
         job,
         resume=options.resume == "always",
