@@ -143,6 +143,7 @@ def open_folder(path: Path) -> Opened:
             raise DataError(f"{path}: {_what_is_missing(path)}")
         _add_tokens(tokenizer, folder)
         tokenizer = _lower_cased(tokenizer, path)
+        _require_different(tokenizer, path)
         check_ids(tokenizer, path)
     longest = folder.config.model_max_length or 512
     # transformers writes 1e30 for "no limit"
@@ -298,7 +299,7 @@ def _add_tokens(tokenizer: Tokenizer, folder: _Folder) -> None:
     """Add the tokens outside the vocabulary, in the order of their ids, and further special ones behind them.
 
     Raises:
-        DataError: a token would get another id than its file says, or one that is random.
+        DataError: a token would get another id than its file says.
     """
     config, source = folder.config, "tokenizer_config.json: added_tokens_decoder"
     decoder = config.added_tokens_decoder
@@ -331,7 +332,6 @@ def _add_tokens(tokenizer: Tokenizer, folder: _Folder) -> None:
     for token in folder.further:
         if all(known.content != token.content for known in tokenizer.get_added_tokens_decoder().values()):
             _add(tokenizer, token, folder)
-    _require_different(tokenizer, folder.path)
 
 
 def _require_different(tokenizer: Tokenizer, path: Path) -> None:

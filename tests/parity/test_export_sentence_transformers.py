@@ -138,7 +138,11 @@ def test_lower_case_of_its_folders(tmp_path):
         (folder / f"sentence_{rng.choice(('bert', 'xlm-roberta'))}_config.json").write_text(json.dumps(options))
         modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
         (folder / "modules.json").write_text(json.dumps(modules))
-        ours, theirs = load_tokenizer(folder), SentenceTransformer(str(folder), device="cpu").tokenizer
+        ours = folders.opened(folder)
+        if isinstance(ours, str):
+            assert "is random" in ours, "lower case makes two added tokens one"
+            continue
+        theirs = SentenceTransformer(str(folder), device="cpu").tokenizer
         for text in folders.TEXTS:
             ids = ours.backend.encode(text, add_special_tokens=False).ids
             assert ids == theirs(text, add_special_tokens=False)["input_ids"], f"{text!r}\n{folders.content(folder)}"

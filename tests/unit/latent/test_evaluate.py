@@ -209,6 +209,7 @@ def test_the_command_writes_vectors_and_takes_the_switches(finished: Path) -> No
 
 def test_unknown_words_of_a_sentence_are_named(finished: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = load_model(finished)
+    caplog.clear()
     reconstruct(model, ["the cat sees"])
     assert not caplog.messages
     reconstruct(model, ["the CAT sees!", "the CAT"])

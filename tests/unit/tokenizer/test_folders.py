@@ -165,7 +165,8 @@ REFUSALS = (
 
 
 def content(folder: Path) -> str:
-    return "\n".join(f"{p.name}: {p.read_text()[-700:]}" for p in sorted(folder.iterdir()) if "vocab" not in p.name)
+    texts = (p for p in sorted(folder.iterdir()) if p.suffix in (".json", ".txt") and "vocab" not in p.name)
+    return "\n".join(f"{p.name}: {p.read_text()[-700:]}" for p in texts)
 
 
 def opened(folder: Path) -> TextTokenizer | str:
